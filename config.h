@@ -201,6 +201,7 @@ struct config {
     uint64_t seed;
     double lr, min_lr;
     enum lr_decay_style lr_decay_style;
+    double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
@@ -445,6 +446,11 @@ static const struct option_row config_rows[] = {
     ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
     ROW(DOUBLE, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
+    ROW(DOUBLE, embedding_lr_mult, "1", "X", 1e-6, INFINITY,
+        "Learning rate of the embeddings, of tokens and learned positions, and so of a tied head: X times --lr"),
+    ROW(DOUBLE, head_lr_mult, "1", "X", 1e-6, INFINITY, "The same of a head that is not tied"),
+    ROW(DOUBLE, matrix_lr_mult, "1", "X", 1e-6, INFINITY, "The same of the matrices of the blocks, and of LoRA's"),
+    ROW(DOUBLE, vector_lr_mult, "1", "X", 1e-6, INFINITY, "The same of norms and biases"),
     ROW(ENUM, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
     ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
     ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),

@@ -61,8 +61,9 @@ struct stored_state {
 enum { UPDATE_SLOTS = 3 }; // pieces of the update on the device: arriving, in work, leaving
 
 struct optimizer {
-    struct zero *zero;     // parameters and gradients; not owned
-    struct fp8_state *fp8; // whose amaxes of weights the update collects; not owned
+    struct zero *zero;           // parameters and gradients; not owned
+    const struct config *config; // not owned
+    struct fp8_state *fp8;       // whose amaxes of weights the update collects; not owned
     struct stored_state states[STATE_COUNT];
     int64_t elements; // places of this rank's buffers
     int64_t cut;
@@ -151,12 +152,13 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Adds the state and its tables to the plan.
+// Adds the state and its tables to the plan. The config must outlive the optimizer.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
     memset(o, 0, sizeof *o);
     o->zero = zero;
+    o->config = config;
     o->fp8 = fp8;
     o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
@@ -206,6 +208,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
         filled[i].end = t->offset + t->count;
         filled[i].amax = optimizer_amax(o, t);
         filled[i].decays = tensor_decays(t);
+        filled[i].lr_scale = (float)lr_multiplier(o->config, tensor_lr_group(t));
         o->tensors.has_amaxes = o->tensors.has_amaxes || filled[i].amax;
     }
     device_upload(rows, filled, optimizer_tensors_bytes(table), dev);

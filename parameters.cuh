@@ -373,6 +373,33 @@ struct tensor {
 // Matrices, among them the B of an adapter of rank 1.
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
 
+// The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
+#define LR_GROUPS(X)                                                                                                   \
+    X(LR_EMBEDDING, embedding_lr_mult)                                                                                 \
+    X(LR_HEAD, head_lr_mult)                                                                                           \
+    X(LR_MATRIX, matrix_lr_mult)                                                                                       \
+    X(LR_VECTOR, vector_lr_mult)
+#define ENUM_ROW(enumerator, field) enumerator,
+enum lr_group { LR_GROUPS(ENUM_ROW) };
+#undef ENUM_ROW
+// A tied head is the embedding; matrices are those of the blocks, LoRA's too; vectors are norms and biases.
+static enum lr_group tensor_lr_group(const struct tensor *t) {
+    if (t->unit == UNIT_EMBEDDINGS)
+        return LR_EMBEDDING;
+    if (t->parameter == PARAM_LM_HEAD)
+        return LR_HEAD;
+    return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
+}
+static double lr_multiplier(const struct config *c, enum lr_group group) {
+    switch (group) {
+#define CASE_ROW(enumerator, field)                                                                                    \
+    case enumerator: return c->field;
+        LR_GROUPS(CASE_ROW)
+#undef CASE_ROW
+    }
+    return 1;
+}
+
 // One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
 // elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.
 struct flat_layout {
