@@ -175,6 +175,7 @@ struct config {
     double embedding_multiplier, residual_multiplier, logit_multiplier, final_logit_softcapping;
     bool untie_embeddings_and_output_weights;
     float hidden_dropout, attention_dropout, init_method_std;
+    bool zero_init_projections;
     // attention, recomputation, memory
     enum config_backend attention_backend;
     bool deterministic_mode;
@@ -388,6 +389,9 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
     ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
     ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Deviation of initial weights (residual ones: / sqrt(2L))"),
+    ROW(BOOL, zero_init_projections, "false", "", 0, 0,
+        "Projections of attention and MLP onto the residual stream begin at 0: each block begins as the identity",
+        CONFIG_FIXED),
 
     GROUP("Attention and recomputation"),
     ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,

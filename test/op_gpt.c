@@ -260,6 +260,33 @@ static void test_padding_is_invisible(void **state) {
     setup_free(&s);
 }
 
+// With --zero-init-projections a model of any depth begins as one of a single layer, to the bit; all other parameters
+// begin as without the option.
+static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
+    static const char *const shapes[] = {GPT2, LLAMA, LLAMA " --norm-placement sandwich"};
+    for (int k = 0; k < 3; k++) {
+        struct setup s[] = {setup_of(shapes[k], "--zero-init-projections"),
+                            setup_of(shapes[k], "--zero-init-projections --num-layers 1"), setup_of(shapes[k], "")};
+        double losses[3];
+        for (int i = 0; i < 3; i++) {
+            gpt_initialise(s[i].model);
+            losses[i] = gpt_evaluate(s[i].model, setup_batch(&s[i], 0)).sum;
+        }
+        assert_true(isfinite(losses[0]) && losses[0] == losses[1] && losses[0] != losses[2]);
+        for (int i = 0; i < s[0].model->table.num_tensors; i++) {
+            const struct tensor *t = &s[0].model->table.tensors[i];
+            const bool projection = strstr(t->name, "proj.weight") != NULL;
+            const floatX *with = s[0].model->zero.params + t->offset, *without = s[2].model->zero.params + t->offset;
+            for (int64_t j = 0; j < t->count && projection; j++)
+                assert_true(to_float(with[j]) == 0);
+            if ((memcmp(with, without, (size_t)t->count * sizeof *with) == 0) == projection)
+                fail_msg("%s: initial values", t->name);
+        }
+        for (int i = 0; i < 3; i++)
+            setup_free(&s[i]);
+    }
+}
+
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
 // From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes
 // as a thread enters a loop, which another thread than the measuring one may still hold: there one of several rounds
@@ -380,6 +407,7 @@ int main(void) {
         cmocka_unit_test(test_accumulation_llama),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
+        cmocka_unit_test(projections_that_begin_at_0_make_blocks_the_identity),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
     };
