@@ -206,6 +206,7 @@ struct config {
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
+    double z_loss;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     float muon_momentum, muon_extra_scale_factor;
     bool muon_nesterov;
@@ -464,6 +465,8 @@ static const struct option_row config_rows[] = {
         "adam: AdamW for all; muon: Muon for the matrices of the blocks, AdamW for the rest; it pays from some 16 times the "
         "hidden size in tokens a step on",
         CONFIG_FIXED),
+    ROW(DOUBLE, z_loss, "0", "X", 0, INFINITY,
+        "Adds X times the mean of ln(sum of e^logit)^2 to what is minimised (PaLM's 1e-4); losses are reported without it"),
     ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
     ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
