@@ -115,8 +115,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, logit_transform_of(m),
-                         pass == PASS_TRAIN, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.z_loss, rows, m->shape.V, Vp,
+                         logit_transform_of(m), pass == PASS_TRAIN, m->dev));
     if (m->scores)
         RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
     if (pass != PASS_TRAIN)

@@ -297,6 +297,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
         filled[i].end = t->offset + t->count;
         filled[i].amax = optimizer_amax(o, t);
         filled[i].decays = tensor_decays(t);
+        filled[i].lr_scale = (float)lr_multiplier(o->config, tensor_lr_group(t));
         o->tensors.has_amaxes = o->tensors.has_amaxes || filled[i].amax;
     }
     device_upload(rows, filled, optimizer_tensors_bytes(table), dev);

@@ -158,7 +158,7 @@ static struct flat_tensors tensors_of(struct flat_tensor rows[TENSORS], uint32_t
         rows[i].end = begins[i] + counts[i];
         rows[i].decays = i != 1;
         rows[i].amax = amax && i > 0 ? amax + i : NULL;
-        rows[i].scale = 1;
+        rows[i].lr_scale = i == 2 ? 0.5f : 1;
     }
     return tensors;
 }
@@ -287,8 +287,9 @@ static void check_step(bool remainder, bool finite, int begin, int end) {
             assert_int_equal(low[i], low_before[i]);
         } else {
             const double got = remainder ? parameter_joined(params[i], low[i]) : to_float(params[i]);
-            const double expected = (rows[tensor].decays ? 1 - 0.125 * 0.5 : 1) * exact[i] -
-                                    0.125 * (double)matrix_rows[matrix].scale * to_float(factor[i]);
+            const double lr = 0.125 * (double)rows[tensor].lr_scale;
+            const double expected = (rows[tensor].decays ? 1 - lr * 0.5 : 1) * exact[i] -
+                                    lr * (double)matrix_rows[matrix].scale * to_float(factor[i]);
             assert_near(got, expected, remainder ? 2e-7 : 2e-7 + 2 * FLOATX_ROUNDING * fabs(expected), i);
         }
         if (inside && rows[tensor].amax)
@@ -323,7 +324,7 @@ static void small_steps_are_kept_in_the_mean(void **state) {
     struct flat_tensors tensors = {rows, 1, false};
     memset(rows, 0, sizeof *rows);
     rows->end = N;
-    rows->scale = 1;
+    rows->scale = rows->lr_scale = 1;
     for (int i = 0; i < N; i++) {
         params[i] = to_floatX(1);
         factor[i] = to_floatX(-1);
@@ -361,6 +362,7 @@ static void golden_steps(const struct golden *g, int index) {
     memset(row, 0, sizeof *row);
     row->end = n;
     row->decays = true;
+    row->lr_scale = 1;
     row->scale = (float)(0.2 * muon_scale(MUON_SCALE_SPECTRAL, rows, cols));
     floatX *params = (floatX *)test_alloc((size_t)n * sizeof *params),
            *update = (floatX *)test_alloc((size_t)n * sizeof *update);
