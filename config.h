@@ -175,6 +175,7 @@ struct config {
     double embedding_multiplier, residual_multiplier, logit_multiplier, final_logit_softcapping;
     bool untie_embeddings_and_output_weights;
     float hidden_dropout, attention_dropout, init_method_std;
+    bool zero_init_projections;
     // attention, recomputation, memory
     enum config_backend attention_backend;
     bool deterministic_mode;
@@ -201,9 +202,11 @@ struct config {
     uint64_t seed;
     double lr, min_lr;
     enum lr_decay_style lr_decay_style;
+    double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
+    double z_loss;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     float muon_momentum, muon_extra_scale_factor;
     bool muon_nesterov;
@@ -387,6 +390,9 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
     ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
     ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Deviation of initial weights (residual ones: / sqrt(2L))"),
+    ROW(BOOL, zero_init_projections, "false", "", 0, 0,
+        "Projections of attention and MLP onto the residual stream begin at 0: each block begins as the identity",
+        CONFIG_FIXED),
 
     GROUP("Attention and recomputation"),
     ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
@@ -445,6 +451,11 @@ static const struct option_row config_rows[] = {
     ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
     ROW(DOUBLE, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
+    ROW(DOUBLE, embedding_lr_mult, "1", "X", 1e-6, INFINITY,
+        "Learning rate of the embeddings, of tokens and learned positions, and so of a tied head: X times --lr"),
+    ROW(DOUBLE, head_lr_mult, "1", "X", 1e-6, INFINITY, "The same of a head that is not tied"),
+    ROW(DOUBLE, matrix_lr_mult, "1", "X", 1e-6, INFINITY, "The same of the matrices of the blocks, and of LoRA's"),
+    ROW(DOUBLE, vector_lr_mult, "1", "X", 1e-6, INFINITY, "The same of norms and biases"),
     ROW(ENUM, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
     ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
     ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
@@ -454,6 +465,8 @@ static const struct option_row config_rows[] = {
         "adam: AdamW for all; muon: Muon for the matrices of the blocks, AdamW for the rest; it pays from some 16 times the "
         "hidden size in tokens a step on",
         CONFIG_FIXED),
+    ROW(DOUBLE, z_loss, "0", "X", 0, INFINITY,
+        "Adds X times the mean of ln(sum of e^logit)^2 to what is minimised (PaLM's 1e-4); losses are reported without it"),
     ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
     ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),

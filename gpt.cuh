@@ -115,8 +115,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, logit_transform_of(m),
-                         pass == PASS_TRAIN, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.z_loss, rows, m->shape.V, Vp,
+                         logit_transform_of(m), pass == PASS_TRAIN, m->dev));
     if (m->scores)
         RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
     if (pass != PASS_TRAIN)
@@ -297,7 +297,7 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step` (from 1) of AdamW with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
+// Enqueues update `step` (from 1) with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
 // the gradient norm is NaN or infinite nothing is updated, and gpt_results says so.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
@@ -322,8 +322,13 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
-    void *slots = optimizer_slots(&m->optimizer);
+    void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
+    if (m->muon.count == 0)
+        return;
+    phase(m, "update", -1, "muon");
+    slots = optimizer_slots(&m->optimizer, false);
+    optimizer_update_matrices(&m->muon, adamw, &m->results->check, slots);
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.

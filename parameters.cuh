@@ -61,7 +61,8 @@ struct model_shape {
     enum normalization normalization;
     enum activation activation;
     enum qk_layernorm_width qk_norm_width;
-    bool norm_one_plus; // norm weights are stored as their difference from 1
+    bool norm_one_plus;    // norm weights are stored as their difference from 1
+    bool zero_projections; // projections onto the residual stream begin at 0
     bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
 static bool uses_rope(const struct model_shape *s) {
@@ -220,6 +221,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.frozen_format = frozen_format_of(c);
     shape.qk_norm_width = c->qk_layernorm_width;
     shape.norm_one_plus = c->apply_layernorm_1p;
+    shape.zero_projections = c->zero_init_projections;
     shape.normalization = c->normalization;
     shape.activation = c->activation;
     shape.L = c->num_layers;
@@ -243,6 +245,7 @@ enum initialisation {
 };
 // Initial weights of norms, which multiply by 1.
 #define INIT_NORM (s->norm_one_plus ? INIT_ZERO : INIT_ONE)
+#define INIT_PROJECTION (s->zero_projections ? INIT_ZERO : INIT_RESIDUAL)
 
 // A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
 // layer's from the last layer on, then the embeddings'.
@@ -265,7 +268,7 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         lora_b_rows(&s->lora, LINEAR_MLP_PROJ), INIT_ZERO, NO_STREAM)                                                  \
     ROW(FCPROJ_LORA_A, "fcproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_MLP_PROJ), s->layer.F,                \
         lora_a_rows(&s->lora, LINEAR_MLP_PROJ), INIT_UNIFORM, 0)                                                       \
-    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
+    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_PROJECTION, 3)                 \
     ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->mlp_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
     ROW(FC_LORA_B, "fc.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_FC), s->lora.rank,                            \
         lora_b_rows(&s->lora, LINEAR_FC), INIT_ZERO, NO_STREAM)                                                        \
@@ -285,7 +288,7 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         lora_b_rows(&s->lora, LINEAR_ATT_PROJ), INIT_ZERO, NO_STREAM)                                                  \
     ROW(ATTPROJ_LORA_A, "attproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_ATT_PROJ), s->layer.H * s->layer.D, \
         lora_a_rows(&s->lora, LINEAR_ATT_PROJ), INIT_UNIFORM, 4)                                                       \
-    ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL, 9)    \
+    ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_PROJECTION, 9)  \
     ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
         NO_STREAM)                                                                                                     \
     ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.H), 1,                                    \
@@ -372,6 +375,33 @@ struct tensor {
 
 // Matrices, among them the B of an adapter of rank 1.
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
+
+// The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
+#define LR_GROUPS(X)                                                                                                   \
+    X(LR_EMBEDDING, embedding_lr_mult)                                                                                 \
+    X(LR_HEAD, head_lr_mult)                                                                                           \
+    X(LR_MATRIX, matrix_lr_mult)                                                                                       \
+    X(LR_VECTOR, vector_lr_mult)
+#define ENUM_ROW(enumerator, field) enumerator,
+enum lr_group { LR_GROUPS(ENUM_ROW) };
+#undef ENUM_ROW
+// A tied head is the embedding; matrices are those of the blocks, LoRA's too; vectors are norms and biases.
+static enum lr_group tensor_lr_group(const struct tensor *t) {
+    if (t->unit == UNIT_EMBEDDINGS)
+        return LR_EMBEDDING;
+    if (t->parameter == PARAM_LM_HEAD)
+        return LR_HEAD;
+    return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
+}
+static double lr_multiplier(const struct config *c, enum lr_group group) {
+    switch (group) {
+#define CASE_ROW(enumerator, field)                                                                                    \
+    case enumerator: return c->field;
+        LR_GROUPS(CASE_ROW)
+#undef CASE_ROW
+    }
+    return 1;
+}
 
 // One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
 // elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.

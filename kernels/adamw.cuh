@@ -6,7 +6,7 @@
 #include "kernels/gradients.cuh"    // struct gradient_check, struct rounding, enum state_format
 #include "kernels/vectors.cuh"      // ALWAYS_INLINE
 #include <assert.h>                 // static_assert
-#include <math.h>                   // pow, sqrt, sqrtf
+#include <math.h>                   // fmaf, pow, sqrt, sqrtf
 
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
@@ -35,7 +35,7 @@ struct adamw_factors {
     float grad_scale, beta1, rest1, beta2, rest2, eps; // rest = 1 - beta
     float step_size;                                   // lr / (1 - beta1^step)
     float inverse_root;                                // 1 / sqrt(1 - beta2^step)
-    float keep;                                        // 1 - lr weight_decay
+    float decay, keep;                                 // lr weight_decay, 1 - lr weight_decay
 };
 // In double: 1 - beta2^step loses three digits to cancellation at step 1.
 static inline struct adamw_factors adamw_factors_of(struct adamw a) {
@@ -50,6 +50,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.eps = a.eps;
     f.step_size = (float)(a.lr / correction1);
     f.inverse_root = (float)(1 / sqrt(correction2));
+    f.decay = (float)((double)a.lr * a.weight_decay);
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
@@ -71,8 +72,8 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
 // are the unrounded ones. bf16 m is rounded to nearest; bf16 v stochastically, since it falls by less than nearest
 // notices at beta2 = 0.998 and more; 8-bit codes are the nearest.
 // One pass and one launch: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
-// tensors: of the flat buffers. They say which elements decay (weight_decay is 0 of the others), by what key each is
-// rounded, and where amaxes are taken: of parameters as they are afterwards, where nothing is changed too, so that an
+// tensors: of the flat buffers. They say by what each one's lr is multiplied, which elements decay (weight_decay is 0 of
+// the others), by what key each is rounded, and where amaxes are taken: of parameters as they are afterwards, where nothing is changed too, so that an
 // amax may be cleared before each update. Gaps between tensors are not written.
 // `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is
 // changed; NULL: neither.
@@ -89,8 +90,10 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.first = 0;
     return rounding;
 }
+// keep becomes 1 - lr_scale lr weight_decay as a difference from what it is, so that an lr_scale of 1 leaves its bits.
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
-    f.keep = tensor->decays ? f.keep : 1;
+    f.step_size *= tensor->lr_scale;
+    f.keep = tensor->decays ? fmaf(1 - tensor->lr_scale, f.decay, f.keep) : 1;
     return f;
 }
 // Whether parameters are rounded stochastically, and whether anything is.

@@ -17,12 +17,15 @@ struct logit_transform {
 
 // losses = ln(sum_{j < V} e^z[j]) - z[target]; the padded columns V <= j < Vp are not read. A target below 0 is not
 // counted: its row's loss and gradient are 0.
-// backward: logits <- dloss * (softmax(z) - onehot(target)) dz/dlogit, padded columns <- 0.
+// backward: logits <- dloss * dz/dlogit times the gradient of the loss plus z_loss lse^2 (PaLM: Chowdhery et al. 2022,
+// arXiv 2204.02311, section 5), where lse = ln(sum_{j < V} e^z[j]):
+//   (1 + 2 z_loss lse) softmax(z) - onehot(target)
+// and padded columns <- 0. `losses` are without that term. A z_loss of 0 costs nothing, and changes no bit.
 static void cross_entropy(float *losses,          // (N)
                           floatX *logits,         // (N, Vp): in logits, out dlogits
                           const int32_t *targets, // (N), each below V
-                          float dloss, int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
-                          struct device *dev);
+                          float dloss, float z_loss, int64_t N, int V, int Vp, struct logit_transform transform,
+                          bool backward, struct device *dev);
 
 // logits <- z in place; padded columns stay.
 static void logits_transform(floatX *logits, // (N, Vp)
@@ -56,6 +59,10 @@ static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
 struct softmax_row {
     float shift, sum; // sum of e^(x - shift)
 };
+// What the gradient multiplies the softmax by.
+HOST_DEVICE float z_loss_factor(struct softmax_row row, float z_loss) {
+    return z_loss > 0 ? 1 + 2 * z_loss * (row.shift + logf(row.sum)) : 1;
+}
 
 #ifdef TARGET_CUDA
 
@@ -160,12 +167,13 @@ DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
 }
 enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 };
 
-// row <- dloss * (softmax - onehot(target)) dz/dlogit, padded columns <- 0. The direction is the reverse of
+// row <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0. The direction is the reverse of
 // softmax_of_thread's: what was read last is still in the nearest cache.
 template <enum logit_kind KIND>
-DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, int V, int Vp,
-                                      struct logit_transform t) {
-    const float dz = KIND == LOGITS_PLAIN ? dloss : dloss * t.scale, scale = dz / softmax.sum;
+DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, float z_loss,
+                                      int V, int Vp, struct logit_transform t) {
+    const float dz = KIND == LOGITS_PLAIN ? dloss : dloss * t.scale;
+    const float scale = dz * z_loss_factor(softmax, z_loss) / softmax.sum;
     const int first = threadIdx.x * PACK, step = LOSS_THREADS * PACK;
     if (first >= Vp)
         return;
@@ -190,8 +198,8 @@ DEVICE_FUNCTION void gradient_of_nothing(floatX *row, int Vp) {
 
 template <enum logit_kind KIND>
 static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
-    cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, int V, int Vp,
-                         struct logit_transform transform, bool backward) {
+    cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int V,
+                         int Vp, struct logit_transform transform, bool backward) {
     // The last row comes first: its logits were written last.
     const int64_t n = (int64_t)gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + n * Vp;
@@ -209,27 +217,28 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     if (threadIdx.x == 0)
         losses[n] = logf(softmax.sum) - (logit_transformed<KIND>(target_logit, transform).z - softmax.shift);
     if (backward)
-        softmax_gradient<KIND>(row, softmax, target, dloss, V, Vp, transform);
+        softmax_gradient<KIND>(row, softmax, target, dloss, z_loss, V, Vp, transform);
 }
 template <enum logit_kind KIND>
-static void cross_entropy_launch(float *losses, floatX *logits, const int32_t *targets, float dloss, int64_t N, int V,
-                                 int Vp, struct logit_transform transform, bool backward, struct device *dev) {
+static void cross_entropy_launch(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss,
+                                 int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
+                                 struct device *dev) {
     LAUNCH(dev, cross_entropy_kernel<KIND>, (unsigned)N, LOSS_THREADS, LOSS_SHARED_BYTES, losses, logits, targets,
-           dloss, V, Vp, transform, backward);
+           dloss, z_loss, V, Vp, transform, backward);
 }
-static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, int64_t N, int V, int Vp,
-                          struct logit_transform transform, bool backward, struct device *dev) {
+static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int64_t N,
+                          int V, int Vp, struct logit_transform transform, bool backward, struct device *dev) {
     if (N == 0)
         return;
     switch (logit_kind_of(transform)) {
     case LOGITS_PLAIN:
-        cross_entropy_launch<LOGITS_PLAIN>(losses, logits, targets, dloss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_PLAIN>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
         return;
     case LOGITS_SCALED:
-        cross_entropy_launch<LOGITS_SCALED>(losses, logits, targets, dloss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_SCALED>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
         return;
     case LOGITS_CAPPED:
-        cross_entropy_launch<LOGITS_CAPPED>(losses, logits, targets, dloss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_CAPPED>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
         return;
     }
 }
@@ -428,8 +437,8 @@ ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale
     }
 }
 
-ALWAYS_INLINE void cross_entropy_row(float *loss, floatX *__restrict__ row, int target, float dloss, int V, int Vp,
-                                     struct logit_transform t, enum logit_kind kind, bool backward) {
+ALWAYS_INLINE void cross_entropy_row(float *loss, floatX *__restrict__ row, int target, float dloss, float z_loss,
+                                     int V, int Vp, struct logit_transform t, enum logit_kind kind, bool backward) {
     const struct softmax_row softmax = softmax_statistics(row, V, t, kind);
     // The target's logit is taken off before the logarithm is added: both may be 1e4 where the loss is 1.
     float slope;
@@ -437,13 +446,14 @@ ALWAYS_INLINE void cross_entropy_row(float *loss, floatX *__restrict__ row, int 
     *loss = logf(softmax.sum) - target_logit;
     if (!backward)
         return;
-    const float dz = kind == LOGITS_PLAIN ? dloss : dloss * t.scale, scale = dz / softmax.sum;
+    const float dz = kind == LOGITS_PLAIN ? dloss : dloss * t.scale;
+    const float scale = dz * z_loss_factor(softmax, z_loss) / softmax.sum;
     softmax_gradient(row, V, softmax.shift, scale, t, kind);
     row[target] = to_floatX((scale * vector_expf(target_logit) - dz) * slope);
     memset(row + V, 0, (size_t)(Vp - V) * sizeof *row);
 }
-static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, int64_t N, int V, int Vp,
-                          struct logit_transform transform, bool backward, struct device *dev) {
+static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int64_t N,
+                          int V, int Vp, struct logit_transform transform, bool backward, struct device *dev) {
     const enum logit_kind kind = logit_kind_of(transform);
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
@@ -457,7 +467,7 @@ static void cross_entropy(float *losses, floatX *logits, const int32_t *targets,
         switch (kind) { // each call has a constant kind, which is compiled into code of its own
 #define CROSS_ENTROPY_ROW(KIND)                                                                                        \
     case KIND:                                                                                                         \
-        cross_entropy_row(losses + n, row, targets[n], dloss, V, Vp, transform, KIND, backward);                       \
+        cross_entropy_row(losses + n, row, targets[n], dloss, z_loss, V, Vp, transform, KIND, backward);               \
         break
             CROSS_ENTROPY_ROW(LOGITS_PLAIN);
             CROSS_ENTROPY_ROW(LOGITS_SCALED);

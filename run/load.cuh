@@ -250,6 +250,7 @@ static const char *model_load_folder(struct gpt *m, const char *path, bool *exac
 // Which states were converted from the format that the file has them in.
 struct conversions {
     bool made[STATE_COUNT];
+    enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
 // loader->values = n master weights of a tensor, from `first` on, into the model.
@@ -324,8 +325,10 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
                                      struct conversions *conversions, struct error_text *error) {
     struct optimizer *o = &m->optimizer;
     struct stored_tensor s = {file, file_name, NULL, NULL, FORMAT_FP32};
+    const enum state_format format = optimizer_format(o, id, t);
+    if (format == FORMAT_NONE)
+        return NULL;
     RETURN_PROBLEM(stored_tensor_find(&s, id, t, error));
-    const enum state_format format = optimizer_format(o, id, unit_of(&m->table, t));
     const int64_t visible = tensor_visible(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
     float *values = (float *)room->bytes;
     int64_t at = t->offset, place, n;
@@ -336,6 +339,8 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
         if (format != s.format) {
             state_decode(values, room->from, s.format, n);
             state_encode(room->to, values, format, n);
+            if (!conversions->made[id] || t->layer >= 0)
+                conversions->to[id] = format;
             conversions->made[id] = true;
         }
         optimizer_upload(o, id, at, n, format == s.format ? room->from : room->to);
@@ -370,7 +375,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
         state_tensor_entry(name, STATE_MASTER, &m->table.tensors[i], FORMAT_FP32, false, 0);
         any = any || safetensors_find(file, name);
     }
-    const bool wanted = state_is_in_file(&m->optimizer, STATE_MASTER, model_is_exact);
+    const bool wanted = masters_are_exact(&m->optimizer) && !model_is_exact;
     *without = wanted && !any;
     if (!wanted || !any)
         return NULL;
@@ -389,13 +394,11 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
         any = any || conversions->made[id];
     if (!any || m->zero.shards.rank > 0)
         return;
-    const int unit = m->shape.L > 0 ? unit_of_layer(&m->table, 0) : unit_of_head();
     const char *between = "";
     printf("%s stores its states in other formats than this run, which goes on from the nearest values:", folder);
     for (int id = 0; id < STATE_COUNT; id++)
         if (conversions->made[id]) {
-            printf("%s %s to %s", between, optimizer_state_rows[id].name,
-                   format_name(optimizer_format(&m->optimizer, (enum optimizer_state)id, unit)));
+            printf("%s %s to %s", between, optimizer_state_rows[id].name, format_name(conversions->to[id]));
             between = ",";
         }
     if (without_masters)

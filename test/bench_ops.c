@@ -191,7 +191,7 @@ static void bench_embedding_backward(struct buffers *b) {
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
 static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
     const struct logit_transform transform = {scale, softcap};
-    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, transform, true, &b->device);
+    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, 0, N, V, VP, transform, true, &b->device);
 }
 static void bench_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 0); }
 static void bench_scaled_cross_entropy(struct buffers *b) { cross_entropy_of(b, 0.125f, 0); }

@@ -21,6 +21,7 @@ static void update_of(struct adamw_range r, uint32_t tensor, uint32_t *amax, str
         rows[i].end = i < tensor ? rows[i].begin + 1 : rows[i].begin + r.begin + r.n;
         rows[i].amax = i < tensor ? NULL : amax;
         rows[i].decays = i == tensor;
+        rows[i].lr_scale = 1;
     }
     tensors.rows = rows;
     r.begin += (int64_t)tensor * STATE_BLOCK;
@@ -419,6 +420,7 @@ static void check_tensors(int count, int format_case, bool finite) {
         rows[i].begin = flat;
         rows[i].end = flat + 1 + (count > 100 ? i % 130 : 37 * i * i % 1500);
         rows[i].decays = i % 3 != 0;
+        rows[i].lr_scale = 1;
         flat = (rows[i].end + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK + (i % 5 == 4 ? STATE_BLOCK : 0);
     }
     struct everything each[3]; // tensor by tensor; in one range; in three
@@ -463,6 +465,52 @@ static void a_range_of_tensors_has_the_bits_of_each(void **state) {
     for (int format_case = 0; format_case < FORMAT_CASES; format_case++)
         check_tensors(format_case % 2 ? 33 : 7, format_case, format_case % 5 != 4);
     check_tensors(1030, FORMAT_CASES - 1, true); // a search in three rounds
+}
+
+// A tensor's multiplier is that of its learning rate, of the decay's too: moments have the bits of an update with
+// another lr, parameters differ from it by the rounding of the factor 1 - lr weight_decay, half of 2^-23 in each of two
+// formulas. A multiplier of 1 changes no bit of any factor.
+static void a_multiplier_is_that_of_the_learning_rate(void **state) {
+    enum { COUNT = 12, N = 1000 };
+    const float scales[] = {1, 0.5f, 3, 0.3f};
+    const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 2, 1, 77};
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(COUNT * sizeof *rows);
+    struct everything together, alone;
+    uint64_t random = 7;
+    everything_new(&together, COUNT * STATE_BLOCK * 8, 1);
+    everything_new(&alone, COUNT * STATE_BLOCK * 8, 1);
+    everything_fill(&together, &random);
+    random = 7;
+    everything_fill(&alone, &random);
+    memset(rows, 0, COUNT * sizeof *rows);
+    for (int i = 0; i < COUNT; i++) {
+        rows[i].begin = (int64_t)i * STATE_BLOCK * 8;
+        rows[i].end = rows[i].begin + N;
+        rows[i].decays = i % 3 != 0;
+        rows[i].lr_scale = scales[i % 4];
+    }
+    const struct flat_tensors tensors = {rows, COUNT, false};
+    flat_step(&together, tensors, 0, together.r.n, adamw, NULL);
+    for (int i = 0; i < COUNT; i++) {
+        struct adamw scaled = adamw;
+        scaled.lr *= scales[i % 4];
+        rows[i].lr_scale = 1;
+        flat_step(&alone, tensors, rows[i].begin, rows[i].end, scaled, NULL);
+    }
+    for (int i = 0; i < COUNT; i++)
+        for (int64_t at = rows[i].begin; at < rows[i].end; at++) {
+            const double got = parameter_joined(together.r.params[at], BF16_BUILD ? together.r.remainder[at] : 0);
+            const double expected = parameter_joined(alone.r.params[at], BF16_BUILD ? alone.r.remainder[at] : 0);
+            if (fabs(got - expected) > 0x1p-22 * (fabs(expected) + scales[i % 4] * adamw.lr))
+                fail_msg("tensor %d, element %lld: %.9g, not %.9g", i, (long long)at, got, expected);
+        }
+    assert_memory_equal(together.r.m, alone.r.m, (size_t)together.r.n * sizeof(float));
+    assert_memory_equal(together.r.v, alone.r.v, (size_t)together.r.n * sizeof(float));
+    const struct adamw_factors factors = adamw_factors_of(adamw), same = adamw_tensor_factors(factors, &rows[1]);
+    assert_memory_equal(&same, &factors, sizeof same);
+    everything_free(&together);
+    everything_free(&alone);
+    free(rows);
 }
 
 // Where the check found a NaN or an infinity nothing is changed, to the bit.
@@ -703,7 +751,7 @@ static void checks_of_targets_that_do_not_count(void **state) {
     assert_true(c.grad_norm == 16 && c.grad_scale == 4 && c.finite == 1);
     c = checked_counted(16, 3, -1, 0, 1, 2);
     assert_true(c.grad_norm == 16 && c.grad_scale == (float)(4 / (16 + 1e-6)) && c.finite == 1);
-    c = checked_counted(16, 3, -1, 0, 1, 0); // none counts
+    c = checked_counted(16, 3, -1, 0, 1, 0);                         // none counts
     assert_true(c.grad_norm == 0 && c.grad_scale == 0 && !c.finite); // there is no update
 }
 static void checks(void **state) {
@@ -1027,6 +1075,7 @@ int main(void) {
         cmocka_unit_test(a_split_master_has_the_bits_of_a_whole_one),
         cmocka_unit_test(neither_ranges_nor_threads_change_a_bit),
         cmocka_unit_test(a_range_of_tensors_has_the_bits_of_each),
+        cmocka_unit_test(a_multiplier_is_that_of_the_learning_rate),
         cmocka_unit_test(nothing_changes),
         cmocka_unit_test(weight_decay_shrinks_the_mean_as_it_would_in_fp32),
         cmocka_unit_test(a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32),

@@ -267,28 +267,37 @@ static void check(const struct comparison *errors, const double *bounds, const s
         _fail(__FILE__, __LINE__);
 }
 
+static struct gpt *engine_create(struct device *dev, const struct golden *g, const struct config *config,
+                                 enum attention_backend backend) {
+    memset(dev, 0, sizeof *dev);
+    dev->threads = 1; // ops this small would spend their time in barriers
+    omp_set_num_threads(dev->threads);
+    device_open(dev, 0, false);
+    dev->matmul = matmul_create(dev);
+    struct gpt *m = gpt_create(config, policy_none(config->num_layers), backend, dev);
+    gpt_allocate(m);
+    load_parameters(m, g);
+    return m;
+}
+static void engine_destroy(struct gpt *m) {
+    struct device *dev = m->dev;
+    gpt_destroy(m);
+    matmul_destroy(dev->matmul);
+    device_close(dev);
+}
 // The logits are those of evaluation or of decoding: a training step overwrites its own by their gradients.
 static void compare_backend(const struct golden *g, const double *bounds, enum attention_backend backend,
                             int loss_chunk_tokens, const char *what) {
     struct device dev;
-    memset(&dev, 0, sizeof dev);
-    dev.threads = 1; // ops this small would spend their time in barriers
-    omp_set_num_threads(dev.threads);
-    device_open(&dev, 0, false);
-    dev.matmul = matmul_create(&dev);
     struct config config = config_of(g);
     config.loss_chunk_tokens = loss_chunk_tokens;
-    struct gpt *m = gpt_create(&config, policy_none(config.num_layers), backend, &dev);
-    gpt_allocate(m);
-    load_parameters(m, g);
+    struct gpt *m = engine_create(&dev, g, &config, backend);
     struct comparison *errors = comparisons_alloc(g);
     errors[0] = loss_chunk_tokens == 0 ? evaluation_error(m, g) : decoding_error(m, g);
     engine_errors(errors, m, g);
     check(errors, bounds, g, what);
     free(errors);
-    gpt_destroy(m);
-    matmul_destroy(dev.matmul);
-    device_close(&dev);
+    engine_destroy(m);
 }
 
 static void equals_pytorch(const char *path) {
@@ -306,11 +315,76 @@ static void gpt2_equals_pytorch(void **state) { equals_pytorch("test/golden/gpt2
 static void llama_equals_pytorch(void **state) { equals_pytorch("test/golden/llama.golden"); }
 static void qwen2_equals_pytorch(void **state) { equals_pytorch("test/golden/qwen2.golden"); }
 
+// ---- z-loss --------------------------------------------------------------------------------------------------------
+
+// The reference after forward and backward of the first batch. seed: of its rounding; NULL: it does not round.
+static struct reference *reference_with_z_loss(const struct golden *g, double z_loss, uint64_t *seed) {
+    struct reference *r = reference_of(g);
+    r->z_loss = z_loss;
+    r->rounding = seed ? perturbed : NULL;
+    r->rounding_context = seed;
+    struct reference_activations *a = reference_forward(r, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0),
+                                                        golden_int(g, "micro_batch_size"), golden_int(g, "seq_length"));
+    reference_backward(r, a);
+    reference_activations_destroy(a);
+    return r;
+}
+// (num_tensors) of each tensor's gradient, in the order of the reference's; the caller frees them.
+static double *z_loss_bounds(const struct golden *g, const struct reference *exact, double z_loss) {
+    double *bounds = test_doubles(exact->num_tensors);
+    for (uint64_t draw = 0; sizeof(floatX) == 2 && draw < DRAWS; draw++) {
+        uint64_t seed = draw;
+        struct reference *r = reference_with_z_loss(g, z_loss, &seed);
+        for (int i = 0; i < r->num_tensors; i++) {
+            const struct reference_tensor *t = &exact->tensors[i];
+            const double error = relative_error(r->tensors[i].gradient, t->gradient, t->rows * t->cols);
+            bounds[i] += error * error / DRAWS;
+        }
+        reference_destroy(r);
+    }
+    for (int i = 0; i < exact->num_tensors; i++)
+        bounds[i] = sizeof(floatX) == 2 ? DEVIATIONS * sqrt(bounds[i]) : FP32_BOUND;
+    return bounds;
+}
+// With a z-loss the reported losses are those without it, to the bit, and each gradient is that of their sum.
+static void z_loss_has_the_gradients_of_the_reference(const char *path) {
+    const double z_loss = 0.1; // as large a part of the gradients as the cross entropy
+    struct golden *g = golden_open(path);
+    struct config config = config_of(g);
+    struct device dev;
+    struct gpt *plain = engine_create(&dev, g, &config, ATTENTION_UNFUSED);
+    const double loss = micro_step_loss(plain, 0, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0), 1);
+    engine_destroy(plain);
+    config.z_loss = z_loss;
+    struct gpt *m = engine_create(&dev, g, &config, ATTENTION_UNFUSED);
+    assert_true(micro_step_loss(m, 0, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0), 1) == loss);
+    struct reference *exact = reference_with_z_loss(g, z_loss, NULL);
+    double *bounds = z_loss_bounds(g, exact, z_loss);
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        double *ours = floats_to_doubles(fp32_gradients(m) + t->offset, t->count);
+        const struct reference_tensor *r = reference_find(exact, t->name);
+        const double error = relative_error(ours, r->gradient, r->rows * r->cols), bound = bounds[r - exact->tensors];
+        if (!(error <= bound))
+            fail_msg("%s, z-loss: gradient of %s errs by %.3g, more than %.3g", path, t->name, error, bound);
+        free(ours);
+    }
+    free(bounds);
+    reference_destroy(exact);
+    engine_destroy(m);
+    golden_close(g);
+}
+static void gradients_with_a_z_loss_equal_the_reference(void **state) {
+    z_loss_has_the_gradients_of_the_reference("test/golden/gpt2.golden");
+    z_loss_has_the_gradients_of_the_reference("test/golden/llama.golden");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpt2_equals_pytorch),
         cmocka_unit_test(llama_equals_pytorch),
         cmocka_unit_test(qwen2_equals_pytorch),
+        cmocka_unit_test(gradients_with_a_z_loss_equal_the_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,9 +220,9 @@ static void test_same_bits_again(void **state) {
 
 // ---- every row of a table is used ----
 
-// A step writes each state of the optimizer, for each tensor.
-static void a_step_updates_each_state(void **state) {
-    struct setup s = setup_of(LLAMA, "");
+// A step writes each state of the optimizer, for each tensor that has it.
+static void step_updates_each_state(const char *options) {
+    struct setup s = setup_of(LLAMA, options);
     struct gpt *m = s.model;
     float *before[STATE_COUNT];
     for (int id = 0; id < STATE_COUNT; id++)
@@ -232,6 +232,9 @@ static void a_step_updates_each_state(void **state) {
         float *after = state_values(m, (enum optimizer_state)id);
         for (int t = 0; t < m->table.num_tensors; t++) {
             const struct tensor *tensor = &m->table.tensors[t];
+            if (optimizer_state_rows[id].start == STATE_ZERO &&
+                optimizer_format(&m->optimizer, (enum optimizer_state)id, tensor) == FORMAT_NONE)
+                continue;
             if (!memcmp(before[id] + tensor->offset, after + tensor->offset, (size_t)tensor->count * sizeof(float)))
                 fail_msg("a step leaves the %s of %s as they were", optimizer_state_rows[id].name, tensor->name);
         }
@@ -240,6 +243,11 @@ static void a_step_updates_each_state(void **state) {
     }
     outcome_free(&o);
     setup_free(&s);
+}
+
+static void a_step_updates_each_state(void **state) {
+    step_updates_each_state("");
+    step_updates_each_state("--optimizer muon");
 }
 
 // Padded rows of the vocabulary are zero at the start, get no gradient, and stay zero.
@@ -258,6 +266,33 @@ static void test_padding_is_invisible(void **state) {
         }
     }
     setup_free(&s);
+}
+
+// With --zero-init-projections a model of any depth begins as one of a single layer, to the bit; all other parameters
+// begin as without the option.
+static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
+    static const char *const shapes[] = {GPT2, LLAMA, LLAMA " --norm-placement sandwich"};
+    for (int k = 0; k < 3; k++) {
+        struct setup s[] = {setup_of(shapes[k], "--zero-init-projections"),
+                            setup_of(shapes[k], "--zero-init-projections --num-layers 1"), setup_of(shapes[k], "")};
+        double losses[3];
+        for (int i = 0; i < 3; i++) {
+            gpt_initialise(s[i].model);
+            losses[i] = gpt_evaluate(s[i].model, setup_batch(&s[i], 0)).sum;
+        }
+        assert_true(isfinite(losses[0]) && losses[0] == losses[1] && losses[0] != losses[2]);
+        for (int i = 0; i < s[0].model->table.num_tensors; i++) {
+            const struct tensor *t = &s[0].model->table.tensors[i];
+            const bool projection = strstr(t->name, "proj.weight") != NULL;
+            const floatX *with = s[0].model->zero.params + t->offset, *without = s[2].model->zero.params + t->offset;
+            for (int64_t j = 0; j < t->count && projection; j++)
+                assert_true(to_float(with[j]) == 0);
+            if ((memcmp(with, without, (size_t)t->count * sizeof *with) == 0) == projection)
+                fail_msg("%s: initial values", t->name);
+        }
+        for (int i = 0; i < 3; i++)
+            setup_free(&s[i]);
+    }
 }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
@@ -380,6 +415,7 @@ int main(void) {
         cmocka_unit_test(test_accumulation_llama),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
+        cmocka_unit_test(projections_that_begin_at_0_make_blocks_the_identity),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
     };

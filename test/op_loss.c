@@ -31,6 +31,11 @@ static double reference_loss(const double *logits, int target, int V, struct log
         sum += exp(reference_z(logits[i], t) - max);
     return max + log(sum) - reference_z(logits[target], t);
 }
+// The loss and z_loss times the square of the logarithm of the sum.
+static double reference_objective(const double *logits, int target, int V, struct logit_transform t, double z_loss) {
+    const double loss = reference_loss(logits, target, V, t), log_sum = loss + reference_z(logits[target], t);
+    return loss + z_loss * log_sum * log_sum;
+}
 // What z errs by.
 static double z_error(double largest, struct logit_transform t) {
     return t.softcap > 0 ? 3.2e-7 * (double)t.softcap : t.scale != 1 ? 0x1p-24 * (double)t.scale * largest : 0;
@@ -78,20 +83,21 @@ static struct loss_sum sum_of(const float *losses, const int32_t *targets, int64
     return result;
 }
 
-static void check_transformed(int N, int V, int Vp, double scale, double shift, double slope,
-                              struct logit_transform t) {
+static void check_z_loss(int N, int V, int Vp, double scale, double shift, double slope, struct logit_transform t,
+                         float z_loss) {
     struct problem p = problem_create(N, V, Vp, scale, shift, slope);
-    test_case((uint64_t)(V + N), "N %d, V %d, padded to %d, logits of %g around %g, growing by %g, times %g, cap %g", N,
-              V, Vp, scale, shift, slope, (double)t.scale, (double)t.softcap);
+    test_case((uint64_t)(V + N),
+              "N %d, V %d, padded to %d, logits of %g around %g, growing by %g, times %g, cap %g, z-loss %g", N, V, Vp,
+              scale, shift, slope, (double)t.scale, (double)t.softcap, (double)z_loss);
     const double error = z_error(scale + fabs(shift) + fabs(slope) * V, t);
     const float dloss = 0.37f;
     floatX *before = (floatX *)test_alloc((size_t)N * Vp * sizeof *before);
     memcpy(before, p.logits, (size_t)N * Vp * sizeof *before);
-    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, t, false, &device);
+    cross_entropy(p.losses, p.logits, p.targets, dloss, z_loss, N, V, Vp, t, false, &device);
     assert_memory_equal(before, p.logits, (size_t)N * Vp * sizeof *before); // without backward nothing is written
     float *losses = (float *)test_alloc((size_t)N * sizeof *losses);
     memcpy(losses, p.losses, (size_t)N * sizeof *losses);
-    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, t, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, dloss, z_loss, N, V, Vp, t, true, &device);
     assert_memory_equal(losses, p.losses, (size_t)N * sizeof *losses);
 
     double *expected = test_doubles((int64_t)N * Vp), total = 0, squares = 0, squares_by_z = 0;
@@ -103,7 +109,8 @@ static void check_transformed(int N, int V, int Vp, double scale, double shift, 
         total += p.losses[n];
         for (int i = 0; i < V; i++) {
             const double by_z =
-                (double)dloss * (double)t.scale * (exp(reference_z(row[i], t) - log_sum) - (i == p.targets[n]));
+                (double)dloss * (double)t.scale *
+                ((1 + 2 * (double)z_loss * log_sum) * exp(reference_z(row[i], t) - log_sum) - (i == p.targets[n]));
             const double by_logit = by_z * reference_slope(row[i], t);
             expected[(int64_t)n * Vp + i] = by_logit;
             squares += by_logit * by_logit;
@@ -125,6 +132,10 @@ static void check_transformed(int N, int V, int Vp, double scale, double shift, 
     problem_free(p);
 }
 
+static void check_transformed(int N, int V, int Vp, double scale, double shift, double slope,
+                              struct logit_transform t) {
+    check_z_loss(N, V, Vp, scale, shift, slope, t, 0);
+}
 static void check(int N, int V, int Vp, double scale, double shift, double slope) {
     check_transformed(N, V, Vp, scale, shift, slope, PLAIN);
 }
@@ -144,8 +155,8 @@ static void rows_anywhere(void **state) {
     floatX *moved = (floatX *)test_alloc((size_t)(N * VP + 1) * sizeof *moved);
     float *losses = (float *)test_alloc(N * sizeof *losses);
     memcpy(moved + 1, p.logits, (size_t)N * VP * sizeof *moved);
-    cross_entropy(p.losses, p.logits, p.targets, 1, N, V, VP, PLAIN, true, &device);
-    cross_entropy(losses, moved + 1, p.targets, 1, N, V, VP, PLAIN, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, 1, 0, N, V, VP, PLAIN, true, &device);
+    cross_entropy(losses, moved + 1, p.targets, 1, 0, N, V, VP, PLAIN, true, &device);
     assert_memory_equal(losses, p.losses, N * sizeof *losses);
     assert_memory_equal(moved + 1, p.logits, (size_t)N * VP * sizeof *moved);
     free(moved);
@@ -195,25 +206,27 @@ static const struct logit_transform transforms[] = {{1, 0}, {0.125f, 0}, {1, 2.5
 // The reference gradient by central differences of the reference loss: 1e-10 for truncation and rounding at h = 1e-5.
 static void gradient_by_finite_differences(void **state) {
     enum { V = 23 };
-    for (int k = 0; k < 4; k++) {
-        const struct logit_transform t = transforms[k];
+    for (int k = 0; k < 8; k++) {
+        const struct logit_transform t = transforms[k % 4];
+        const float z_loss = k < 4 ? 0 : 0.1f;
         uint64_t random = 4;
-        test_case(random, "N 1, V %d, scale %g, softcap %g", V, (double)t.scale, (double)t.softcap);
+        test_case(random, "N 1, V %d, scale %g, softcap %g, z-loss %g", V, (double)t.scale, (double)t.softcap,
+                  (double)z_loss);
         double *logits;
         floatX *x = test_floats(&logits, V, 3, &random);
         double numeric[V];
         for (int i = 0; i < V; i++) {
             const double before = logits[i];
             logits[i] = before + 1e-5;
-            numeric[i] = reference_loss(logits, 7, V, t);
+            numeric[i] = reference_objective(logits, 7, V, t, z_loss);
             logits[i] = before - 1e-5;
-            numeric[i] = (numeric[i] - reference_loss(logits, 7, V, t)) / 2e-5;
+            numeric[i] = (numeric[i] - reference_objective(logits, 7, V, t, z_loss)) / 2e-5;
             logits[i] = before;
         }
         float *loss = (float *)test_alloc(sizeof *loss);
         int32_t *target = (int32_t *)test_alloc(sizeof *target);
         *target = 7;
-        cross_entropy(loss, x, target, 1, 1, V, V, t, true, &device);
+        cross_entropy(loss, x, target, 1, z_loss, 1, V, V, t, true, &device);
         double *result = to_doubles(x, V);
         assert_close(result, numeric, V, TOLERANCE + 2 * z_error(3, t));
         void *all[] = {x, logits, loss, target, result};
@@ -270,6 +283,19 @@ static void scaled_and_capped_logits(void **state) {
     }
 }
 
+// z-losses of PaLM's size and far larger, with the logarithm of the sum above and below 0, where they shrink and grow
+// the softmax's part; no bit of the losses depends on them.
+static void gradients_of_z_losses(void **state) {
+    const int shapes[][3] = {{2, 2, 128}, {3, 17, 17}, {5, 100, 128}, {5, 1025, 1152}, {4, 50257, 50304}};
+    const float z_losses[] = {1e-4f, 0.01f, 0.5f};
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 5; i++)
+            for (int z = 0; z < 3; z++) {
+                check_z_loss(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0, transforms[k], z_losses[z]);
+                check_z_loss(shapes[i][0], shapes[i][1], shapes[i][2], 2, -9, 0, transforms[k], z_losses[z]);
+            }
+}
+
 // logits_transform gives what cross_entropy takes the softmax of, and leaves the padded columns as they are.
 static void transformed_logits(void **state) {
     const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
@@ -305,7 +331,7 @@ static void targets_that_do_not_count(void **state) {
         floatX *all = (floatX *)test_alloc(N * VP * sizeof *all), *before = (floatX *)test_alloc(N * VP * sizeof *all);
         float *losses = (float *)test_alloc(N * sizeof *losses);
         memcpy(all, p.logits, N * VP * sizeof *all);
-        cross_entropy(losses, all, p.targets, 1, N, V, VP, transforms[k], true, &device);
+        cross_entropy(losses, all, p.targets, 1, 0, N, V, VP, transforms[k], true, &device);
         p.targets[0] = p.targets[4] = -1;
         p.targets[6] = -100;
         p.logits[4 * VP + 5] = to_floatX(NAN);
@@ -313,7 +339,7 @@ static void targets_that_do_not_count(void **state) {
         for (int backward = 0; backward < 2; backward++) {
             for (int n = 0; n < N; n++)
                 p.losses[n] = NAN;
-            cross_entropy(p.losses, p.logits, p.targets, 1, N, V, VP, transforms[k], backward, &device);
+            cross_entropy(p.losses, p.logits, p.targets, 1, 0, N, V, VP, transforms[k], backward, &device);
             for (int n = 0; n < N; n++)
                 assert_true(p.losses[n] == (p.targets[n] < 0 ? 0 : losses[n]));
             if (!backward)
@@ -344,7 +370,7 @@ static void broken_logits(void **state) {
                 struct problem p = problem_create(2, V, VP, 8, 0, 0);
                 p.logits[places[at]] = to_floatX(broken[k]);
                 p.targets[0] = target ? places[at] : 77;
-                cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, PLAIN, true, &device);
+                cross_entropy(p.losses, p.logits, p.targets, 1, 0, 2, V, VP, PLAIN, true, &device);
                 assert_true(!isfinite(p.losses[0]) && isfinite(p.losses[1]));
                 assert_true(!isfinite(to_float(p.logits[places[at]])) && isfinite(to_float(p.logits[VP + places[at]])));
                 assert_true(!isfinite(sum_of(p.losses, p.targets, 2).sum));
@@ -358,7 +384,7 @@ static void broken_logits(void **state) {
         p.logits[i] = p.logits[VP + i] = to_floatX(-INFINITY);
     p.targets[0] = 1600;
     p.targets[1] = 3;
-    cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, PLAIN, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, 1, 0, 2, V, VP, PLAIN, true, &device);
     assert_true(isfinite(p.losses[0]) && p.losses[1] == INFINITY && to_float(p.logits[0]) == 0);
     problem_free(p);
 }
@@ -374,6 +400,7 @@ int main(void) {
         cmocka_unit_test(gradient_by_finite_differences),
         cmocka_unit_test(broken_logits),
         cmocka_unit_test(scaled_and_capped_logits),
+        cmocka_unit_test(gradients_of_z_losses),
         cmocka_unit_test(transformed_logits),
         cmocka_unit_test(targets_that_do_not_count),
     };

@@ -11,6 +11,7 @@
 static const char *const formats[] = {
     "",
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",
+    "--optimizer muon --exp-avg-dtype 8bit",
 #ifdef PRECISION_BF16
     "--main-params-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype 8bit",
 #endif
@@ -19,8 +20,11 @@ static const char *const formats[] = {
     "--exp-avg-sq-dtype bf16",
     "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype 8bit",
+    "--optimizer muon",
+    "--optimizer muon --exp-avg-dtype bf16 --muon-split-qkv groups",
 #ifdef PRECISION_BF16
     "--main-params-dtype bf16",
+    "--main-params-dtype bf16 --optimizer muon",
 #endif
 #endif
 };
@@ -96,8 +100,10 @@ static void streamed_updates_have_the_bits_of_whole_ones_gpt2(void **state) { sa
 static void streamed_updates_have_the_bits_of_whole_ones_llama(void **state) { same_bits(LLAMA); }
 
 // Every tensor's state changes in a step, wherever it is.
-static void each_state_is_updated(void **state) {
-    struct setup s = setup_of(LLAMA, "--optimizer-cpu-offload --optimizer-offload-fraction 0.5");
+static void each_state_is_updated_by(const char *optimizer) {
+    char options[256];
+    snprintf(options, sizeof options, "%s --optimizer-cpu-offload --optimizer-offload-fraction 0.5", optimizer);
+    struct setup s = setup_of(LLAMA, options);
     float *before[STATE_COUNT];
     for (int id = 0; id < STATE_COUNT; id++)
         before[id] = state_values(s.model, (enum optimizer_state)id);
@@ -106,6 +112,9 @@ static void each_state_is_updated(void **state) {
         float *after = state_values(s.model, (enum optimizer_state)id);
         for (int i = 0; i < s.model->table.num_tensors; i++) {
             const struct tensor *t = &s.model->table.tensors[i];
+            if (optimizer_state_rows[id].start == STATE_ZERO &&
+                optimizer_format(&s.model->optimizer, (enum optimizer_state)id, t) == FORMAT_NONE)
+                continue;
             if (!memcmp(before[id] + t->offset, after + t->offset, (size_t)t->count * sizeof *after))
                 fail_msg("a step leaves the %s of %s as they were", optimizer_state_rows[id].name, t->name);
         }
@@ -114,6 +123,11 @@ static void each_state_is_updated(void **state) {
     }
     outcome_free(&o);
     setup_free(&s);
+}
+
+static void each_state_is_updated(void **state) {
+    each_state_is_updated_by("");
+    each_state_is_updated_by("--optimizer muon");
 }
 
 // A step with a NaN leaves every byte as it was, in every format.
@@ -142,6 +156,70 @@ static void a_step_that_is_not_finite_changes_nothing(void **state) {
             states_free(&before);
             setup_free(&s);
         }
+}
+
+// ---- Learning-rate multipliers ----
+
+// The master weights after one step.
+static float *masters_after_a_step(const char *shape, const char *options, double lr, struct setup *s) {
+    *s = setup_of(shape, options);
+    for (int i = 0; i < s->model->micro_steps; i++)
+        setup_micro_step(s, i % 2, 1.0 / s->model->micro_steps);
+    update_norm(s->model, 1, lr);
+    return state_values(s->model, STATE_MASTER);
+}
+// The option of a tensor's multiplier, by the tensor's name.
+static const char *multiplier_of(const char *name) {
+    if (strcmp(name, "wte") == 0 || strcmp(name, "wpe") == 0)
+        return "embedding";
+    if (strcmp(name, "lm_head") == 0)
+        return "head";
+    return strstr(name, "ln") || strstr(name, "norm") || strstr(name, "bias") ? "vector" : "matrix";
+}
+// With a multiplier of 0.5 the tensors of its group are those of a step with half the learning rate, but for the
+// rounding of 1 - lr weight_decay; the others have the bits of a step without multipliers.
+static void check_multiplier(const char *shape, const char *group, int expected_tensors) {
+    char options[64];
+    snprintf(options, sizeof options, "--%s-lr-mult 0.5", group);
+    struct setup with, whole, half;
+    float *got = masters_after_a_step(shape, options, 1e-2, &with);
+    float *at_lr = masters_after_a_step(shape, "", 1e-2, &whole),
+          *at_half = masters_after_a_step(shape, "", 5e-3, &half);
+    int tensors = 0;
+    for (int i = 0; i < with.model->table.num_tensors; i++) {
+        const struct tensor *t = &with.model->table.tensors[i];
+        const bool scaled = strcmp(multiplier_of(t->name), group) == 0;
+        tensors += scaled;
+        for (int64_t k = t->offset; k < t->offset + t->count; k++) {
+            const double expected = scaled ? at_half[k] : at_lr[k];
+            if (fabs(got[k] - expected) > (scaled ? 0x1p-22 * (fabs(expected) + 5e-3) : 0))
+                fail_msg("%s: %s[%lld] is %.9g, not %.9g", options, t->name, (long long)(k - t->offset), (double)got[k],
+                         expected);
+        }
+    }
+    assert_int_equal(tensors, expected_tensors);
+    free(got);
+    free(at_lr);
+    free(at_half);
+    setup_free(&with);
+    setup_free(&whole);
+    setup_free(&half);
+}
+static void multipliers_are_of_their_groups_alone(void **state) {
+    const int layers = atoi(LAYERS);
+    check_multiplier(GPT2, "embedding", 2);
+    check_multiplier(GPT2, "vector", 8 * layers + 2);
+#ifndef CUDA_EMULATED
+    check_multiplier(GPT2, "head", 0);
+    check_multiplier(GPT2, "matrix", 4 * layers);
+    check_multiplier(LLAMA, "embedding", 1);
+    check_multiplier(LLAMA, "head", 1);
+    check_multiplier(LLAMA, "vector", 3 * layers + 1);
+    check_multiplier(LLAMA, "matrix", 4 * layers);
+    setup_lora_modules = LORA_QKV | LORA_MLP_PROJ;
+    check_multiplier(LLAMA " --lora-rank 1", "matrix", 4 * layers); // the adapters alone
+    setup_lora_modules = 0;
+#endif
 }
 
 // What leaves the device is on the host, to the byte, and the device's arena of states falls by it; the slots of the
@@ -179,6 +257,7 @@ int main(void) {
 #endif
         cmocka_unit_test(each_state_is_updated),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
+        cmocka_unit_test(multipliers_are_of_their_groups_alone),
         cmocka_unit_test(the_plan_falls_by_what_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,6 +54,7 @@ struct reference {
     struct reference_tensor tensors[REFERENCE_MAX_LAYERS * 12 + 5];
     int num_tensors;
     struct reference_attention_options attention; // zeros: none of these
+    double z_loss;                                // of the loss: see reference_cross_entropy
     reference_dropout *dropout;                   // NULL: none
     const void *dropout_context;
     reference_rounding *rounding; // NULL: none
@@ -491,9 +492,9 @@ static inline void reference_embedding_backward(struct reference *r, const doubl
         }
 }
 
-// Mean of logsumexp(logits) - logits[target]; dlogits = (softmax - onehot) / N, or NULL.
+// Mean of lse - logits[target] + z_loss lse^2 with lse = logsumexp(logits); dlogits, or NULL: its gradient.
 static inline double reference_cross_entropy(double *dlogits, const double *logits, const int32_t *targets, int64_t N,
-                                             int V) {
+                                             int V, double z_loss) {
     double loss = 0;
     for (int64_t n = 0; n < N; n++) {
         const double *row = logits + n * V;
@@ -502,9 +503,10 @@ static inline double reference_cross_entropy(double *dlogits, const double *logi
             highest = fmax(highest, row[v]);
         for (int v = 0; v < V; v++)
             sum += exp(row[v] - highest);
-        loss += (log(sum) + highest - row[targets[n]]) / (double)N;
+        const double lse = log(sum) + highest, factor = 1 + 2 * z_loss * lse;
+        loss += (lse - row[targets[n]] + z_loss * lse * lse) / (double)N;
         for (int v = 0; dlogits && v < V; v++)
-            dlogits[n * V + v] = (exp(row[v] - highest) / sum - (v == targets[n])) / (double)N;
+            dlogits[n * V + v] = (factor * exp(row[v] - highest) / sum - (v == targets[n])) / (double)N;
     }
     return loss;
 }
@@ -621,7 +623,7 @@ static inline struct reference_activations *reference_forward(struct reference *
     reference_store(r, a->normf, a->N * c->C);
     reference_linear(a->logits, a->normf, reference_head(r), NULL, a->N);
     reference_store(r, a->logits, a->N * c->V);
-    a->loss = reference_cross_entropy(NULL, a->logits, targets, a->N, c->V);
+    a->loss = reference_cross_entropy(NULL, a->logits, targets, a->N, c->V, r->z_loss);
     return a;
 }
 
@@ -629,7 +631,7 @@ static inline struct reference_activations *reference_forward(struct reference *
 static inline void reference_backward(struct reference *r, const struct reference_activations *a) {
     const struct reference_config *c = &r->config;
     double *dlogits = test_doubles(a->N * c->V), *dnormf = test_doubles(a->N * c->C), *dx = test_doubles(a->N * c->C);
-    reference_cross_entropy(dlogits, a->logits, a->targets, a->N, c->V);
+    reference_cross_entropy(dlogits, a->logits, a->targets, a->N, c->V, r->z_loss);
     reference_store(r, dlogits, a->N * c->V);
     reference_linear_backward(dnormf, reference_head(r), NULL, dlogits, a->normf, a->N);
     reference_store(r, dnormf, a->N * c->C);

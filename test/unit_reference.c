@@ -106,10 +106,11 @@ static void check_slope(struct reference *r, struct reference_tensor *tensor, co
 }
 
 static void gradients_are_slopes_with(struct reference_config config, struct reference_attention_options attention,
-                                      int B, int T, reference_dropout *dropout) {
+                                      double z_loss, int B, int T, reference_dropout *dropout) {
     uint64_t state = 7;
     struct reference *r = reference_create(config);
     r->attention = attention;
+    r->z_loss = z_loss;
     r->dropout = dropout;
     for (int i = 0; i < r->num_tensors; i++)
         for (int64_t j = 0; j < r->tensors[i].rows * r->tensors[i].cols; j++)
@@ -130,7 +131,7 @@ static void gradients_are_slopes_with(struct reference_config config, struct ref
 static void gradients_are_slopes(struct reference_config config, int B, int T, reference_dropout *dropout) {
     struct reference_attention_options causal;
     memset(&causal, 0, sizeof causal);
-    gradients_are_slopes_with(config, causal, B, T, dropout);
+    gradients_are_slopes_with(config, causal, 0, B, T, dropout);
 }
 
 //                                          L  C   H  Hkv D  F   V  positions layernorm swiglu qkv_bias biases tied  eps
@@ -155,19 +156,26 @@ static void gradients_with_dropout(void **state) {
     gradients_are_slopes(LLAMA_WITH_MQA, 1, 7, a_third_dropped);
 }
 
+static void gradients_with_a_z_loss(void **state) {
+    struct reference_attention_options causal;
+    memset(&causal, 0, sizeof causal);
+    gradients_are_slopes_with(GPT2_WITH_GQA, causal, 0.1, 2, 5, NULL);
+    gradients_are_slopes_with(EVERY_BIAS, causal, 0.1, 3, 4, NULL);
+}
+
 // Scores of a scale of their own, capped so low that the cap bends them.
 static void gradients_with_masks(void **state) {
     static const int32_t starts[] = {0, 0, 2, 2, 2, 2, 2, 0, 1, 2, 2, 2, 5, 5};
     struct reference_attention_options attention;
     memset(&attention, 0, sizeof attention);
     attention.document_starts = starts;
-    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 2, 7, NULL);
+    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 0, 2, 7, NULL);
     attention.windows[1] = 3;
     attention.scale = 0.7;
     attention.softcap = 0.8;
-    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 2, 7, a_third_dropped);
+    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 0, 2, 7, a_third_dropped);
     attention.document_starts = NULL;
-    gradients_are_slopes_with(RMSNORM_AND_GELU, attention, 1, 8, NULL);
+    gradients_are_slopes_with(RMSNORM_AND_GELU, attention, 0, 1, 8, NULL);
 }
 
 // Tokens of another document change no logit of this one, and none beyond the windows of all layers.
@@ -201,13 +209,10 @@ static void logits_do_not_see_what_is_masked(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpt2_equals_pytorch),
-        cmocka_unit_test(llama_equals_pytorch),
-        cmocka_unit_test(qwen2_equals_pytorch),
-        cmocka_unit_test(gradients_without_dropout),
-        cmocka_unit_test(gradients_with_dropout),
-        cmocka_unit_test(gradients_with_masks),
-        cmocka_unit_test(logits_do_not_see_what_is_masked),
+        cmocka_unit_test(gpt2_equals_pytorch),    cmocka_unit_test(llama_equals_pytorch),
+        cmocka_unit_test(qwen2_equals_pytorch),   cmocka_unit_test(gradients_without_dropout),
+        cmocka_unit_test(gradients_with_dropout), cmocka_unit_test(gradients_with_a_z_loss),
+        cmocka_unit_test(gradients_with_masks),   cmocka_unit_test(logits_do_not_see_what_is_masked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
