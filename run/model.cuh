@@ -80,6 +80,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
+        gpt_swap_averages(m);
     }
     if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
         gpt_evaluate_nothing(m);

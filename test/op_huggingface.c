@@ -402,6 +402,7 @@ static const char *const state_options[] = {
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype 8bit",
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16 --optimizer-cpu-offload --optimizer-offload-fraction 0.4",
     "--optimizer-cpu-offload --offload-weights --checkpoint-dtype fp32",
+    "--ema-decay 0.9",
 #ifdef PRECISION_BF16
     "--main-params-dtype bf16 --exp-avg-sq-dtype bf16",
 #endif
@@ -430,7 +431,7 @@ static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
 // The values that a checkpoint of `a` has in a model that stores them in other formats: those of `a`, rounded once.
 static void assert_converted(struct gpt *a, struct gpt *b, const char *what) {
     for (int id = 0; id < STATE_COUNT; id++)
-        for (int i = 0; i < a->table.num_tensors && optimizer_state_rows[id].start == STATE_ZERO; i++) {
+        for (int i = 0; i < a->table.num_tensors && optimizer_state_rows[id].start != STATE_FROM_PARAMETERS; i++) {
             const struct tensor *t = &a->table.tensors[i];
             const enum optimizer_state state = (enum optimizer_state)id;
             const enum state_format format = optimizer_format(&b->optimizer, state, t);
