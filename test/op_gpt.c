@@ -260,6 +260,43 @@ static void test_padding_is_invisible(void **state) {
     setup_free(&s);
 }
 
+// The gradient norm of a step of one micro-batch, after one of `before`.
+static double norm_of_one(struct setup *s, int before) {
+    for (int i = 0; i < before; i++)
+        setup_micro_step(s, i % 2, 1.0 / before);
+    if (before > 0)
+        update_norm(s->model, 1, 0);
+    s->model->step_micro_steps = 1;
+    setup_micro_step(s, 0, 1);
+    return update_norm(s->model, 2, 1e-3);
+}
+// A step of fewer micro-batches than are planned is that of a model with the smaller batch, to the bit; what larger
+// steps left behind does not count.
+static void steps_of_fewer_micro_batches_are_those_of_a_smaller_batch(void **state) {
+    static const char *const options[] = {
+        "",
+        "--offload-gradients",
+        "--main-grads-dtype bf16",
+#ifdef PRECISION_BF16
+        "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 4",
+#endif
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        char small[256];
+        snprintf(small, sizeof small, "%s --global-batch-size %s", options[i], BATCH);
+        struct setup one = setup_of(LLAMA, small), two = setup_of(LLAMA, options[i]),
+                     fresh = setup_of(LLAMA, options[i]);
+        assert_true(one.model->micro_steps == 1 && two.model->micro_steps == 2);
+        const double expected = norm_of_one(&one, 0), got = norm_of_one(&two, 2), first = norm_of_one(&fresh, 0);
+        if (!strstr(options[i], "bf16") && !strstr(options[i], "fp8")) // whose rounding depends on the steps before
+            assert_true(got == expected);
+        assert_true(isfinite(got) && first == expected && fabs(got / expected - 1) < 0.05);
+        setup_free(&one);
+        setup_free(&two);
+        setup_free(&fresh);
+    }
+}
+
 // With --zero-init-projections a model of any depth begins as one of a single layer, to the bit; all other parameters
 // begin as without the option.
 static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
@@ -407,6 +444,7 @@ int main(void) {
         cmocka_unit_test(test_accumulation_llama),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
+        cmocka_unit_test(steps_of_fewer_micro_batches_are_those_of_a_smaller_batch),
         cmocka_unit_test(projections_that_begin_at_0_make_blocks_the_identity),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
