@@ -271,26 +271,30 @@ static double norm_of_one(struct setup *s, int before) {
     return update_norm(s->model, 2, 1e-3);
 }
 // A step of fewer micro-batches than are planned is that of a model with the smaller batch, to the bit; what larger
-// steps left behind does not count.
+// steps left behind does not count, but for stochastic rounding and delayed scales, which depend on the steps before.
 static void steps_of_fewer_micro_batches_are_those_of_a_smaller_batch(void **state) {
-    static const char *const options[] = {
-        "",
-        "--offload-gradients",
-        "--main-grads-dtype bf16",
+    static const struct {
+        const char *options;
+        double tolerance; // after a larger step
+    } cases[] = {
+        {"", 0},
+        {"--offload-gradients", 0},
+        {"--main-grads-dtype bf16", 0.01},
 #ifdef PRECISION_BF16
-        "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 4",
+        {"--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 4 --ffn-hidden-size 96 --seq-length 48",
+         0.05},
 #endif
     };
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char small[256];
-        snprintf(small, sizeof small, "%s --global-batch-size %s", options[i], BATCH);
-        struct setup one = setup_of(LLAMA, small), two = setup_of(LLAMA, options[i]),
-                     fresh = setup_of(LLAMA, options[i]);
+        snprintf(small, sizeof small, "%s --global-batch-size %s", cases[i].options, BATCH);
+        struct setup one = setup_of(LLAMA, small), two = setup_of(LLAMA, cases[i].options),
+                     fresh = setup_of(LLAMA, cases[i].options);
         assert_true(one.model->micro_steps == 1 && two.model->micro_steps == 2);
-        const double expected = norm_of_one(&one, 0), got = norm_of_one(&two, 2), first = norm_of_one(&fresh, 0);
-        if (!strstr(options[i], "bf16") && !strstr(options[i], "fp8")) // whose rounding depends on the steps before
-            assert_true(got == expected);
-        assert_true(isfinite(got) && first == expected && fabs(got / expected - 1) < 0.05);
+        const double expected = norm_of_one(&one, 0), got = norm_of_one(&two, 2);
+        assert_true(norm_of_one(&fresh, 0) == expected);
+        if (!(fabs(got / expected - 1) <= cases[i].tolerance))
+            fail_msg("%s: a gradient norm of %.9g, not %.9g", cases[i].options, got, expected);
         setup_free(&one);
         setup_free(&two);
         setup_free(&fresh);
