@@ -18,7 +18,7 @@
 #include <stdint.h>                // int64_t
 #include <string.h>                // strerror
 
-enum { CONFIG_ROWS_MAX = 192 };
+enum { CONFIG_ROWS_MAX = 256 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
@@ -72,14 +72,15 @@ struct config {
     int loss_chunk_tokens;
     // training
     int micro_batch_size, global_batch_size, train_steps;
+    const char *rampup_batch_size;
     uint64_t seed;
-    double lr, min_lr;
+    double lr, min_lr, z_loss;
     enum lr_decay_style lr_decay_style;
     double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
-    double z_loss, ema_decay;
+    double ema_decay;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     float muon_momentum, muon_extra_scale_factor;
     bool muon_nesterov;
@@ -147,6 +148,7 @@ struct config {
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
     int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
+    struct batch_ramp ramp;      // of --global-batch-size and --rampup-batch-size
     unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
@@ -321,6 +323,9 @@ static const struct option_row config_rows[] = {
     GROUP("Training"),
     ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
     ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, over all ranks; 0: a micro batch each"),
+    ROW(STRING, rampup_batch_size, "", "'START INCREMENT SAMPLES'", 0, 0,
+        "The batch is START sequences at first, and grows by INCREMENT to the global one in equal parts of SAMPLES",
+        CONFIG_FIXED),
     ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
     ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),

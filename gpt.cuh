@@ -266,7 +266,7 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
-    m->last_micro_step = index == m->micro_steps - 1;
+    m->last_micro_step = index == m->step_micro_steps - 1;
     zero_begin_micro_step(&m->zero, m->timeline.planning ? m->micro_steps > 1 : index > 0, m->last_micro_step);
     upload_batch(m, PASS_TRAIN, batch);
     RUN(m, optimizer_know_weights(&m->optimizer));
@@ -314,8 +314,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
-    const double targets = (double)m->zero.shards.ranks * m->micro_steps * (double)extent_of(m, PASS_TRAIN).N;
-    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps,
+    const double targets = (double)m->zero.shards.ranks * m->step_micro_steps * (double)extent_of(m, PASS_TRAIN).N;
+    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->step_micro_steps,
                           targets, c->clip_grad, m->dev));
     if (fp8_is_delayed(&m->fp8))
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->results->check, m->reports, m->zero.shards.ranks,

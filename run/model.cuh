@@ -186,7 +186,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
     if (extent_of(m, PASS_PREFILL).N > m->host_batch_tokens)
         m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
-    m->micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
+    m->micro_steps = m->step_micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
     if (!m->slots || !m->kinds)

@@ -12,8 +12,11 @@ static void report_training(const struct run *r) {
             log_count(tokens, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
     log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
             c->global_batch_size / c->micro_batch_size);
+    if (c->ramp.samples > 0)
+        log_row("batch warm-up", "from %d sequences on by %d more, in the first %s", c->ramp.start, c->ramp.increment,
+                log_count(tokens, c->ramp.samples));
     log_row("steps", "%d, %.3g epochs", c->train_steps,
-            (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
+            (double)ramp_samples(&c->ramp, c->train_steps) / (double)dataloader_samples_per_epoch(r->train));
     if (c->checkpoint_every > 0)
         log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
                 *huggingface_note(c) ? "; " : "", huggingface_note(c));

@@ -125,7 +125,6 @@ static void load_model(struct run *r) {
         r->first_step = r->enqueued = r->finished = (int)state.step;
         r->skipped = (int)state.skipped;
         r->empty = (int)state.empty;
-        r->samples_before = state.samples;
         r->model->micro_step = state.micro_steps;
         r->best_val_loss = state.best_val_loss;
         r->best_val_step = (int)state.best_val_step;
