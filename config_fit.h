@@ -2,15 +2,6 @@
 #pragma once
 #include "config.h" // struct config
 
-// Bytes of a moment in a format: 8bit has an fp32 scale for each 128.
-static inline double config_moment_bytes(enum config_moment_dtype dtype) {
-    switch (dtype) {
-    case MOMENT_FP32: return 4;
-    case MOMENT_BF16: return 2;
-    case MOMENT_8BIT: return 1 + 4.0 / 128;
-    }
-    __builtin_unreachable();
-}
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;

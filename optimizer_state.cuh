@@ -204,6 +204,22 @@ static void optimizer_make_segments(struct optimizer *o) {
     }
     optimizer_end_segment(o, o->elements, GROUP_OTHERS);
 }
+// This rank's elements of a group. Groups whose formats are the same may be counted as one of them.
+static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
+    int64_t n = 0;
+    for (int i = 0; i < o->num_segments; i++)
+        n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
+    return n;
+}
+// Bytes of this rank's states in the formats of other options.
+static double optimizer_states_bytes(const struct optimizer *o, const struct config *c) {
+    double bytes = 0;
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int group = 0; group < STATE_GROUPS; group++)
+            bytes += (double)optimizer_elements(o, (enum state_group)group) / STATE_BLOCK *
+                     (double)state_block_bytes(state_format_of(c, (enum optimizer_state)id, (enum state_group)group));
+    return bytes;
+}
 // Bytes from place 0 to `place`, a multiple of STATE_BLOCK.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
     int first = 0, last = o->num_segments; // the segment is in [first, last)

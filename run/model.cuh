@@ -67,10 +67,10 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
-        m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
-                                 collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
-                                                           m->config.grad_reduce_in_bf16,
-                                                           muon_exchanged_bytes(&m->muon)));
+        m->scratch_id =
+            plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
+                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
+                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon)));
     m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
