@@ -275,6 +275,9 @@ static inline void config_resolve_data(struct config *c) {
         fail("--eval-only needs --val-data, --eval-tasks or --perplexity: name the token shards to validate on, or the "
              "files to score");
     config_check_scoring(c);
+    if (c->init_from_ema && (!*c->init_from || c->lora_rank > 0))
+        fail("--init-from-ema needs --init-from, the folder of a checkpoint%s",
+             c->lora_rank > 0 ? ", and no LoRA" : "");
     if (!config_trains(c) && !*c->init_from && !c->plan)
         fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
     if (!*c->train_data && !c->plan && config_trains(c))

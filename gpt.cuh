@@ -297,7 +297,7 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step` (from 1) of AdamW with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
+// Enqueues update `step` (from 1) with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
 // the gradient norm is NaN or infinite nothing is updated, and gpt_results says so.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
@@ -322,8 +322,28 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
-    void *slots = optimizer_slots(&m->optimizer);
+    void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
+    if (m->muon.count > 0) {
+        phase(m, "update", -1, "muon");
+        slots = optimizer_slots(&m->optimizer, false);
+        optimizer_update_matrices(&m->muon, adamw, &m->results->check, slots);
+    }
+    if (c->ema_decay > 0) {
+        phase(m, "update", -1, "moving averages");
+        slots = optimizer_slots(&m->optimizer, false);
+        RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->results->check, slots));
+    }
+}
+// With --ema-decay: puts the moving averages into the parameters' place, and at the next call back. No step may be
+// enqueued in between.
+static void gpt_swap_averages(struct gpt *m) {
+    if (m->config.ema_decay <= 0 || !m->trains)
+        return;
+    region(m, REGION_AVERAGES);
+    phase(m, "averages", -1, "swap");
+    void *slots = optimizer_slots(&m->optimizer, false);
+    RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.

@@ -137,6 +137,7 @@ struct gpt {
     struct frozen_weights stored; // those that are stored in FP8 or NF4
     int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
     struct optimizer optimizer;
+    struct muon muon;           // its matrices; without Muon there are none
     struct optimizer_copy copy; // for checkpoints
     struct fp8_state fp8;
 

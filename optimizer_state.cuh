@@ -3,8 +3,8 @@
 //
 // An element's index in this rank's buffers is its place: its index in the flat buffers where the state is whole, else
 // among this rank's shards (zero.cuh). Places [0, cut) are in the device's memory, the others in the host's, for every
-// kind of state alike. A kind has one format for the units of layers and one for head and embeddings: since units are
-// ranges of places, a place's offset in bytes is a sum over at most three ranges.
+// kind of state alike. What is stored of an element, and how, depends on its group (enum state_group). Runs of elements
+// of one group are segments of places, of which each begins at a known byte of each state.
 #pragma once
 #include "config.h"                  // struct config
 #include "fp8.cuh"                   // struct fp8_state, fp8_weight_amax
@@ -19,15 +19,19 @@
 // The value of an element of the state before the first step.
 enum state_start {
     STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
+    STATE_COPY,            // the same, of a state that then goes its own way
     STATE_ZERO,
 };
 
 // Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of
-// master weights only what the parameters lack is stored; without any, the parameters stand in for them.
+// master weights only what the parameters lack is stored; without any, the parameters stand in for them. Moments are
+// AdamW's, the momentum is Muon's, averages are those of --ema-decay.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", STATE_FROM_PARAMETERS)                                                     \
     ROW(MOMENT1, "first moments", "exp_avg", STATE_ZERO)                                                               \
-    ROW(MOMENT2, "second moments", "exp_avg_sq", STATE_ZERO)
+    ROW(MOMENT2, "second moments", "exp_avg_sq", STATE_ZERO)                                                           \
+    ROW(MOMENTUM, "momentum", "momentum", STATE_ZERO)                                                                  \
+    ROW(AVERAGES, "moving averages", "ema", STATE_COPY)
 
 enum optimizer_state {
 #define ENUM_ROW(id, name, file_name, start) STATE_##id,
@@ -46,14 +50,29 @@ static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
 #undef STRUCT_ROW
 };
 
-// How a kind of state is stored.
-struct state_formats {
-    bool present;                     // false: the parameters stand in for it
-    enum state_format layers, others; // in the units of layers; in those of head and embeddings
+// The elements of the flat buffers, by what updates them and how their states are stored. A gap goes with the tensor
+// before it.
+enum state_group {
+    GROUP_OTHERS, // head and embeddings, by AdamW
+    GROUP_LAYERS, // of layers, by AdamW
+    GROUP_MUON,   // matrices of layers that Muon updates
+    STATE_GROUPS
+};
+
+// A run of places of one group.
+struct state_segment {
+    int64_t place; // of its first element
+    enum state_group group;
+    size_t offset[STATE_COUNT]; // bytes of each state before it
+};
+// A run of elements of the flat buffers of one group: up to the next one's begin.
+struct state_run {
+    int64_t begin;
+    enum state_group group;
 };
 
 struct stored_state {
-    struct state_formats formats;
+    enum state_format formats[STATE_GROUPS];
     int device_id, host_id; // buffers in the plan, -1: none
     char *device, *host;    // places [0, cut), and from cut on; NULL: none, or only planned
 };
@@ -65,6 +84,10 @@ struct optimizer {
     const struct config *config; // not owned
     struct fp8_state *fp8;       // whose amaxes of weights the update collects; not owned
     struct stored_state states[STATE_COUNT];
+    struct state_run *runs; // (num_runs + 1) of all elements, in flat order; the last one begins behind them
+    int num_runs;
+    struct state_segment *segments; // (num_segments + 1) of this rank's places; the last one begins behind them
+    int num_segments;
     int64_t elements; // places of this rank's buffers
     int64_t cut;
     // Device memory, filled once: the table of the tensors, which the update reads, and of this rank's shards of the
@@ -90,48 +113,109 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// The formats that the options ask for. 8-bit moments of embeddings make pretraining unstable (Dettmers,
-// huggingface/transformers #14819): head and embeddings have bf16's instead.
-static struct state_formats state_formats_of(const struct config *c, enum optimizer_state id) {
-    struct state_formats formats = {true, FORMAT_FP32, FORMAT_FP32};
+// The format of a state of the elements of a group, by the options. 8-bit moments of embeddings make pretraining unstable
+// (Dettmers, huggingface/transformers #14819): head and embeddings have bf16's instead.
+static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
+    const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
     case STATE_MASTER:
-        formats.layers = formats.others = FORMAT_REMAINDER;
-        formats.present = sizeof(floatX) < sizeof(float) && c->main_params_dtype == MAIN_FP32;
-        break;
+        return sizeof(floatX) < sizeof(float) && c->main_params_dtype == MAIN_FP32 ? FORMAT_REMAINDER : FORMAT_NONE;
     case STATE_MOMENT1:
-        formats.layers = moment_format(c->exp_avg_dtype, FORMAT_8BIT);
-        formats.others = moment_format(c->exp_avg_dtype, FORMAT_BF16);
-        break;
+        return by_muon ? FORMAT_NONE : moment_format(c->exp_avg_dtype, others ? FORMAT_BF16 : FORMAT_8BIT);
     case STATE_MOMENT2:
-        formats.layers = moment_format(c->exp_avg_sq_dtype, FORMAT_8BIT_ROOT);
-        formats.others = moment_format(c->exp_avg_sq_dtype, FORMAT_BF16);
-        break;
+        return by_muon ? FORMAT_NONE : moment_format(c->exp_avg_sq_dtype, others ? FORMAT_BF16 : FORMAT_8BIT_ROOT);
+    case STATE_MOMENTUM: return by_muon ? moment_format(c->exp_avg_dtype, FORMAT_8BIT) : FORMAT_NONE;
+    case STATE_AVERAGES: return c->ema_decay > 0 ? FORMAT_FP32 : FORMAT_NONE;
     case STATE_COUNT: break;
     }
-    return formats;
+    return FORMAT_NONE;
 }
-static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, int unit) {
-    const struct state_formats *f = &o->states[id].formats;
-    return unit == unit_of_head() || unit == unit_of_embeddings(o->zero->table) ? f->others : f->layers;
+// Muon updates the matrices that the blocks multiply by; embeddings, head, norms, biases and adapters are AdamW's.
+static bool muon_updates(const struct config *c, const struct tensor *t) {
+    switch (c->optimizer) {
+    case OPTIMIZER_ADAM: return false;
+    case OPTIMIZER_MUON: return parameter_is_linear_weight(t->parameter);
+    }
+    return false;
+}
+static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
+    return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
+}
+// The format of a state of a tensor's elements; FORMAT_NONE: they do not have it.
+static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, const struct tensor *t) {
+    return o->states[id].formats[tensor_group(o->config, t)];
 }
 
+// Whether a state differs between two groups. What does not differ is one run, and so one launch.
+static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
+    bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
+    for (int id = 0; id < STATE_COUNT; id++)
+        differ = differ || o->states[id].formats[a] != o->states[id].formats[b];
+    return differ;
+}
+static void optimizer_make_runs(struct optimizer *o) {
+    const struct parameters *table = o->zero->table;
+    o->runs = (struct state_run *)calloc((size_t)table->num_tensors + 1, sizeof *o->runs);
+    if (!o->runs)
+        fail("out of memory for the table of states");
+    for (int i = 0; i < table->num_tensors; i++) {
+        const struct state_run run = {table->tensors[i].offset, tensor_group(o->config, &table->tensors[i])};
+        if (o->num_runs == 0 || groups_differ(o, run.group, o->runs[o->num_runs - 1].group))
+            o->runs[o->num_runs++] = run;
+    }
+    o->runs[o->num_runs].begin = o->zero->shards.flat;
+}
+// The group of element `at` of the flat buffers; *end: of the run that it is in.
+static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
+    int first = 0, last = o->num_runs; // the run is in [first, last)
+    while (last - first > 1) {
+        const int middle = first + (last - first) / 2;
+        if (o->runs[middle].begin <= at)
+            first = middle;
+        else
+            last = middle;
+    }
+    *end = o->runs[first + 1].begin;
+    return o->runs[first].group;
+}
+
+// Begins a segment at a place: ends the one before there.
+static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state_group group) {
+    struct state_segment *s = &o->segments[o->num_segments];
+    memset(s, 0, sizeof *s);
+    s->place = place;
+    s->group = group;
+    for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
+        s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
+}
+static void optimizer_make_segments(struct optimizer *o) {
+    const struct shards *s = &o->zero->shards;
+    o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);
+    if (!o->segments)
+        fail("out of memory for the table of states");
+    int64_t at = 0, place, n, end;
+    for (; (n = shards_next(s, optimizer_is_sharded(o), &at, s->flat, &place)) > 0; at += n) {
+        const enum state_group group = optimizer_group_at(o, at, &end);
+        n = n < end - at ? n : end - at;
+        if (o->num_segments > 0 && o->segments[o->num_segments - 1].group == group)
+            continue;
+        optimizer_end_segment(o, place, group);
+        o->num_segments++;
+    }
+    optimizer_end_segment(o, o->elements, GROUP_OTHERS);
+}
 // Bytes from place 0 to `place`, a multiple of STATE_BLOCK.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
-    const struct parameters *table = o->zero->table;
-    const int64_t ranks = optimizer_is_sharded(o) ? o->zero->shards.ranks : 1;
-    const int64_t ends[] = {table->trained.unit_begin[unit_of_head() + 1] / ranks,
-                            table->trained.unit_begin[unit_of_embeddings(table)] / ranks, o->elements};
-    const struct state_formats *f = &o->states[id].formats;
-    const enum state_format formats[] = {f->others, f->layers, f->others};
-    size_t bytes = 0;
-    int64_t begin = 0;
-    for (int i = 0; i < 3 && begin < place; i++) {
-        const int64_t end = ends[i] < place ? ends[i] : place;
-        bytes += state_bytes(formats[i], end - begin);
-        begin = ends[i];
+    int first = 0, last = o->num_segments; // the segment is in [first, last)
+    while (last - first > 1) {
+        const int middle = first + (last - first) / 2;
+        if (o->segments[middle].place <= place)
+            first = middle;
+        else
+            last = middle;
     }
-    return bytes;
+    const struct state_segment *s = &o->segments[first];
+    return s->offset[id] + state_bytes(o->states[id].formats[s->group], place - s->place);
 }
 
 // Where this rank's buffers have a state: of [place, place + n), cut to what lies in one memory, *count elements.
@@ -152,7 +236,7 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Adds the state and its tables to the plan. The config must outlive the optimizer.
+// Adds the state and its tables to the plan. The config must outlive the optimizer; optimizer_free frees it.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
@@ -165,13 +249,17 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;
     const int64_t blocks = o->elements / STATE_BLOCK;
     o->cut = (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int group = 0; group < STATE_GROUPS; group++)
+            o->states[id].formats[group] = state_format_of(config, (enum optimizer_state)id, (enum state_group)group);
+    optimizer_make_runs(o);
+    optimizer_make_segments(o);
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;
         const struct optimizer_state_row *row = &optimizer_state_rows[id];
         struct stored_state *s = &o->states[id];
         s->device_id = s->host_id = -1;
-        s->formats = state_formats_of(config, id);
-        if (!trains || !s->formats.present)
+        if (!trains)
             continue;
         const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
         if (below > 0)
@@ -185,6 +273,10 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensors_bytes(zero->table));
     o->buckets_id =
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
+}
+static void optimizer_free(struct optimizer *o) {
+    free(o->runs);
+    free(o->segments);
 }
 // Where the amax of a tensor is collected; NULL: nowhere.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
@@ -298,21 +390,22 @@ static void optimizer_initialise(struct optimizer *o) {
     }
 }
 
-// Uploads 2-byte elements [at, at + n), at any element, of the remainders of master weights. `low`, in host memory,
-// must stay until the device was waited for.
-static void optimizer_upload_remainders(struct optimizer *o, int64_t at, const uint16_t *low, int64_t n) {
+// Uploads elements [at, at + n), at any element, of a state that has one format, of `width` bytes an element. `values`,
+// in host memory, must stay until the device was waited for.
+static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
+                                      int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
-    const struct stored_state *state = &o->states[STATE_MASTER];
+    const struct stored_state *state = &o->states[id];
     int64_t place, count;
     for (int64_t first = at; (count = shards_next(s, optimizer_is_sharded(o), &first, at + n, &place)) > 0;
          first += count) {
         const int64_t below = place >= o->cut ? 0 : o->cut - place < count ? o->cut - place : count;
+        const char *from = (const char *)values + (size_t)(first - at) * width;
         if (below > 0)
-            device_upload(state->device + (size_t)place * sizeof *low, low + (first - at), (size_t)below * sizeof *low,
-                          o->zero->timeline->dev);
+            device_upload(state->device + (size_t)place * width, from, (size_t)below * width, o->zero->timeline->dev);
         if (below < count)
-            memcpy(state->host + (size_t)(place + below - o->cut) * sizeof *low, low + (first - at) + below,
-                   (size_t)(count - below) * sizeof *low);
+            memcpy(state->host + (size_t)(place + below - o->cut) * width, from + (size_t)below * width,
+                   (size_t)(count - below) * width);
     }
 }
 // Sets parameters [at, at + n) of the flat buffers: rounded into the parameters, and what the rounding leaves into the
@@ -324,7 +417,9 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
         low[i] = split_low(exact[i]);
     }
     if (optimizer_holds(o, STATE_MASTER))
-        optimizer_upload_remainders(o, at, low, n);
+        optimizer_upload_elements(o, STATE_MASTER, at, low, n, sizeof *low);
+    if (optimizer_holds(o, STATE_AVERAGES))
+        optimizer_upload_elements(o, STATE_AVERAGES, at, exact, n, sizeof *exact);
     zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
     o->fp8->weights_known = false;
 }

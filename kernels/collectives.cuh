@@ -12,23 +12,28 @@
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device
 #include "kernels/device_memory.cuh"      // host_allocate, device_download, device_upload
+#include "kernels/device_queue.cuh"       // device_synchronize
 #include "kernels/transfers.cuh"          // transfer_wait
 #include "runtime/machine/deadline.h"     // deadline_clock_s
-#include "runtime/net/host_collectives.h" // host_reduce_scatter, host_all_gather
+#include "runtime/net/host_collectives.h" // host_reduce_scatter, host_all_gather, host_exchange
 #include "runtime/net/parallel.h"         // struct parallel
+#include <stdlib.h>                       // calloc
 
 enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 
 struct collectives; // one per process; its members are the target's own
 
 // Bytes of the device's memory that collectives need as scratch. largest_shard: elements of a rank's shard of the
-// largest reduce-scatter; wire_bf16: gradients travel as bf16.
-static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16);
+// largest reduce-scatter; wire_bf16: gradients travel as bf16; largest_exchanged_bytes: of the messages that a rank sends
+// and receives in the largest exchange, the same on all ranks, 0: there is none.
+static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
+                                        size_t largest_exchanged_bytes);
 // Opens the collectives between the ranks of `parallel`, by all ranks. largest_gathered_bytes: what a rank contributes
 // to the largest all-gather. On return all memory of the device that collectives of any size up to the largest hold is
 // taken.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
-                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes, struct device *dev);
+                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
+                             size_t largest_exchanged_bytes, struct device *dev);
 // Sets the scratch memory, before the first collective: collectives_scratch_bytes, aligned to 16, the caller's own.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
 // Waits for the collectives in flight, such as all-gathers of the last step's parameters, and closes.
@@ -43,6 +48,11 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 // `name` and the result are as collective_reduce_scatter's.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
+// Begins an exchange of lists of messages, as host_exchange has it, of the device's memory. The lists are copied. Every
+// rank begins it, also with empty lists. `name` and the result are as collective_reduce_scatter's.
+static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives, const char *name,
+                                    struct device *dev);
 // Makes the collectives that begin from here on wait for a transfer to the device, without making the device wait where
 // collectives run beside it. The caller waits for the transfer too, as for any.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
@@ -56,6 +66,13 @@ static void collectives_times(struct collectives *c, double *busy_s, double *wai
 // Bytes that a rank sends in a collective, by the direct algorithm and by the ring alike: (ranks - 1) shards.
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
+}
+static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, const struct exchange_message *sends,
+                                           int count) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += sends[i].rank == parallel->launch.rank ? 0 : sends[i].bytes;
+    return bytes;
 }
 static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel, int64_t shard, bool bf16) {
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
@@ -77,11 +94,13 @@ struct collectives {
     double staged_s; // in which the host moved data and the device was idle
 };
 
-static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16) {
+static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
+                                        size_t largest_exchanged_bytes) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
 }
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
-                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes, struct device *dev) {
+                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
+                             size_t largest_exchanged_bytes, struct device *dev) {
     const int ranks = parallel->launch.ranks;
     const size_t reduced_bytes = (size_t)largest_shard * sizeof(float);
     memset(c, 0, sizeof *c);
@@ -89,13 +108,18 @@ static void collectives_open(struct collectives *c, struct parallel *parallel, e
     c->kind = kind;
     c->bf16 = wire_bf16;
     if (kind == COLLECTIVES_NCCL) {
-        nccl_queue_open(&c->nccl, parallel, largest_shard, wire_bf16, largest_gathered_bytes, dev);
+        nccl_queue_open(&c->nccl, parallel, largest_shard, wire_bf16, largest_gathered_bytes, largest_exchanged_bytes,
+                        dev);
         return;
     }
+    const size_t scratch_bytes = host_reduce_scatter_scratch_bytes(largest_shard, ranks, c->bf16);
     c->staging_bytes =
         (size_t)ranks * (reduced_bytes > largest_gathered_bytes ? reduced_bytes : largest_gathered_bytes);
+    if (c->staging_bytes < largest_exchanged_bytes)
+        c->staging_bytes = largest_exchanged_bytes;
     c->staging = (char *)host_allocate(c->staging_bytes, dev);
-    c->host_scratch = host_allocate(host_reduce_scatter_scratch_bytes(largest_shard, ranks, c->bf16), dev);
+    c->host_scratch =
+        host_allocate(scratch_bytes > largest_exchanged_bytes ? scratch_bytes : largest_exchanged_bytes, dev);
 }
 static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 static void collectives_close(struct collectives *c, struct device *dev) {
@@ -135,6 +159,40 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
+// A copy of a list whose messages are in the staging memory, from *at on. The caller frees it.
+static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
+    struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
+    if (!staged)
+        fail("no memory for the messages of an exchange");
+    for (int i = 0; i < count; i++) {
+        staged[i] = list[i];
+        staged[i].data = *at;
+        *at += list[i].bytes;
+    }
+    return staged;
+}
+static void staged_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
+                            const struct exchange_message *receives, int num_receives, const char *name,
+                            struct device *dev) {
+    char *at = c->staging;
+    struct exchange_message *const out = staged_messages(sends, num_sends, &at), *const in = staged_messages(
+                                                                                     receives, num_receives, &at);
+    if ((size_t)(at - c->staging) > c->staging_bytes)
+        fail("%s: %zu bytes of messages, of at most %zu", name, (size_t)(at - c->staging), c->staging_bytes);
+    control_collective_begun(c->parallel->control, name);
+    for (int i = 0; i < num_sends; i++)
+        device_download_begin(out[i].data, sends[i].data, sends[i].bytes, dev);
+    device_synchronize(dev);
+    const double begin_s = deadline_clock_s();
+    host_exchange(out, num_sends, in, num_receives, c->host_scratch, &c->parallel->exchange);
+    for (int i = 0; i < num_receives; i++)
+        device_upload(receives[i].data, in[i].data, in[i].bytes, dev);
+    c->staged_s += deadline_clock_s() - begin_s;
+    control_collective_done(c->parallel->control);
+    free(out);
+    free(in);
+}
+
 // Fails while a graph is recorded, which would wait for the same collective each time that it runs, and begin none.
 static void collectives_check_recording(const struct device *dev, const char *what) {
     if (dev->recording)
@@ -156,6 +214,16 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_all_gather(&c->nccl, buffer, own, bytes, name, dev);
     staged_all_gather(c, buffer, own, bytes, name, dev);
+    return 0;
+}
+static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives, const char *name,
+                                    struct device *dev) {
+    collectives_check_recording(dev, name);
+    c->sent_bytes += exchange_sent_bytes(c->parallel, sends, num_sends);
+    if (c->kind == COLLECTIVES_NCCL)
+        return nccl_queue_exchange(&c->nccl, sends, num_sends, receives, num_receives, name, dev);
+    staged_exchange(c, sends, num_sends, receives, num_receives, name, dev);
     return 0;
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
@@ -186,11 +254,14 @@ struct collectives {
     void *scratch;
 };
 
-static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16) {
-    return host_reduce_scatter_scratch_bytes(largest_shard, ranks, wire_bf16);
+static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
+                                        size_t largest_exchanged_bytes) {
+    const size_t reduced_bytes = host_reduce_scatter_scratch_bytes(largest_shard, ranks, wire_bf16);
+    return reduced_bytes > largest_exchanged_bytes ? reduced_bytes : largest_exchanged_bytes;
 }
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
-                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes, struct device *dev) {
+                             bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
+                             size_t largest_exchanged_bytes, struct device *dev) {
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->bf16 = wire_bf16;
@@ -235,6 +306,34 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
     const struct all_gather_job job = {buffer, own, bytes, &c->parallel->exchange};
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     return c->last_ticket = work_thread_add(c->parallel->work, all_gather_run, &job, sizeof job, name);
+}
+// The job owns the copy of both lists: the sends, then the receives.
+struct exchange_job {
+    struct exchange_message *messages;
+    int num_sends, num_receives;
+    void *scratch;
+    struct exchange *exchange;
+};
+static void exchange_job_run(void *arguments) {
+    const struct exchange_job *job = (const struct exchange_job *)arguments;
+    host_exchange(job->messages, job->num_sends, job->messages + job->num_sends, job->num_receives, job->scratch,
+                  job->exchange);
+    free(job->messages);
+}
+static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives, const char *name,
+                                    struct device *dev) {
+    const size_t count = (size_t)num_sends + (size_t)num_receives;
+    struct exchange_message *messages = (struct exchange_message *)calloc(count + 1, sizeof *messages);
+    const struct exchange_job job = {messages, num_sends, num_receives, c->scratch, &c->parallel->exchange};
+    if (!messages)
+        fail("no memory for the messages of an exchange");
+    for (int i = 0; i < num_sends; i++)
+        messages[i] = sends[i];
+    for (int i = 0; i < num_receives; i++)
+        messages[num_sends + i] = receives[i];
+    c->sent_bytes += exchange_sent_bytes(c->parallel, sends, num_sends);
+    return c->last_ticket = work_thread_add(c->parallel->work, exchange_job_run, &job, sizeof job, name);
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);

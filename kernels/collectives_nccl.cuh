@@ -6,9 +6,10 @@
 // the control thread queries the events of this queue, and tells the others how far this rank's GPU is
 // (runtime/net/control.h).
 #pragma once
-#include "kernels/device.cuh"      // struct device, cuda_check, LAUNCH
-#include "runtime/machine/error.h" // fail
-#include "runtime/net/parallel.h"  // struct parallel, control_broadcast
+#include "kernels/device.cuh"             // struct device, cuda_check, LAUNCH
+#include "runtime/machine/error.h"        // fail
+#include "runtime/net/host_collectives.h" // struct exchange_message
+#include "runtime/net/parallel.h"         // struct parallel, control_broadcast
 
 #if defined(TARGET_CUDA) && defined(HAVE_NCCL)
 #include "kernels/device_memory.cuh" // device_allocate
@@ -100,15 +101,30 @@ static void nccl_queue_poll(void *argument) {
 
 // --- Opening and closing ------------------------------------------------------------------------------------------
 
+// Exchanges a message with each other rank, of a byte or as large as fits: NCCL connects each pair when it first sends.
+static void nccl_warm_up_messages(struct nccl_queue *q, char *buffer, size_t bytes, bool largest) {
+    const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
+    if (of_each == 0)
+        return;
+    nccl_check(q->comm, ncclGroupStart());
+    for (int r = 0; r < q->ranks; r++) {
+        char *const at = buffer + 2 * of_each * (size_t)r;
+        if (r == q->rank)
+            continue;
+        nccl_check(q->comm, ncclSend(at, count, ncclUint8, r, q->comm, q->device.stream));
+        nccl_check(q->comm, ncclRecv(at + of_each, count, ncclUint8, r, q->comm, q->device.stream));
+    }
+    nccl_check(q->comm, ncclGroupEnd());
+}
 // Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
 // NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
 // which depends on function, type and size. These collectives are in no count and no time of the log.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
-                               size_t largest_gathered_bytes) {
+                               size_t largest_gathered_bytes, size_t largest_exchanged_bytes) {
     const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
                  shard_bytes = (size_t)largest_shard * element_bytes;
-    const size_t bytes =
-        (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
+    size_t bytes = (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
+    bytes = bytes > largest_exchanged_bytes ? bytes : largest_exchanged_bytes;
     char *const buffer = (char *)device_allocate(bytes);
     control_collective_begun(q->control, "NCCL's first collectives");
     cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
@@ -119,6 +135,8 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
                                               q->comm, q->device.stream));
         nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
                                           q->device.stream));
+        if (largest_exchanged_bytes > 0)
+            nccl_warm_up_messages(q, buffer, bytes, largest);
     }
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_collective_done(q->control);
@@ -132,7 +150,7 @@ static void nccl_queue_make_stream(struct nccl_queue *q) {
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
-                            size_t largest_gathered_bytes, struct device *dev) {
+                            size_t largest_gathered_bytes, size_t largest_exchanged_bytes, struct device *dev) {
     memset(q, 0, sizeof *q);
     q->rank = parallel->launch.rank;
     q->ranks = parallel->launch.ranks;
@@ -156,7 +174,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
         cuda_check(cudaEventCreate(&q->reached[i]));
     }
     control_set_poll(q->control, nccl_queue_poll, q);
-    nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes);
+    nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, largest_exchanged_bytes);
 }
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
@@ -265,6 +283,38 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
+// Copies the messages of this rank to itself: its i-th in one list to its i-th in the other.
+static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
+                                const struct exchange_message *receives, int num_receives) {
+    for (int i = 0, k = 0; i < num_sends; i++) {
+        if (sends[i].rank != q->rank)
+            continue;
+        while (k < num_receives && receives[k].rank != q->rank)
+            k++;
+        if (k == num_receives || receives[k].bytes != sends[i].bytes)
+            fail("an exchange whose messages of rank %d to itself are not those that it receives", q->rank);
+        cuda_check(cudaMemcpyAsync(receives[k++].data, sends[i].data, sends[i].bytes, cudaMemcpyDeviceToDevice,
+                                   q->device.stream));
+    }
+}
+// One group: NCCL sends and receives all messages at a time.
+static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives, const char *name,
+                                    struct device *dev) {
+    cudaStream_t stream = q->device.stream;
+    nccl_queue_begin(q, name, dev);
+    nccl_queue_copy_own(q, sends, num_sends, receives, num_receives);
+    nccl_check(q->comm, ncclGroupStart());
+    for (int i = 0; i < num_sends; i++)
+        if (sends[i].rank != q->rank)
+            nccl_check(q->comm, ncclSend(sends[i].data, sends[i].bytes, ncclUint8, sends[i].rank, q->comm, stream));
+    for (int i = 0; i < num_receives; i++)
+        if (receives[i].rank != q->rank)
+            nccl_check(q->comm,
+                       ncclRecv(receives[i].data, receives[i].bytes, ncclUint8, receives[i].rank, q->comm, stream));
+    nccl_check(q->comm, ncclGroupEnd());
+    return nccl_queue_end(q);
+}
 
 #elif defined(TARGET_CUDA)
 
@@ -288,6 +338,11 @@ static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, cons
 }
 static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev) {
+    return 0;
+}
+static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives, const char *name,
+                                    struct device *dev) {
     return 0;
 }
 

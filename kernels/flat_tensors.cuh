@@ -10,7 +10,7 @@ struct flat_tensor {
     uint32_t *amax; // where updates take the amax of its parameters, as kernels/amax.cuh says; NULL: nowhere
     bool decays;    // whether updates decay it
     float lr_scale; // what the learning rate of its updates is multiplied by
-    float scale;    // of a matrix of Muon's: what its update is multiplied by
+    float scale;    // of a matrix that Muon updates: what its update is multiplied by
 };
 // All of them, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
 // its index, which is the key of stochastic rounding.

@@ -38,8 +38,8 @@ struct muon_step_range {
 };
 // value = (1 - lr weight_decay) value - lr scale factor
 // in fp32, with value as adamw_update has it, its rounding and the amaxes too. matrices: of the flat buffers, which say
-// the scale; one begins anywhere, and each element of the range is in one. tensors: which decay (weight_decay is 0 of
-// the others), the keys of the rounding, and amaxes.
+// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is multiplied,
+// which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                       const struct gradient_check *check, struct device *dev);
 
@@ -50,8 +50,21 @@ HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, fl
     *update = nesterov ? mu * next + rest * grad : next;
     return next;
 }
-// What is the same for all elements of a tensor: 1 - lr weight_decay.
-static inline float muon_keep(const struct muon_step_range *r) { return (float)(1 - (double)r->lr * r->weight_decay); }
+// What a tensor's learning rate makes of the step: of its values 1 - lr weight_decay are kept, as adamw_tensor_factors
+// has it.
+struct muon_factors {
+    float lr, decay, keep;
+};
+static inline struct muon_factors muon_factors_of(const struct muon_step_range *r) {
+    const double decay = (double)r->lr * r->weight_decay;
+    const struct muon_factors f = {r->lr, (float)decay, (float)(1 - decay)};
+    return f;
+}
+HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
+    f.lr *= tensor->lr_scale;
+    f.keep = tensor->decays ? fmaf(1 - tensor->lr_scale, f.decay, f.keep) : 1;
+    return f;
+}
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
     return sizeof(floatX) < sizeof(float) && !r->remainder;
 }
@@ -88,7 +101,8 @@ static void muon_momentum(struct muon_momentum_range r, struct flat_tensors tens
 // As adamw_four. A block of STATE_BLOCK elements may have several matrices of its tensor.
 template <bool AMAX>
 static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_tensors tensors,
-                                        struct flat_tensors matrices, float keep, const struct gradient_check *check) {
+                                        struct flat_tensors matrices, struct muon_factors factors,
+                                        const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
     const four<floatX> factor = four_load(r.factor + at, count);
@@ -103,6 +117,7 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
     count = flat_tensor_count(tensor, r.begin + at, count);
     if (check == NULL || check->finite) {
         struct philox_words random = {};
+        factors = muon_tensor_factors(factors, &tensor);
         if (muon_rounds(&r))
             random = rounding_words(tensor_rounding(r.rounding, tensor, index, r.begin), at);
         for (int i = 0; i < count; i++) {
@@ -111,7 +126,7 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
             const float before =
                 r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
             const float value =
-                (tensor.decays ? keep : 1.0f) * before - r.lr * matrices.rows[matrix].scale * to_float(factor.x[i]);
+                factors.keep * before - factors.lr * matrices.rows[matrix].scale * to_float(factor.x[i]);
             rounded.x[i] =
                 muon_rounds(&r) ? parameter_stochastic(value, random.word[i] & 0xffffu) : parameter_rounded(value);
             low.x[i] = split_low(value);
@@ -132,7 +147,7 @@ static void muon_step(struct muon_step_range r, struct flat_tensors tensors, str
     if (r.n > 0)
         LAUNCH(dev, (tensors.has_amaxes ? muon_step_kernel<true> : muon_step_kernel<false>),
                blocks_for(r.n, 4 * FLAT_THREADS), FLAT_THREADS, tensors.has_amaxes ? FLAT_AMAX_BYTES : 0, r, tensors,
-               matrices, muon_keep(&r), check);
+               matrices, muon_factors_of(&r), check);
 }
 
 #else
@@ -190,24 +205,24 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
     }
 }
 // Elements [part, end) of the flat buffers, of one tensor and at most FLAT_PART.
-static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, float keep,
+static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];
     for (int64_t i = part; i < end && muon_rounds(r); i += PHILOX_CHUNK)
         rounding_chunk(words + (i - part), rounding, i - r->begin);
     int row = -1;
     for (int64_t first = part, last; flat_tensors_next(matrices, end, &row, &first, &last); first = last) {
-        const float step = r->lr * matrices->rows[row].scale;
+        const float step = f.lr * matrices->rows[row].scale;
         if (r->remainder)
-            muon_step_elements(r, first, last, keep, step, NULL, true);
+            muon_step_elements(r, first, last, f.keep, step, NULL, true);
         else
-            muon_step_elements(r, first, last, keep, step, words + (first - part), false);
+            muon_step_elements(r, first, last, f.keep, step, words + (first - part), false);
     }
 }
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                       const struct gradient_check *check, struct device *dev) {
     const bool finite = check == NULL || check->finite;
-    const float keep = muon_keep(&r);
+    const struct muon_factors factors = muon_factors_of(&r);
 #pragma omp parallel for schedule(static)
     for (int64_t part = 0; part < r.n; part += FLAT_PART) {
         const int64_t end = r.begin + (r.n - part < FLAT_PART ? r.n : part + FLAT_PART);
@@ -216,7 +231,7 @@ static void muon_step(struct muon_step_range r, struct flat_tensors tensors, str
              first = last) {
             const struct flat_tensor *t = &tensors.rows[row];
             if (finite)
-                muon_step_part(&r, first, last, t->decays ? keep : 1, &matrices,
+                muon_step_part(&r, first, last, muon_tensor_factors(factors, t), &matrices,
                                tensor_rounding(r.rounding, *t, row, r.begin));
             amax_take(t->amax, r.params + (first - r.begin), last - first);
         }

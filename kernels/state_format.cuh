@@ -8,6 +8,7 @@
 //   FORMAT_8BIT       1, and an fp32 scale in front of each block: its largest magnitude. First moments: 127 magnitudes
 //                     of both signs and 0
 //   FORMAT_8BIT_ROOT  1, and a scale: the square root of second moments, 256 magnitudes; what is not 0 never becomes 0
+//   FORMAT_NONE       0: the element does not have the state
 //   FORMAT_REMAINDER  2: the lower half of an fp32 master weight whose upper half, rounded, is the bf16 parameter
 //
 // The split of a master weight is exact for all finite floats: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff. Ties
@@ -19,7 +20,7 @@
 #include "kernels/state_codes.cuh" // code_of, code_value
 
 enum { STATE_BLOCK = 128 };
-enum state_format { FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT, FORMAT_REMAINDER };
+enum state_format { FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT, FORMAT_REMAINDER, FORMAT_NONE };
 
 HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     switch (format) {
@@ -28,6 +29,7 @@ HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     case FORMAT_REMAINDER: return STATE_BLOCK * sizeof(uint16_t);
     case FORMAT_8BIT:
     case FORMAT_8BIT_ROOT: return sizeof(float) + STATE_BLOCK;
+    case FORMAT_NONE: return 0;
     }
     return 0;
 }
@@ -119,9 +121,11 @@ static inline void state_decode_block(float *out, const void *block, enum state_
         for (int i = 0; i < count; i++)
             out[i] = root_code_value(coded->codes[i], scale);
         return;
-    case FORMAT_REMAINDER: break;
+    case FORMAT_REMAINDER:
+    case FORMAT_NONE: break;
     }
-    fail("remainders of master weights are no numbers without their parameters");
+    fail("%s", format == FORMAT_NONE ? "there is no such state of these elements"
+                                     : "remainders of master weights are no numbers without their parameters");
 }
 
 static inline uint32_t values_largest(const float *values, int count) {
@@ -158,9 +162,11 @@ static inline void state_encode_block(void *block, const float *values, enum sta
         for (int i = 0; i < count; i++)
             coded->codes[i] = root_code_of(values[i], inverse);
         return;
-    case FORMAT_REMAINDER: break;
+    case FORMAT_REMAINDER:
+    case FORMAT_NONE: break;
     }
-    fail("remainders of master weights are no numbers without their parameters");
+    fail("%s", format == FORMAT_NONE ? "there is no such state of these elements"
+                                     : "remainders of master weights are no numbers without their parameters");
 }
 
 static void state_decode(float *out, const void *state, enum state_format format, int64_t n) {

@@ -70,7 +70,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
 // All formats in the order in which they lose: as given, then each with what the user left open. Equal ones once.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
-    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4)
+    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4 || c->ema_decay > 0)
         formats.params = c->main_params_dtype;
     if (config_given(c, main_grads_dtype) || !config_may_move_gradients(c))
         formats.grads = c->main_grads_dtype;

@@ -64,11 +64,13 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
                                "gradients", -1, zero_gradients_bytes(&m->zero));
     optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
+    muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
-                                                           m->config.grad_reduce_in_bf16));
+                                                           m->config.grad_reduce_in_bf16,
+                                                           muon_exchanged_bytes(&m->muon)));
     m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
@@ -78,6 +80,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
+        gpt_swap_averages(m);
     }
     if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
         gpt_evaluate_nothing(m);
@@ -327,6 +330,7 @@ static void gpt_allocate(struct gpt *m) {
     m->zero.grads = gpt_pointer(m, m->grads_id);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     optimizer_allocate(&m->optimizer);
+    muon_allocate(&m->muon);
     optimizer_copy_allocate(&m->copy, &m->optimizer);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -355,6 +359,7 @@ static void gpt_rehearse(struct gpt *m) {
     const uint64_t micro_step = m->micro_step;
     timeline_rehearse(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
+    gpt_update(m, 1, 0);
     if (m->config.val_every > 0 || config_scores(&m->config))
         gpt_evaluate_nothing(m);
     timeline_rehearse(&m->timeline, false);
@@ -369,7 +374,8 @@ static void gpt_open_collectives(const struct gpt *m, struct collectives *collec
     size_t gathered = larger((size_t)s->largest_shard * sizeof(float), (size_t)report_width(m) * sizeof *m->reports);
     if (shards_parameters(frozen))
         gathered = larger(gathered, (size_t)frozen->largest_shard * sizeof(floatX));
-    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, s->largest_shard, gathered, m->dev);
+    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, s->largest_shard, gathered,
+                     muon_exchanged_bytes(&m->muon), m->dev);
 }
 // Connects the model with those of the other ranks. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
@@ -393,6 +399,8 @@ static void gpt_destroy(struct gpt *m) {
     zero_free(&m->zero);
     zero_free(&m->frozen);
     frozen_weights_free(&m->stored);
+    optimizer_free(&m->optimizer);
+    muon_free(&m->muon);
     parameters_free(&m->table);
     free(m->slots);
     free(m->kinds);

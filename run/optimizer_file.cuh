@@ -16,11 +16,13 @@ static const char optimizer_file_name[] = "optimizer.safetensors";
 static bool masters_are_exact(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
-// Whether the file holds this state. model_is_exact: the parameters in model.safetensors are fp32.
-static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, bool model_is_exact) {
+// Whether the file holds this state of a tensor. model_is_exact: the parameters in model.safetensors are fp32.
+static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, const struct tensor *t,
+                             bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return masters_are_exact(o) && !model_is_exact;
-    case STATE_ZERO: return true;
+    case STATE_COPY:
+    case STATE_ZERO: return optimizer_format(o, id, t) != FORMAT_NONE;
     }
     return false;
 }
@@ -29,7 +31,8 @@ static bool format_has_scales(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
     case FORMAT_BF16:
-    case FORMAT_REMAINDER: return false;
+    case FORMAT_REMAINDER:
+    case FORMAT_NONE: return false;
     case FORMAT_8BIT:
     case FORMAT_8BIT_ROOT: return true;
     }
@@ -41,14 +44,16 @@ static const char *format_name(enum state_format format) {
     case FORMAT_BF16: return "bf16";
     case FORMAT_8BIT:
     case FORMAT_8BIT_ROOT: return "8bit";
-    case FORMAT_REMAINDER: break;
+    case FORMAT_REMAINDER:
+    case FORMAT_NONE: break;
     }
     return "";
 }
 static enum safetensors_dtype format_dtype(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
-    case FORMAT_REMAINDER: return SAFETENSORS_F32; // of the whole master weight
+    case FORMAT_REMAINDER: // of the whole master weight
+    case FORMAT_NONE: return SAFETENSORS_F32;
     case FORMAT_BF16: return SAFETENSORS_BF16;
     case FORMAT_8BIT:
     case FORMAT_8BIT_ROOT: return SAFETENSORS_U8;

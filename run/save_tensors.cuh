@@ -332,7 +332,7 @@ static const char *save_model(struct save_tensors *s) {
 static const char *save_state(struct save_tensors *s, const struct safetensors_tensor *entry, enum optimizer_state id,
                               const struct tensor *t, bool scales) {
     struct optimizer *o = &s->m->optimizer;
-    const enum state_format format = optimizer_format(o, id, unit_of(&s->m->table, t));
+    const enum state_format format = optimizer_format(o, id, t);
     const int64_t visible = tensor_visible(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
     const uint64_t width = safetensors_dtype_bytes(entry->dtype), begin = s->data_begin + entry->begin;
     const char *problem = NULL;
@@ -365,6 +365,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     const struct tensor *t = &s->m->table.tensors[entry->id / 2 % tensors];
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return save_range(s, entry, t->frozen, t->offset, t->offset + tensor_visible(t));
+    case STATE_COPY:
     case STATE_ZERO: break;
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
@@ -379,11 +380,11 @@ static const char *save_optimizer(struct save_tensors *s) {
     for (int i = 0; i < most && entries && names; i++) {
         const struct tensor *t = &m->table.tensors[i / 2 % m->table.num_tensors];
         const enum optimizer_state id = (enum optimizer_state)(i / 2 / m->table.num_tensors);
-        if (!state_is_in_file(&m->optimizer, id, !s->bf16))
+        if (!state_is_in_file(&m->optimizer, id, t, !s->bf16))
             continue;
         const enum state_format format = optimizer_state_rows[id].start == STATE_FROM_PARAMETERS
                                              ? FORMAT_FP32
-                                             : optimizer_format(&m->optimizer, id, unit_of(&m->table, t));
+                                             : optimizer_format(&m->optimizer, id, t);
         if (i % 2 == 0 || format_has_scales(format)) {
             entries[count] = state_tensor_entry(names[count], id, t, format, i % 2 == 1, i);
             count++;

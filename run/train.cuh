@@ -172,11 +172,21 @@ static bool tasks_due(const struct run *r, int done) {
     return r->tasks && (done == c->train_steps || due(c->eval_tasks_every, done, c->train_steps));
 }
 
+// Whether the parameters are evaluated after step `done`.
+static bool evaluation_due(const struct run *r, int done) {
+    const struct config *c = r->config;
+    return (r->val && due(c->val_every, done, c->train_steps)) || tasks_due(r, done) ||
+           due(c->sample_every, done, c->train_steps);
+}
+
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
 // since they need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
+    const bool evaluates = evaluation_due(r, done);
+    if (evaluates)
+        gpt_swap_averages(r->model);
     if (r->val && due(c->val_every, done, c->train_steps))
         entry->has_val_loss = validate_step(r, done, &entry->val_loss);
     log_step(&r->log, entry);
@@ -187,6 +197,8 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
         log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
     if (updated && due(c->sample_every, done, c->train_steps) && !r->validation_due)
         print_samples(r, done);
+    if (evaluates)
+        gpt_swap_averages(r->model);
     if (checkpoint_thread_done(&r->saver.thread))
         report_save(r);
 }

@@ -35,20 +35,18 @@ static struct config config_of_options(const char *shape, const char *options) {
 }
 
 // values (n) = elements [at, at + n) of the flat buffers, which this rank holds, as fp32; of master weights
-// the unrounded parameters. Waits for the device.
+// the unrounded parameters, 0 where elements lack the state. `at` is a multiple of STATE_BLOCK. Waits for the device.
 static void optimizer_values(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, float *values) {
     const struct zero *z = o->zero;
-    for (int unit = 0; unit < z->shards.units; unit++) {
-        const int64_t begin = z->layout->unit_begin[unit] > at ? z->layout->unit_begin[unit] : at;
-        const int64_t end = z->layout->unit_begin[unit + 1] < at + n ? z->layout->unit_begin[unit + 1] : at + n;
-        if (begin >= end)
-            continue;
+    for (int64_t begin = at, end; begin < at + n; begin = end) {
+        const enum state_format format = o->states[id].formats[optimizer_group_at(o, begin, &end)];
+        end = end < at + n ? end : at + n;
         const int64_t count = end - begin;
         char *native = (char *)calloc(1, 2 * state_bytes(FORMAT_FP32, count));
         if (!native)
             fail("out of memory");
-        if (optimizer_holds(o, id)) {
-            const enum state_format format = optimizer_format(o, id, unit);
+        memset(values + (begin - at), 0, (size_t)count * sizeof *values);
+        if (optimizer_holds(o, id) && format != FORMAT_NONE) {
             optimizer_download(o, id, begin, count, native);
             if (format != FORMAT_REMAINDER)
                 state_decode(values + (begin - at), native, format, count);

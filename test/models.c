@@ -15,6 +15,7 @@
 #include "test/reference.h"
 #include "test/reference_golden.h"
 #include "test/setup.h"
+#include "test/svd.h"
 #include "test/testing.h"
 
 namespace op_block {
@@ -33,6 +34,10 @@ namespace op_gpt {
 namespace op_lora {
 #include "test/op_lora.c"
 }
+namespace op_muon_model {
+#include "test/op_muon_model.c"
+}
+#undef MUON
 namespace op_offload {
 #include "test/op_offload.c"
 }
@@ -51,10 +56,9 @@ int main(int argc, char **argv) {
         const char *name;
         int (*main)(void);
     } tests[] = {
-        {"op_block", op_block::main},   {"op_fp8_gpt", op_fp8_gpt::main},
-        {"op_golden", op_golden::main}, {"op_gpt", op_gpt::main},
-        {"op_lora", op_lora::main},     {"op_offload", op_offload::main},
-        {"op_zoo", op_zoo::main},       {"op_huggingface", op_huggingface::main},
+        {"op_block", op_block::main},     {"op_fp8_gpt", op_fp8_gpt::main}, {"op_golden", op_golden::main},
+        {"op_gpt", op_gpt::main},         {"op_lora", op_lora::main},       {"op_muon_model", op_muon_model::main},
+        {"op_offload", op_offload::main}, {"op_zoo", op_zoo::main},         {"op_huggingface", op_huggingface::main},
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         if (argc == 2 && strcmp(argv[1], tests[i].name) == 0)

@@ -30,7 +30,7 @@ FLOORS = [
     ("memory", ["memory.cuh", "memory_packing.cuh"], ["kernels", "runtime"]),
     ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),
     ("formats", ["formats/"], ["config", "runtime"]),
-    ("config", ["config.h", "config_layers.h", "config_fit.h", "config_fp8.h", "config_finetune.h", "config_resolve.h", "presets.h"], ["recompute", "runtime"]),
+    ("config", ["config.h", "config_choices.h", "config_layers.h", "config_fit.h", "config_fp8.h", "config_finetune.h", "config_resolve.h", "presets.h"], ["recompute", "runtime"]),
     ("recompute", ["recompute.cuh"], ["runtime"]),
     ("kernels", ["kernels/"], ["runtime"]),
     ("runtime", ["runtime/"], []),

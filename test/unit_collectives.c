@@ -22,6 +22,9 @@ enum { KINDS = 1, HAS_NCCL = 0 }; // host
 #endif
 static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; short: for a rank that never comes
 enum { LARGEST_PART = 4099 };
+// Messages of an exchange, of each rank to each: the n-th has (from * 3 + to + n) % 4 * 777 bytes.
+enum { MESSAGES = 3, MOST_RANKS = 4, LARGEST_EXCHANGED = 2 * MOST_RANKS * MESSAGES * 4 * 777 };
+static size_t message_bytes(int from, int to, int n) { return (size_t)((from * 3 + to + n) % 4) * 777; }
 
 // --- A rank -------------------------------------------------------------------------------------------------------
 
@@ -55,8 +58,9 @@ static void rank_close(struct rank *r) {
     parallel_close(&r->parallel);
 }
 static void collectives_begin(struct rank *r, enum collectives_kind kind, bool wire_bf16) {
-    collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, LARGEST_PART, 4 * LARGEST_PART, &r->device);
-    r->scratch_bytes = collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16);
+    collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, LARGEST_PART, 4 * LARGEST_PART, LARGEST_EXCHANGED,
+                     &r->device);
+    r->scratch_bytes = collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16, LARGEST_EXCHANGED);
     r->scratch = device_allocate(r->scratch_bytes);
     collectives_set_scratch(&r->collectives, r->scratch);
 }
@@ -138,6 +142,65 @@ static void check_all_gather(struct rank *r, size_t bytes, bool in_place) {
     device_free(elsewhere, bytes);
     host_free(host);
 }
+static unsigned char message_byte(int from, int to, int n, size_t i) {
+    return (unsigned char)(i * 7 + i / 251 + (size_t)(31 * from + 11 * to + 3 * n + 1));
+}
+// What a rank receives of each is what that one made for it before the exchange began, and is there for what is enqueued
+// after the wait.
+static void check_exchange(struct rank *r) {
+    struct device *const dev = &r->device;
+    const size_t room = 4 * 777, bytes = room * MESSAGES * (size_t)r->ranks;
+    struct exchange_message sends[MOST_RANKS * MESSAGES], receives[MOST_RANKS * MESSAGES];
+    unsigned char *const out = (unsigned char *)device_allocate(bytes), *const in =
+                                                                            (unsigned char *)device_allocate(bytes);
+    unsigned char *const host = (unsigned char *)host_allocate(bytes, dev);
+    const int count = r->ranks * MESSAGES;
+    uint64_t sent = r->collectives.sent_bytes;
+    for (int i = 0; i < count; i++) {
+        const int to = i % r->ranks, n = i / r->ranks, from = i / MESSAGES;
+        const struct exchange_message send = {to, out + (size_t)i * room, message_bytes(r->rank, to, n)},
+                                      receive = {from, in + (size_t)i * room,
+                                                 message_bytes(from, r->rank, i % MESSAGES)};
+        sends[i] = send;
+        receives[i] = receive;
+        sent += to == r->rank ? 0 : send.bytes;
+        for (size_t k = 0; k < send.bytes; k++)
+            host[(size_t)i * room + k] = message_byte(r->rank, to, n, k);
+    }
+    device_upload(out, host, bytes, dev);
+    device_zero(in, bytes, dev);
+    const uint64_t ticket =
+        collective_exchange(&r->collectives, sends, count, receives, count, "a test's messages", dev);
+    memset(sends, 0, sizeof sends); // the lists are the caller's
+    collective_wait(&r->collectives, ticket, dev);
+    device_zero(out, bytes, dev);
+    device_download(host, in, bytes, dev);
+    if (r->collectives.sent_bytes != sent)
+        fail("%llu bytes are counted as sent, not %llu", (unsigned long long)r->collectives.sent_bytes,
+             (unsigned long long)sent);
+    for (int i = 0; i < count; i++)
+        for (size_t k = 0; k < room; k++)
+            if (host[(size_t)i * room + k] !=
+                (k < receives[i].bytes ? message_byte(receives[i].rank, r->rank, i % MESSAGES, k) : 0))
+                fail("rank %d: message %d of rank %d: byte %zu is wrong", r->rank, i % MESSAGES, receives[i].rank, k);
+    device_free(out, bytes);
+    device_free(in, bytes);
+    host_free(host);
+}
+// Messages between two ranks alone: the others begin the exchange with empty lists.
+static void check_pair(struct rank *r) {
+    struct device *const dev = &r->device;
+    int *const memory = (int *)device_allocate(2 * sizeof *memory), value = 40 + r->rank, got = 0;
+    const struct exchange_message send = {1, memory, sizeof *memory}, receive = {0, memory + 1, sizeof *memory};
+    device_upload(memory, &value, sizeof value, dev);
+    const uint64_t ticket =
+        collective_exchange(&r->collectives, &send, r->rank == 0, &receive, r->rank == 1, "a pair", dev);
+    collective_wait(&r->collectives, ticket, dev);
+    device_download(&got, memory + 1, sizeof got, dev);
+    if (r->rank == 1 && got != 40)
+        fail("rank 0's message is %d", got);
+    device_free(memory, 2 * sizeof *memory);
+}
 static void values_are_right(struct rank *r, enum collectives_kind kind) {
     static const int64_t parts[] = {1, 7, 1000, LARGEST_PART};
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -148,6 +211,10 @@ static void values_are_right(struct rank *r, enum collectives_kind kind) {
         for (int i = 0; i < 4; i++)
             for (int in_place = 0; in_place < 2; in_place++)
                 check_all_gather(r, (size_t)parts[i], in_place);
+        for (int round = 0; round < 2; round++) {
+            check_exchange(r);
+            check_pair(r);
+        }
         collectives_end(r);
     }
 }
@@ -419,6 +486,18 @@ static void parts_overlap(struct rank *r, enum collectives_kind kind) {
     collective_reduce_scatter(&r->collectives, x + 8 * r->rank + 1, x, 8, "a sum", &r->device);
     collectives_end(r);
 }
+static void messages_overlap(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    const struct exchange_message send = {1 - r->rank, x, 16}, receive = {1 - r->rank, x + 2, 16};
+    collective_exchange(&r->collectives, &send, 1, &receive, 1, "messages", &r->device);
+    collectives_end(r);
+}
+static void messages_differ(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    const struct exchange_message send = {1 - r->rank, x, 16}, receive = {1 - r->rank, x + 32, 20};
+    collective_exchange(&r->collectives, &send, 1, &receive, 1, "messages", &r->device);
+    collectives_end(r);
+}
 // What neither NCCL nor its stand-in can find: the control thread does, which knows what each rank has begun.
 static void one_is_missing(struct rank *r, enum collectives_kind kind) {
     float *const x = begin_fault(r);
@@ -469,6 +548,8 @@ static const struct scenario {
     {"order_differs", order_differs},
     {"host_memory", host_memory},
     {"parts_overlap", parts_overlap},
+    {"messages_overlap", messages_overlap},
+    {"messages_differ", messages_differ},
     {"device_is_shared", device_is_shared},
     {"wait_is_recorded", wait_is_recorded},
     {"begin_is_recorded", begin_is_recorded},
@@ -565,6 +646,8 @@ static const struct fault {
     {"order_differs", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclAllGather of 32 ncclUint8"},
     {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},
     {"parts_overlap", "ncclReduceScatter: its buffers overlap", "part is at byte"},
+    {"messages_overlap", "NCCL: a message from rank", "overlaps one to rank"},
+    {"messages_differ", "receives 20 bytes from rank", "which sends 16"},
     {"one_is_missing", "train_gpt: rank 1 (host", "has not reached 'the second' (collective 4)"},
     {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives sockets"},
     {"wait_is_recorded", "a wait for a collective while a graph is recorded", ""},

@@ -100,6 +100,44 @@ static int all_gather(struct exchange *x, size_t bytes, bool in_place, int salt)
 static size_t uneven_bytes(int from, int to) {
     return from == to ? 0 : (size_t)(from * 5 + to) % 3 * 1777 + (size_t)to;
 }
+// Lists of messages, several a peer and of other lengths, 0 and messages to the rank itself among them: the n-th to a
+// rank has (from * 3 + to + n) % 4 * 777 bytes.
+enum { MESSAGES = 3 };
+static size_t message_bytes(int from, int to, int n) { return (size_t)((from * 3 + to + n) % 4) * 777; }
+static int message_exchange(struct exchange *x) {
+    struct exchange_message sends[8 * MESSAGES], receives[8 * MESSAGES];
+    const int count = x->ranks * MESSAGES;
+    size_t scratch_bytes = 0, sent = 0;
+    for (int i = 0; i < count; i++) { // the lists are in other orders
+        const int to = i % x->ranks, n = i / x->ranks, from = i / MESSAGES, m = i % MESSAGES;
+        const struct exchange_message out = {to, NULL, message_bytes(x->rank, to, n)},
+                                      in = {from, NULL, message_bytes(from, x->rank, m)};
+        sends[i] = out;
+        receives[i] = in;
+        sends[i].data = test_alloc(out.bytes + 1);
+        receives[i].data = test_alloc(in.bytes + 1);
+        memset(receives[i].data, 0, in.bytes + 1);
+        for (size_t k = 0; k < out.bytes; k++)
+            ((unsigned char *)sends[i].data)[k] = byte_of(x->rank, k, 10 * to + n);
+        scratch_bytes += out.bytes + in.bytes;
+        sent += to == x->rank ? 0 : out.bytes;
+    }
+    unsigned char *const scratch = (unsigned char *)test_alloc(scratch_bytes + 1);
+    const uint64_t before = x->sent_bytes;
+    scratch[scratch_bytes] = 7;
+    host_exchange(sends, count, receives, count, scratch, x);
+    check(x->sent_bytes - before == sent && scratch[scratch_bytes] == 7);
+    for (int i = 0; i < count; i++) {
+        const unsigned char *const got = (const unsigned char *)receives[i].data;
+        for (size_t k = 0; k < receives[i].bytes; k++)
+            check(got[k] == byte_of(receives[i].rank, k, 10 * x->rank + i % MESSAGES));
+        check(got[receives[i].bytes] == 0);
+        free(sends[i].data);
+        free(receives[i].data);
+    }
+    free(scratch);
+    return 0;
+}
 static int uneven_exchange(struct exchange *x) {
     for (int r = 0; r < x->ranks; r++) {
         x->send[r].bytes = uneven_bytes(x->rank, r);
@@ -132,6 +170,7 @@ static int run_values(struct exchange *x) {
     for (int i = 0; i < 200; i++) // what is sent early by a rank that is ahead stays apart
         check(all_gather(x, i % 2 ? 3 : 100000, i % 3 == 0, i) == 0);
     check(uneven_exchange(x) == 0);
+    check(message_exchange(x) == 0);
     return 0;
 }
 // A part in many messages, as those beyond what an int counts are sent.

@@ -94,3 +94,34 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     }
     exchange_run(x, x->send, x->receive);
 }
+
+// The bytes of a list's messages with a rank. Where `packed` is not NULL they are copied there, one behind the other, or,
+// with `unpacks`, from there.
+static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        if (list[i].rank != rank || list[i].bytes == 0)
+            continue;
+        if (packed && unpacks)
+            memcpy(list[i].data, packed + bytes, list[i].bytes);
+        else if (packed)
+            memcpy(packed + bytes, list[i].data, list[i].bytes);
+        bytes += list[i].bytes;
+    }
+    return bytes;
+}
+void host_exchange(const struct exchange_message *sends, int num_sends, const struct exchange_message *receives,
+                   int num_receives, void *scratch, struct exchange *x) {
+    char *at = (char *)scratch;
+    for (int r = 0; r < x->ranks; r++) {
+        x->send[r].data = at;
+        x->send[r].bytes = pack_messages(sends, num_sends, r, at, false);
+        at += x->send[r].bytes;
+        x->receive[r].data = r == x->rank ? x->send[r].data : at;
+        x->receive[r].bytes = pack_messages(receives, num_receives, r, NULL, false);
+        at += r == x->rank ? 0 : x->receive[r].bytes;
+    }
+    exchange_run(x, x->send, x->receive);
+    for (int r = 0; r < x->ranks; r++)
+        pack_messages(receives, num_receives, r, (char *)x->receive[r].data, true);
+}

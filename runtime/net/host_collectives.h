@@ -1,4 +1,4 @@
-// reduce_scatter and all_gather of host memory, each in one exchange.
+// reduce_scatter, all_gather and an exchange of lists of messages, of host memory, each in one exchange_run.
 //
 // The rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend
 // neither on the owner nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring
@@ -12,6 +12,13 @@
 
 struct exchange;
 
+// A message of an exchange of uneven ranges: `bytes` at `data`, to a rank or from it.
+struct exchange_message {
+    int rank;
+    void *data;
+    size_t bytes;
+};
+
 __BEGIN_DECLS
 // Bytes of scratch memory that host_reduce_scatter needs for shards of `shard` elements.
 size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
@@ -20,4 +27,9 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
 void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x);
 // buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`.
 void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
+// Sends and receives lists of messages: the i-th that one rank sends to another is the i-th that this one receives from
+// it, of as many bytes. Messages to the rank itself are copied. What is sent and what is received do not overlap.
+// scratch: the bytes of all messages of both lists.
+void host_exchange(const struct exchange_message *sends, int num_sends, const struct exchange_message *receives,
+                   int num_receives, void *scratch, struct exchange *x);
 __END_DECLS

@@ -7,7 +7,10 @@
 // Of the device's memory it takes some for a communicator, and more when a collective first takes an algorithm, as NCCL
 // does since 2.22: here one of each function for the small ones and one for the large ones.
 //
+// Sends and receives are run by their group.
+//
 // It is stricter than the library, and ends the program with status 3 at
+// - messages that overlap, or are not of the bytes that were sent,
 // - collectives that differ between the ranks, in function, count, type or turn, where NCCL would hang or mix data up,
 // - pointers that are not the device's, ranges that leave an allocation, results that overlap what is sent in any other
 //   way than NCCL's own "in place",
@@ -60,6 +63,7 @@ typedef struct emu_nccl_communicator {
     int made, rank, ranks, device;
     MPI_Comm mpi;
     uint64_t enqueued, done;
+    uint64_t groups, groups_done; // of messages; ranks without messages have none
     std::vector<void *> memory;
     std::vector<std::string> algorithms; // taken so far
 } * ncclComm_t;
@@ -167,6 +171,9 @@ static inline bool emu_nccl_valid(ncclComm_t comm) { return comm && comm->made =
 static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!emu_nccl_valid(comm))
         return emu_nccl_error(ncclInvalidArgument, "no communicator");
+    if (comm->groups_done < comm->groups)
+        emu_report("ncclCommDestroy: %llu of the communicator's groups of messages have not run",
+                   (unsigned long long)(comm->groups - comm->groups_done));
     if (comm->done < comm->enqueued)
         emu_report("ncclCommDestroy: %llu of the communicator's collectives have not run",
                    (unsigned long long)(comm->enqueued - comm->done));
@@ -299,4 +306,105 @@ static inline ncclResult_t ncclAllGather(const void *send, void *receive, size_t
         const std::vector<char> mine((const char *)send, (const char *)send + bytes);
         MPI_Allgather(mine.data(), (int)bytes, MPI_BYTE, receive, (int)bytes, MPI_BYTE, comm->mpi);
     });
+}
+
+// --- Messages -----------------------------------------------------------------------------------------------------
+
+enum { EMU_NCCL_TAG = 7 };
+struct emu_nccl_message {
+    bool sends;
+    int rank;
+    char *data;
+    size_t bytes;
+};
+struct emu_nccl_group {
+    int depth;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    std::vector<struct emu_nccl_message> messages;
+};
+static struct emu_nccl_group emu_nccl_current;
+
+// Sends do not wait for receives, so that each rank may take its own messages in their order.
+static inline void emu_nccl_run_messages(ncclComm_t comm, const std::vector<struct emu_nccl_message> &messages) {
+    std::vector<MPI_Request> requests;
+    for (const struct emu_nccl_message &m : messages)
+        if (m.sends) {
+            requests.push_back(MPI_REQUEST_NULL);
+            MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.rank, EMU_NCCL_TAG, comm->mpi, &requests.back());
+        }
+    for (const struct emu_nccl_message &m : messages) {
+        MPI_Status status;
+        int bytes = 0;
+        if (m.sends)
+            continue;
+        MPI_Probe(m.rank, EMU_NCCL_TAG, comm->mpi, &status);
+        MPI_Get_count(&status, MPI_BYTE, &bytes);
+        if ((size_t)bytes != m.bytes)
+            emu_report("ncclRecv: rank %d receives %zu bytes from rank %d, which sends %d", comm->rank, m.bytes, m.rank,
+                       bytes);
+        MPI_Recv(m.data, (int)m.bytes, MPI_BYTE, m.rank, EMU_NCCL_TAG, comm->mpi, MPI_STATUS_IGNORE);
+    }
+    MPI_Waitall((int)requests.size(), requests.data(), MPI_STATUSES_IGNORE);
+}
+static inline void emu_nccl_check_messages(const std::vector<struct emu_nccl_message> &messages) {
+    for (const struct emu_nccl_message &in : messages)
+        for (const struct emu_nccl_message &other : messages)
+            if (!in.sends && &in != &other && in.data < other.data + other.bytes && other.data < in.data + in.bytes)
+                emu_report("NCCL: a message from rank %d overlaps one %s rank %d", in.rank, other.sends ? "to" : "from",
+                           other.rank);
+}
+static inline ncclResult_t ncclGroupStart(void) {
+    emu_nccl_current.depth++;
+    return ncclSuccess;
+}
+static inline ncclResult_t ncclGroupEnd(void) {
+    struct emu_nccl_group *group = &emu_nccl_current;
+    if (group->depth == 0)
+        return emu_nccl_error(ncclInvalidUsage, "ncclGroupEnd: no group was started");
+    if (--group->depth > 0 || group->messages.empty())
+        return ncclSuccess;
+    const std::vector<struct emu_nccl_message> messages = group->messages;
+    ncclComm_t comm = group->comm;
+    group->messages.clear();
+    emu_nccl_check_messages(messages);
+    if (comm->device != emu_device)
+        return emu_nccl_error(ncclInvalidUsage, "ncclGroupEnd: the communicator is of device %d, the thread uses %d",
+                              comm->device, emu_device);
+    if (emu_forbid_while_recording() != cudaSuccess)
+        emu_report("ncclGroupEnd: called while a graph is recorded");
+    size_t largest = 0;
+    for (const struct emu_nccl_message &m : messages)
+        largest = m.bytes > largest ? m.bytes : largest;
+    const ncclResult_t ready = emu_nccl_use_algorithm(comm, "messages", largest);
+    if (ready != ncclSuccess)
+        return ready;
+    comm->groups++;
+    const cudaError_t status = emu_enqueue(group->stream, "messages", [=] {
+        emu_nccl_run_messages(comm, messages);
+        comm->groups_done++;
+    });
+    return status == cudaSuccess ? ncclSuccess
+                                 : emu_nccl_error(ncclUnhandledCudaError, "%s", cudaGetErrorString(status));
+}
+static inline ncclResult_t emu_nccl_message_add(const char *function, bool sends, const void *data, size_t count,
+                                                ncclDataType_t type, int rank, ncclComm_t comm, cudaStream_t stream) {
+    struct emu_nccl_group *group = &emu_nccl_current;
+    if (!emu_nccl_valid(comm) || rank < 0 || rank >= comm->ranks)
+        return emu_nccl_error(ncclInvalidArgument, "%s: no communicator, or no rank %d", function, rank);
+    emu_nccl_check_memory(function, data, count * emu_nccl_bytes(type), "the message");
+    const struct emu_nccl_message message = {sends, rank, (char *)data, count * emu_nccl_bytes(type)};
+    ncclGroupStart();
+    group->comm = comm;
+    group->stream = stream;
+    group->messages.push_back(message);
+    return ncclGroupEnd();
+}
+static inline ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int rank, ncclComm_t comm,
+                                    cudaStream_t stream) {
+    return emu_nccl_message_add("ncclSend", true, data, count, type, rank, comm, stream);
+}
+static inline ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int rank, ncclComm_t comm,
+                                    cudaStream_t stream) {
+    return emu_nccl_message_add("ncclRecv", false, data, count, type, rank, comm, stream);
 }
