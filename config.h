@@ -18,7 +18,7 @@
 #include <stdint.h>                // int64_t
 #include <string.h>                // strerror
 
-enum { CONFIG_ROWS_MAX = 192 };
+enum { CONFIG_ROWS_MAX = 256 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
