@@ -74,12 +74,13 @@ struct config {
     int micro_batch_size, global_batch_size, train_steps;
     const char *rampup_batch_size;
     uint64_t seed;
-    double lr, min_lr, z_loss, ema_decay;
+    double lr, min_lr, z_loss;
     enum lr_decay_style lr_decay_style;
     double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
+    double ema_decay;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     float muon_momentum, muon_extra_scale_factor;
     bool muon_nesterov;
