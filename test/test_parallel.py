@@ -195,13 +195,12 @@ class SameResult(Case):
         options = ["--micro-batch-size", 1, "--train-steps", 20, "--rampup-batch-size", "4 4 40", *DROPOUT]
         self.run_it("one", 1, *options)
         self.assertEqual([entry["batch"] for entry in self.log("one")], 5 * [4] + 3 * [8] + 12 * [12])
-        for ranks in (2, 4):
-            for stage in range(4):
-                name = "%d-%d" % (ranks, stage)
-                self.run_it(name, ranks, *options, "--zero-stage", stage)
-                self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
-                self.assertEqual([(e["batch"], e["tokens"]) for e in self.log(name)],
-                                 [(e["batch"], e["tokens"]) for e in self.log("one")])
+        for ranks, stage in ((2, 0), (2, 2), (4, 1), (4, 3)):
+            name = "%d-%d" % (ranks, stage)
+            self.run_it(name, ranks, *options, "--zero-stage", stage)
+            self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
+            self.assertEqual([(e["batch"], e["tokens"]) for e in self.log(name)],
+                             [(e["batch"], e["tokens"]) for e in self.log("one")])
 
     def test_stages_and_policies_have_the_same_bits(self):
         policies = [["--recompute-granularity", "selective"], ["--recompute-granularity", "full"],
