@@ -122,6 +122,9 @@ class Resume(Case):
     def test_llama_bf16_with_fp32_files(self):
         self.check("c", "llama", "--precision", "bf16", "--checkpoint-dtype", "fp32")
 
+    def test_muon_with_averages(self):
+        self.check("m", "llama", "--precision", "bf16", "--optimizer", "muon", "--ema-decay", 0.9)
+
     def test_while_the_batch_warms_up(self):
         self.check("q", "gpt2", "--global-batch-size", 8, "--rampup-batch-size", "2 2 18")
         log = self.log("q_parts")
