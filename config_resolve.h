@@ -240,6 +240,14 @@ static inline void config_resolve_schedule(struct config *c) {
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
 }
 
+// Settings of Muon without it.
+static inline void config_check_optimizer(const struct config *c) {
+    char name[OPTION_NAME];
+    for (int row = 0; row < CONFIG_ROWS && c->optimizer != OPTIMIZER_MUON; row++)
+        if (c->given[row] && config_rows[row].name && strncmp(config_rows[row].name, "muon_", 5) == 0)
+            fail("--%s needs --optimizer muon", option_display(name, config_rows[row].name));
+}
+
 static inline void config_check_scoring(const struct config *c) {
     if (*c->generate && config_scores(c))
         fail("--generate and --%s are two runs; give one of them", *c->eval_tasks ? "eval-tasks" : "perplexity");
@@ -354,6 +362,7 @@ static inline void config_resolve(struct config *config) {
     config_resolve_ranks(config);
     config_resolve_batches(config);
     config_resolve_schedule(config);
+    config_check_optimizer(config);
     config_resolve_data(config);
     config_check_recompute(config);
     config_check_sizes(config);

@@ -350,6 +350,9 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     if (!trains)
         return;
     muon_make_matrices(u, shape);
+    if (u->count == 0 && c->optimizer == OPTIMIZER_MUON)
+        fail("--optimizer muon has nothing to update: no matrix of the blocks is trained%s; leave it out",
+             c->lora_rank > 0 ? ", LoRA's adapters are AdamW's" : "");
     if (u->count == 0)
         return;
     muon_make_waves(u);

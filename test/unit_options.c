@@ -858,6 +858,11 @@ static void lists_of_recomputation_are_checked_for_form(void **state) {
                           "--recompute-modules: 'nrom' is not known|core_attn,norm");
     assert_config_rejects("--plan --recompute-modules norm,,mlp", "--recompute-modules: '' is not known");
     assert_config_rejects("--plan --recompute-modules norm,", "--recompute-modules: 'norm,' ends in a comma");
+    assert_config_rejects("--plan --muon-num-ns-steps 5", "--muon-num-ns-steps needs --optimizer muon");
+    assert_config_rejects("--plan --optimizer muon --muon-momentum 1", "--muon-momentum: '1' is out of range");
+    assert_config_rejects("--plan --ema-decay 0.9 --main-params-dtype bf16 --precision bf16",
+                          "--ema-decay 0.9|fp32 parameters");
+    assert_config_rejects("--plan --init-from-ema", "--init-from-ema needs --init-from");
 }
 
 // The table of parameters is where a model that is too large ends the program.
