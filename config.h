@@ -4,6 +4,7 @@
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
 // add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
+#include "config_choices.h"        // the choices of other options
 #include "presets.h"               // the choices of --preset
 #include "recompute.cuh"           // the modules of --recompute-modules
 #include "runtime/machine/error.h" // fail
@@ -17,135 +18,7 @@
 #include <stdint.h>                // int64_t
 #include <string.h>                // strerror
 
-// ---- choices ----
-
-// The choices of an option are a list of rows, X(enumerator, "name", ...), from which both the enum and the names that
-// the option takes are made.
-#define CHOICE_ENUMERATOR(enumerator, ...) enumerator,
-#define CHOICE_NAME(enumerator, name, ...) "|" name
-#define CHOICES(list) (&("" list(CHOICE_NAME))[1]) // "first|second|third"
-
-#define NORMALIZATIONS(X) X(NORMALIZATION_LAYERNORM, "LayerNorm") X(NORMALIZATION_RMSNORM, "RMSNorm")
-#define POSITION_EMBEDDING_TYPES(X) X(POSITION_LEARNED, "learned_absolute") X(POSITION_ROPE, "rope")
-// X(enumerator, name, gated): a gated activation multiplies a second projection, up, by the activated one.
-#define ACTIVATIONS(X)                                                                                                 \
-    X(ACTIVATION_GELU, "gelu", false)                                                                                  \
-    X(ACTIVATION_GELU_ERF, "gelu_erf", false)                                                                          \
-    X(ACTIVATION_SQUARED_RELU, "squared_relu", false)                                                                  \
-    X(ACTIVATION_SWIGLU, "swiglu", true)                                                                               \
-    X(ACTIVATION_GEGLU, "geglu", true)
-#define ROPE_SCALING_TYPES(X)                                                                                          \
-    X(SCALING_NONE, "none")                                                                                            \
-    X(SCALING_LINEAR, "linear")                                                                                        \
-    X(SCALING_LLAMA3, "llama3")                                                                                        \
-    X(SCALING_YARN, "yarn")                                                                                            \
-    X(SCALING_LONGROPE, "longrope")
-#define QK_LAYERNORM_WIDTHS(X) X(QK_LAYERNORM_HEAD, "head") X(QK_LAYERNORM_FULL, "full")
-#define NORM_PLACEMENTS(X)                                                                                             \
-    X(NORM_PLACEMENT_PRE, "pre")                                                                                       \
-    X(NORM_PLACEMENT_POST, "post")                                                                                     \
-    X(NORM_PLACEMENT_SANDWICH, "sandwich")
-#define DOCUMENT_DELIMITERS(X) X(DELIMITER_AUTO, "auto") X(DELIMITER_FIRST, "first") X(DELIMITER_LAST, "last")
-#define ATTENTION_BACKENDS(X)                                                                                          \
-    X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused") X(BACKEND_FUSED, "fused")
-#define RECOMPUTE_GRANULARITIES(X)                                                                                     \
-    X(RECOMPUTE_NONE, "none")                                                                                          \
-    X(RECOMPUTE_SELECTIVE, "selective")                                                                                \
-    X(RECOMPUTE_FULL, "full")                                                                                          \
-    X(RECOMPUTE_AUTO, "auto")
-#define RECOMPUTE_METHODS(X)                                                                                           \
-    X(RECOMPUTE_METHOD_UNSET, "unset")                                                                                 \
-    X(RECOMPUTE_METHOD_UNIFORM, "uniform")                                                                             \
-    X(RECOMPUTE_METHOD_BLOCK, "block")
-#define DEVICES(X) X(DEVICE_AUTO, "auto") X(DEVICE_CPU, "cpu") X(DEVICE_CUDA, "cuda")
-// WITH_: PRECISION_BF16 is a macro of the compiler's command line.
-#define PRECISIONS(X) X(WITH_AUTO, "auto") X(WITH_BF16, "bf16") X(WITH_FP32, "fp32")
-#define CHECKPOINT_DTYPES(X) X(CHECKPOINT_AUTO, "auto") X(CHECKPOINT_BF16, "bf16") X(CHECKPOINT_FP32, "fp32")
-#define FP8_FORMATS(X) X(FP8_FORMAT_NONE, "none") X(FP8_FORMAT_HYBRID, "hybrid") X(FP8_FORMAT_E4M3, "e4m3")
-#define FP8_RECIPES(X)                                                                                                 \
-    X(FP8_RECIPE_TENSORWISE, "tensorwise")                                                                             \
-    X(FP8_RECIPE_DELAYED, "delayed")                                                                                   \
-    X(FP8_RECIPE_BLOCKWISE, "blockwise")
-#define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
-#define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
-// MAIN_, MOMENT_: BF16 alone would be a macro of some compilers' headers.
-#define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
-#define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
-#define OPTIMIZERS(X) X(OPTIMIZER_ADAM, "adam") X(OPTIMIZER_MUON, "muon")
-// X(enumerator, name, by what the update of a matrix (rows, cols) is multiplied).
-#define MUON_SCALE_MODES(X)                                                                                            \
-    X(MUON_SCALE_SPECTRAL, "spectral", sqrt(rows > cols ? rows : cols))                                                \
-    X(MUON_SCALE_UNIT_RMS_NORM, "unit_rms_norm", sqrt(rows / cols))                                                    \
-    X(MUON_SCALE_SHAPE_SCALING, "shape_scaling", sqrt(rows > cols ? rows / cols : 1))
-#define MUON_COEFFICIENT_TYPES(X)                                                                                      \
-    X(MUON_SIMPLE, "simple")                                                                                           \
-    X(MUON_QUINTIC, "quintic")                                                                                         \
-    X(MUON_POLAR_EXPRESS, "polar_express")                                                                             \
-    X(MUON_DEEPSEEKV4, "deepseekv4")                                                                                   \
-    X(MUON_CLASSIC, "classic")
-#define MUON_QKV_SPLITS(X) X(MUON_SPLIT_QKV, "qkv") X(MUON_SPLIT_GROUPS, "groups") X(MUON_SPLIT_NONE, "none")
-#define FROZEN_WEIGHTS_FORMATS(X)                                                                                      \
-    X(FROZEN_WEIGHTS_NONE, "none") X(FROZEN_WEIGHTS_FP8, "fp8") X(FROZEN_WEIGHTS_NF4, "nf4")
-#define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
-
-enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
-enum position_embedding_type { POSITION_EMBEDDING_TYPES(CHOICE_ENUMERATOR) };
-enum activation { ACTIVATIONS(CHOICE_ENUMERATOR) };
-enum rope_scaling_type { ROPE_SCALING_TYPES(CHOICE_ENUMERATOR) };
-enum qk_layernorm_width { QK_LAYERNORM_WIDTHS(CHOICE_ENUMERATOR) };
-enum norm_placement { NORM_PLACEMENTS(CHOICE_ENUMERATOR) };
-enum document_delimiter { DOCUMENT_DELIMITERS(CHOICE_ENUMERATOR) };
-enum config_backend { ATTENTION_BACKENDS(CHOICE_ENUMERATOR) };
-enum recompute_granularity { RECOMPUTE_GRANULARITIES(CHOICE_ENUMERATOR) };
-enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
-enum config_device { DEVICES(CHOICE_ENUMERATOR) };
-enum config_precision { PRECISIONS(CHOICE_ENUMERATOR) };
-enum config_checkpoint_dtype { CHECKPOINT_DTYPES(CHOICE_ENUMERATOR) };
-enum config_fp8_format { FP8_FORMATS(CHOICE_ENUMERATOR) };
-enum config_fp8_recipe { FP8_RECIPES(CHOICE_ENUMERATOR) };
-enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
-enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
-enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
-enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };
-enum config_optimizer { OPTIMIZERS(CHOICE_ENUMERATOR) };
-enum config_muon_scale_mode { MUON_SCALE_MODES(CHOICE_ENUMERATOR) };
-enum config_muon_coefficient_type { MUON_COEFFICIENT_TYPES(CHOICE_ENUMERATOR) };
-enum config_muon_split_qkv { MUON_QKV_SPLITS(CHOICE_ENUMERATOR) };
-enum config_frozen_weights_format { FROZEN_WEIGHTS_FORMATS(CHOICE_ENUMERATOR) };
-enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
-
-// Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
-static inline bool activation_is_gated(enum activation activation) {
-    switch (activation) {
-#define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
-    case enumerator: return gated;
-        ACTIVATIONS(ACTIVATION_CASE)
-#undef ACTIVATION_CASE
-    }
-    __builtin_unreachable();
-}
-static inline const char *activation_name(enum activation activation) {
-    switch (activation) {
-#define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
-    case enumerator: return name;
-        ACTIVATIONS(ACTIVATION_CASE)
-#undef ACTIVATION_CASE
-    }
-    __builtin_unreachable();
-}
-
-// What Muon multiplies the update of a matrix by, before the extra scale factor.
-static inline double muon_scale(enum config_muon_scale_mode mode, double rows, double cols) {
-    switch (mode) {
-#define MUON_SCALE_CASE(enumerator, name, scale)                                                                       \
-    case enumerator: return scale;
-        MUON_SCALE_MODES(MUON_SCALE_CASE)
-#undef MUON_SCALE_CASE
-    }
-    __builtin_unreachable();
-}
-
-enum { CONFIG_ROWS_MAX = 192 };
+enum { CONFIG_ROWS_MAX = 256 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
@@ -199,14 +72,15 @@ struct config {
     int loss_chunk_tokens;
     // training
     int micro_batch_size, global_batch_size, train_steps;
+    const char *rampup_batch_size;
     uint64_t seed;
-    double lr, min_lr;
+    double lr, min_lr, z_loss;
     enum lr_decay_style lr_decay_style;
     double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
     enum config_optimizer optimizer;
-    double z_loss;
+    double ema_decay;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     float muon_momentum, muon_extra_scale_factor;
     bool muon_nesterov;
@@ -241,6 +115,7 @@ struct config {
     int eval_tasks_every, perplexity_stride;
     // checkpoints
     const char *init_from, *resume;
+    bool init_from_ema;
     int checkpoint_every, keep_checkpoints;
     enum config_checkpoint_dtype checkpoint_dtype;
     const char *checkpoint_architecture;
@@ -273,6 +148,7 @@ struct config {
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
     int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
+    struct batch_ramp ramp;      // of --global-batch-size and --rampup-batch-size
     unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
@@ -447,6 +323,9 @@ static const struct option_row config_rows[] = {
     GROUP("Training"),
     ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
     ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, over all ranks; 0: a micro batch each"),
+    ROW(STRING, rampup_batch_size, "", "'START INCREMENT SAMPLES'", 0, 0,
+        "The batch is START sequences at first, and grows by INCREMENT to the global one in equal parts of SAMPLES",
+        CONFIG_FIXED),
     ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
     ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
@@ -462,8 +341,8 @@ static const struct option_row config_rows[] = {
     ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
     ROW(ENUM, lr_wsd_decay_style, "exponential", CHOICES(LR_WSD_DECAY_STYLES), 0, 0, "WSD: shape of that"),
     ROW(ENUM, optimizer, "adam", CHOICES(OPTIMIZERS), 0, 0,
-        "adam: AdamW for all; muon: Muon for the matrices of the blocks, AdamW for the rest; it pays from some 16 times the "
-        "hidden size in tokens a step on",
+        "adam: AdamW for all; muon: Muon for the matrices of the blocks, which adds about 4.5 x hidden size / tokens of a "
+        "step to its time and pays from some 16 to 50 x hidden size in tokens a step on",
         CONFIG_FIXED),
     ROW(DOUBLE, z_loss, "0", "X", 0, INFINITY,
         "Adds X times the mean of ln(sum of e^logit)^2 to what is minimised (PaLM's 1e-4); losses are reported without it"),
@@ -482,6 +361,10 @@ static const struct option_row config_rows[] = {
         "Muon: and by this; with spectral 0.2 gives updates of AdamW's size, so that one --lr serves both"),
     ROW(ENUM, muon_split_qkv, "qkv", CHOICES(MUON_QKV_SPLITS), 0, 0,
         "Muon: q, k and v are a matrix each; groups: of each query group; none: one matrix in all"),
+    ROW(DOUBLE, ema_decay, "0", "X", 0, 0.99999999,
+        "Validate, sample and score by moving averages of the parameters of this decay, which are kept beside them; 0: by the "
+        "parameters",
+        CONFIG_FIXED),
     ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
     ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
 
@@ -558,6 +441,9 @@ static const struct option_row config_rows[] = {
     GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, init_from, "", "DIR", 0, 0,
         "Begin with the parameters of a Hugging Face folder, or of an llm.c .bin; sets the model's options",
+        CONFIG_THIS_START),
+    ROW(BOOL, init_from_ema, "false", "", 0, 0,
+        "Take the moving averages of --init-from, a checkpoint of a run with --ema-decay, for the parameters",
         CONFIG_THIS_START),
     ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
         "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",

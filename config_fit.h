@@ -2,15 +2,6 @@
 #pragma once
 #include "config.h" // struct config
 
-// Bytes of a moment in a format: 8bit has an fp32 scale for each 128.
-static inline double config_moment_bytes(enum config_moment_dtype dtype) {
-    switch (dtype) {
-    case MOMENT_FP32: return 4;
-    case MOMENT_BF16: return 2;
-    case MOMENT_8BIT: return 1 + 4.0 / 128;
-    }
-    __builtin_unreachable();
-}
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
@@ -48,6 +39,10 @@ static inline void config_check_offload(const struct config *c) {
     if (c->main_params_dtype != MAIN_FP32 && c->precision == WITH_FP32)
         fail("--main-params-dtype bf16 needs --precision bf16, not fp32%s; %sleave --main-params-dtype out",
              *c->checkpoint ? " as in the checkpoint" : "", *c->checkpoint ? "" : "change --precision, or ");
+    if (c->main_params_dtype != MAIN_FP32 && c->ema_decay > 0)
+        fail(
+            "--ema-decay %g averages fp32 parameters, which --main-params-dtype bf16 does not keep; leave out one of them",
+            c->ema_decay);
     if (config_trains(c))
         return;
     if (c->optimizer_cpu_offload || c->offload_gradients || c->cpu_offloading_num_layers > 0)

@@ -171,6 +171,34 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->bucket_mib);
 }
 
+// Reads --rampup-batch-size: three integers, between them spaces or commas.
+static inline void config_resolve_ramp(struct config *c) {
+    const int least = c->micro_batch_size * c->ranks;
+    const char *text = c->rampup_batch_size;
+    double start, increment, samples;
+    char rest;
+    memset(&c->ramp, 0, sizeof c->ramp);
+    c->ramp.batch = c->global_batch_size;
+    if (!*text)
+        return;
+    if (sscanf(text, "%lf%*1[ ,]%lf%*1[ ,]%lf %c", &start, &increment, &samples, &rest) != 3 ||
+        !(start >= 1 && start <= 1 << 24 && start == floor(start)) ||
+        !(increment >= 1 && increment <= 1 << 24 && increment == floor(increment)) ||
+        !(samples >= 1 && samples < 0x1p38 && samples == floor(samples)))
+        fail("--rampup-batch-size '%s': expected three integers, START INCREMENT SAMPLES, as '%d %d 1000000'", text,
+             least, least);
+    c->ramp.start = (int)start;
+    c->ramp.increment = (int)increment;
+    c->ramp.samples = (int64_t)samples;
+    if (c->ramp.start % least != 0 || c->ramp.increment % least != 0)
+        fail("--rampup-batch-size '%s': START and INCREMENT must be multiples of %d, --micro-batch-size %d on %d %s",
+             text, least, c->micro_batch_size, c->ranks, c->ranks > 1 ? "ranks" : "rank");
+    if (c->ramp.start > c->ramp.batch || (c->ramp.batch - c->ramp.start) % c->ramp.increment != 0)
+        fail(
+            "--rampup-batch-size '%s': increments of %d from %d on do not reach --global-batch-size %d; change one of them",
+            text, c->ramp.increment, c->ramp.start, c->ramp.batch);
+}
+
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it", c->micro_batch_size,
@@ -185,6 +213,7 @@ static inline void config_resolve_batches(struct config *c) {
     if (c->global_batch_size % least != 0)
         fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the next multiple is %lld",
              c->global_batch_size, c->micro_batch_size, next);
+    config_resolve_ramp(c);
 }
 
 static inline void config_resolve_schedule(struct config *c) {
@@ -209,6 +238,14 @@ static inline void config_resolve_schedule(struct config *c) {
         fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower "
              "one, or raise --lr-decay-steps or --train-steps",
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
+}
+
+// Settings of Muon without it.
+static inline void config_check_optimizer(const struct config *c) {
+    char name[OPTION_NAME];
+    for (int row = 0; row < CONFIG_ROWS && c->optimizer != OPTIMIZER_MUON; row++)
+        if (c->given[row] && config_rows[row].name && strncmp(config_rows[row].name, "muon_", 5) == 0)
+            fail("--%s needs --optimizer muon", option_display(name, config_rows[row].name));
 }
 
 static inline void config_check_scoring(const struct config *c) {
@@ -246,6 +283,9 @@ static inline void config_resolve_data(struct config *c) {
         fail("--eval-only needs --val-data, --eval-tasks or --perplexity: name the token shards to validate on, or the "
              "files to score");
     config_check_scoring(c);
+    if (c->init_from_ema && (!*c->init_from || c->lora_rank > 0))
+        fail("--init-from-ema needs --init-from, the folder of a checkpoint%s",
+             c->lora_rank > 0 ? ", and no LoRA" : "");
     if (!config_trains(c) && !*c->init_from && !c->plan)
         fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
     if (!*c->train_data && !c->plan && config_trains(c))
@@ -322,6 +362,7 @@ static inline void config_resolve(struct config *config) {
     config_resolve_ranks(config);
     config_resolve_batches(config);
     config_resolve_schedule(config);
+    config_check_optimizer(config);
     config_resolve_data(config);
     config_check_recompute(config);
     config_check_sizes(config);

@@ -266,7 +266,7 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
-    m->last_micro_step = index == m->micro_steps - 1;
+    m->last_micro_step = index == m->step_micro_steps - 1;
     zero_begin_micro_step(&m->zero, m->timeline.planning ? m->micro_steps > 1 : index > 0, m->last_micro_step);
     upload_batch(m, PASS_TRAIN, batch);
     RUN(m, optimizer_know_weights(&m->optimizer));
@@ -314,8 +314,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
-    const double targets = (double)m->zero.shards.ranks * m->micro_steps * (double)extent_of(m, PASS_TRAIN).N;
-    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps,
+    const double targets = (double)m->zero.shards.ranks * m->step_micro_steps * (double)extent_of(m, PASS_TRAIN).N;
+    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->step_micro_steps,
                           targets, c->clip_grad, m->dev));
     if (fp8_is_delayed(&m->fp8))
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->results->check, m->reports, m->zero.shards.ranks,
@@ -324,11 +324,26 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     phase(m, "update", -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
-    if (m->muon.count == 0)
+    if (m->muon.count > 0) {
+        phase(m, "update", -1, "muon");
+        slots = optimizer_slots(&m->optimizer, false);
+        optimizer_update_matrices(&m->muon, adamw, &m->results->check, slots);
+    }
+    if (c->ema_decay > 0) {
+        phase(m, "update", -1, "moving averages");
+        slots = optimizer_slots(&m->optimizer, false);
+        RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->results->check, slots));
+    }
+}
+// With --ema-decay: puts the moving averages into the parameters' place, and at the next call back. No step may be
+// enqueued in between.
+static void gpt_swap_averages(struct gpt *m) {
+    if (m->config.ema_decay <= 0 || !m->trains)
         return;
-    phase(m, "update", -1, "muon");
-    slots = optimizer_slots(&m->optimizer, false);
-    optimizer_update_matrices(&m->muon, adamw, &m->results->check, slots);
+    region(m, REGION_AVERAGES);
+    phase(m, "averages", -1, "swap");
+    void *slots = optimizer_slots(&m->optimizer, false);
+    RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.

@@ -158,7 +158,8 @@ struct gpt {
     int prompt_tokens;                 // generation: of the longest prompt
     int decode_tokens;                 // generation: capacity of the KV cache, tokens of a sequence
     int64_t chunk;                     // tokens of a logits chunk
-    int micro_steps;                   // of a step, on each rank
+    int micro_steps;                   // the most of a step, on each rank
+    int step_micro_steps;              // of this step: fewer while the batch warms up
     uint64_t micro_step;               // micro-batches so far in the run, over all ranks
     bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
     bool scores;                       // an evaluation that also looks whether targets have the largest logits

@@ -42,6 +42,7 @@ struct muon {
     int count;
     struct muon_wave *waves; // in flat order
     int num_waves;
+    double flops, rank_flops;                  // of an update: in all, and of the most loaded rank of each wave
     int64_t most_update, most_whole;           // elements of the largest wave's `update` and `whole`, of any rank
     struct exchange_message *sends, *receives; // room for those of a wave
     size_t workspace_bytes;
@@ -173,9 +174,12 @@ static void muon_make_waves(struct muon *u) {
         fail("out of memory for the table of matrices");
     for (int i = 0; i < u->count; i++)
         all += matrix_flops(u, &u->matrices[i]);
-    for (int tensors = 1; tensors < 2 * u->count + 2; tensors *= 2)
-        if (muon_deal_waves(u, tensors, ranks, load) <= 1.1 * all / ranks)
+    u->flops = all;
+    for (int tensors = 1; tensors < 2 * u->count + 2; tensors *= 2) {
+        u->rank_flops = muon_deal_waves(u, tensors, ranks, load);
+        if (u->rank_flops <= 1.1 * all / ranks)
             break;
+    }
     free(load);
 }
 
@@ -346,6 +350,9 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     if (!trains)
         return;
     muon_make_matrices(u, shape);
+    if (u->count == 0 && c->optimizer == OPTIMIZER_MUON)
+        fail("--optimizer muon has nothing to update: no matrix of the blocks is trained%s; leave it out",
+             c->lora_rank > 0 ? ", LoRA's adapters are AdamW's" : "");
     if (u->count == 0)
         return;
     muon_make_waves(u);

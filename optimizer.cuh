@@ -9,6 +9,7 @@
 #include "kernels/adamw.cuh"     // adamw_update
 #include "kernels/fp8_cast.cuh"  // fp8_amax
 #include "kernels/gradients.cuh" // squares_of_ranges, squares_total
+#include "kernels/averages.cuh"  // averages_update, averages_swap
 #include "kernels/muon.cuh"      // muon_momentum, muon_step
 #include "muon.cuh"              // struct muon
 #include "optimizer_state.cuh"   // struct optimizer
@@ -42,6 +43,8 @@ enum update_work {
     WORK_ADAMW,    // all of an element's update by AdamW
     WORK_MOMENTUM, // Muon's, up to what is orthogonalised
     WORK_STEP,     // and from there on
+    WORK_AVERAGES, // the moving averages of updated parameters
+    WORK_SWAP,     // the averages and the parameters in each other's place
 };
 // Whether a pass takes the elements of a group.
 static bool work_takes(enum update_work work, enum state_group group) {
@@ -49,20 +52,25 @@ static bool work_takes(enum update_work work, enum state_group group) {
     case WORK_ADAMW: return group != GROUP_MUON;
     case WORK_MOMENTUM:
     case WORK_STEP: return group == GROUP_MUON;
+    case WORK_AVERAGES:
+    case WORK_SWAP: return true;
     }
     return false;
 }
 // Whether a pass reads an operand, and whether it changes what it reads.
 static bool work_reads(enum update_work work, int operand) {
     switch (work) {
-    case WORK_ADAMW: return operand != STATE_MOMENTUM;
+    case WORK_ADAMW: return operand != STATE_MOMENTUM && operand != STATE_AVERAGES;
     case WORK_MOMENTUM: return operand == STATE_MOMENTUM || operand == OPERAND_GRADIENTS;
     case WORK_STEP: return operand == STATE_MASTER || operand == OPERAND_PARAMETERS;
+    case WORK_AVERAGES:
+    case WORK_SWAP: return operand == STATE_MASTER || operand == STATE_AVERAGES || operand == OPERAND_PARAMETERS;
     }
     return false;
 }
 static bool work_changes(enum update_work work, int operand) {
-    return work_reads(work, operand) && operand != OPERAND_GRADIENTS;
+    return work == WORK_AVERAGES ? operand == STATE_AVERAGES
+                                 : work_reads(work, operand) && operand != OPERAND_GRADIENTS;
 }
 
 // A range of a bucket of this rank's shard, or of all that an unsharded rank holds, of one group.
@@ -232,12 +240,24 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
+static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
+    // Early on the average is of the steps so far, not of what the parameters began as.
+    const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->ema_decay;
+    const struct averages_range r = {(floatX *)memory[OPERAND_PARAMETERS], (uint16_t *)memory[STATE_MASTER],
+                                     (float *)memory[STATE_AVERAGES], p->n};
+    if (u->work == WORK_SWAP)
+        averages_swap(r, u->o->zero->timeline->dev);
+    else
+        averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
+}
 // Enqueues a pass over a piece. memory: of each operand, the piece's first element.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
     case WORK_MOMENTUM: compute_momentum(u, p, memory); break;
     case WORK_STEP: compute_step(u, p, memory); break;
+    case WORK_AVERAGES:
+    case WORK_SWAP: compute_averages(u, p, memory); break;
     }
 }
 
@@ -362,23 +382,43 @@ static struct update update_of(struct optimizer *o, struct adamw adamw, const st
     return u;
 }
 
+// Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of each
+// bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.
+static void update_all(struct update *u, enum update_work work, bool gathers, bool except_matrices) {
+    const struct optimizer *o = u->o;
+    const struct shards *s = &o->zero->shards;
+    u->work = work;
+    if (!optimizer_is_sharded(o))
+        update_range(u, 0, s->flat, -1, false);
+    for (int i = s->count - 1; i >= 0 && optimizer_is_sharded(o); i--) {
+        const int64_t own = shards_own_begin(s, &s->buckets[i]);
+        update_range(u, own, own + s->buckets[i].shard, i,
+                     gathers && !(except_matrices && bucket_has_matrices(o, &s->buckets[i])));
+    }
+    update_end(u);
+}
 // Enqueues the update by AdamW of what this rank owns. Where it is sharded the embeddings are first: what the next
 // forward needs first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or
 // forbids the update. slots: optimizer_slots.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
-    struct zero *z = o->zero;
-    const struct shards *s = &z->shards;
     struct update u = update_of(o, adamw, check, slots);
-    u.work = WORK_ADAMW;
     if (o->fp8->weight_amaxes)
-        device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), z->timeline->dev);
-    if (!optimizer_is_sharded(o))
-        update_range(&u, 0, s->flat, -1, false);
-    for (int i = s->count - 1; i >= 0 && optimizer_is_sharded(o); i--) {
-        const int64_t own = shards_own_begin(s, &s->buckets[i]);
-        update_range(&u, own, own + s->buckets[i].shard, i, !bucket_has_matrices(o, &s->buckets[i]));
-    }
-    update_end(&u);
+        device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), o->zero->timeline->dev);
+    update_all(&u, WORK_ADAMW, true, true);
+}
+// Enqueues the moving averages of what this rank owns, behind the updates.
+static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
+                                      void *slots) {
+    struct update u = update_of(o, adamw, check, slots);
+    update_all(&u, WORK_AVERAGES, false, false);
+}
+// Enqueues the swap of averages and parameters, and begins the all-gathers of what the parameters become.
+static void optimizer_swap_averages(struct optimizer *o, void *slots) {
+    const struct adamw none = {0, 0, 0, 0, 0, 0, 0, 0};
+    struct update u = update_of(o, none, NULL, slots);
+    zero_wait_for_updates(o->zero);
+    update_all(&u, WORK_SWAP, true, false);
+    o->fp8->weights_known = false;
 }
 // Begins the all-gathers of buckets with matrices whose last wave was this one: from *bucket down, which becomes the
 // next one.

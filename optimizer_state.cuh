@@ -19,17 +19,19 @@
 // The value of an element of the state before the first step.
 enum state_start {
     STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
+    STATE_COPY,            // the same, of a state that then goes its own way
     STATE_ZERO,
 };
 
 // Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of
 // master weights only what the parameters lack is stored; without any, the parameters stand in for them. Moments are
-// AdamW's, the momentum is Muon's.
+// AdamW's, the momentum is Muon's, averages are those of --ema-decay.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", STATE_FROM_PARAMETERS)                                                     \
     ROW(MOMENT1, "first moments", "exp_avg", STATE_ZERO)                                                               \
     ROW(MOMENT2, "second moments", "exp_avg_sq", STATE_ZERO)                                                           \
-    ROW(MOMENTUM, "momentum", "momentum", STATE_ZERO)
+    ROW(MOMENTUM, "momentum", "momentum", STATE_ZERO)                                                                  \
+    ROW(AVERAGES, "moving averages", "ema", STATE_COPY)
 
 enum optimizer_state {
 #define ENUM_ROW(id, name, file_name, start) STATE_##id,
@@ -123,6 +125,7 @@ static enum state_format state_format_of(const struct config *c, enum optimizer_
     case STATE_MOMENT2:
         return by_muon ? FORMAT_NONE : moment_format(c->exp_avg_sq_dtype, others ? FORMAT_BF16 : FORMAT_8BIT_ROOT);
     case STATE_MOMENTUM: return by_muon ? moment_format(c->exp_avg_dtype, FORMAT_8BIT) : FORMAT_NONE;
+    case STATE_AVERAGES: return c->ema_decay > 0 ? FORMAT_FP32 : FORMAT_NONE;
     case STATE_COUNT: break;
     }
     return FORMAT_NONE;
@@ -200,6 +203,22 @@ static void optimizer_make_segments(struct optimizer *o) {
         o->num_segments++;
     }
     optimizer_end_segment(o, o->elements, GROUP_OTHERS);
+}
+// This rank's elements of a group. Groups whose formats are the same may be counted as one of them.
+static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
+    int64_t n = 0;
+    for (int i = 0; i < o->num_segments; i++)
+        n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
+    return n;
+}
+// Bytes of this rank's states in the formats of other options.
+static double optimizer_states_bytes(const struct optimizer *o, const struct config *c) {
+    double bytes = 0;
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int group = 0; group < STATE_GROUPS; group++)
+            bytes += (double)optimizer_elements(o, (enum state_group)group) / STATE_BLOCK *
+                     (double)state_block_bytes(state_format_of(c, (enum optimizer_state)id, (enum state_group)group));
+    return bytes;
 }
 // Bytes from place 0 to `place`, a multiple of STATE_BLOCK.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
@@ -387,21 +406,22 @@ static void optimizer_initialise(struct optimizer *o) {
     }
 }
 
-// Uploads 2-byte elements [at, at + n), at any element, of the remainders of master weights. `low`, in host memory,
-// must stay until the device was waited for.
-static void optimizer_upload_remainders(struct optimizer *o, int64_t at, const uint16_t *low, int64_t n) {
+// Uploads elements [at, at + n), at any element, of a state that has one format, of `width` bytes an element. `values`,
+// in host memory, must stay until the device was waited for.
+static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
+                                      int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
-    const struct stored_state *state = &o->states[STATE_MASTER];
+    const struct stored_state *state = &o->states[id];
     int64_t place, count;
     for (int64_t first = at; (count = shards_next(s, optimizer_is_sharded(o), &first, at + n, &place)) > 0;
          first += count) {
         const int64_t below = place >= o->cut ? 0 : o->cut - place < count ? o->cut - place : count;
+        const char *from = (const char *)values + (size_t)(first - at) * width;
         if (below > 0)
-            device_upload(state->device + (size_t)place * sizeof *low, low + (first - at), (size_t)below * sizeof *low,
-                          o->zero->timeline->dev);
+            device_upload(state->device + (size_t)place * width, from, (size_t)below * width, o->zero->timeline->dev);
         if (below < count)
-            memcpy(state->host + (size_t)(place + below - o->cut) * sizeof *low, low + (first - at) + below,
-                   (size_t)(count - below) * sizeof *low);
+            memcpy(state->host + (size_t)(place + below - o->cut) * width, from + (size_t)below * width,
+                   (size_t)(count - below) * width);
     }
 }
 // Sets parameters [at, at + n) of the flat buffers: rounded into the parameters, and what the rounding leaves into the
@@ -413,7 +433,9 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
         low[i] = split_low(exact[i]);
     }
     if (optimizer_holds(o, STATE_MASTER))
-        optimizer_upload_remainders(o, at, low, n);
+        optimizer_upload_elements(o, STATE_MASTER, at, low, n, sizeof *low);
+    if (optimizer_holds(o, STATE_AVERAGES))
+        optimizer_upload_elements(o, STATE_AVERAGES, at, exact, n, sizeof *exact);
     zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
     o->fp8->weights_known = false;
 }

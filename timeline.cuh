@@ -34,7 +34,15 @@ static const char *pass_name(enum pass pass) {
 }
 
 // Stretches of the timeline, each entered at its own first phase.
-enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_PREFILL, REGION_GENERATE, REGION_COUNT };
+enum region {
+    REGION_MICRO_STEP,
+    REGION_UPDATE,
+    REGION_AVERAGES,
+    REGION_EVALUATE,
+    REGION_PREFILL,
+    REGION_GENERATE,
+    REGION_COUNT
+};
 
 struct timeline {
     struct plan plan;

@@ -101,7 +101,8 @@ static void muon_momentum(struct muon_momentum_range r, struct flat_tensors tens
 // As adamw_four. A block of STATE_BLOCK elements may have several matrices of its tensor.
 template <bool AMAX>
 static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_tensors tensors,
-                                        struct flat_tensors matrices, float keep, const struct gradient_check *check) {
+                                        struct flat_tensors matrices, struct muon_factors factors,
+                                        const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
     const four<floatX> factor = four_load(r.factor + at, count);

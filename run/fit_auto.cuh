@@ -70,7 +70,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
 // All formats in the order in which they lose: as given, then each with what the user left open. Equal ones once.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
-    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4)
+    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4 || c->ema_decay > 0)
         formats.params = c->main_params_dtype;
     if (config_given(c, main_grads_dtype) || !config_may_move_gradients(c))
         formats.grads = c->main_grads_dtype;
@@ -135,8 +135,7 @@ static void fit_set_estimates(struct fit_auto *a) {
     }
     struct gpt *m = gpt_create(c, policy_none(c->num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
-    const double states = (double)shards_elements(shards, shards_optimizer(shards)),
-                 gradients = (double)shards_elements(shards, shards_gradients(shards));
+    const double gradients = (double)shards_elements(shards, shards_gradients(shards));
     s->compute_s = fit_predict(m, r).compute_s;
     s->weights_bytes = (double)(shards_elements(shards, shards_parameters(shards)) +
                                 shards_elements(&m->frozen.shards, shards_parameters(shards))) *
@@ -145,17 +144,15 @@ static void fit_set_estimates(struct fit_auto *a) {
     s->bus = r->bus;
     for (int i = 0; i < a->known_formats; i++) {
         const struct fit_formats *formats = &a->formats[i];
-        const bool remainder = sizeof(floatX) == 2 && formats->params == MAIN_FP32;
         struct config config = *c;
         config.main_params_dtype = formats->params;
         config.main_grads_dtype = formats->grads;
         config.exp_avg_dtype = formats->m;
         config.exp_avg_sq_dtype = formats->v;
         s->gradients_bytes[i] = gradients * config_main_bytes(formats->grads);
-        s->states_bytes[i] =
-            states * (config_moment_bytes(formats->m) + config_moment_bytes(formats->v) + (remainder ? 2 : 0));
+        s->states_bytes[i] = optimizer_states_bytes(&m->optimizer, &config);
         m->config = config;
-        s->update_s[i] = fit_update_traffic(m) / r->traffic;
+        s->update_s[i] = fit_update_s(m, r);
     }
     gpt_destroy(m);
 }

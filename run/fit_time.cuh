@@ -5,7 +5,7 @@
 // says so, and the bus in each direction, which carries one copy after the other. The update streams its pieces through
 // slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
-#include "config_fit.h"        // config_moment_bytes, config_main_bytes
+#include "config_fit.h"        // config_main_bytes
 #include "run/model.cuh"       // struct gpt
 #include "run/utilisation.cuh" // measure_matmul
 
@@ -191,14 +191,18 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
 }
 
 // Bytes that the update reads and writes in the device's memory: parameters, gradients (their norm, the update, zeroes)
-// and states of this rank.
+// and states of this rank, and what Muon passes between its passes: an update written, summed up, scaled, and read again.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
-    const struct shards *s = &m->zero.shards;
-    const bool remainder = sizeof(floatX) == 2 && c->main_params_dtype == MAIN_FP32;
-    const double states = config_moment_bytes(c->exp_avg_dtype) + config_moment_bytes(c->exp_avg_sq_dtype) +
-                          (remainder ? 2 : 0) + (double)sizeof(floatX);
-    return (double)shards_elements(s, shards_optimizer(s)) * (2 * states + 3 * config_main_bytes(c->main_grads_dtype));
+    const struct optimizer *o = &m->optimizer;
+    const double elements = (double)o->elements, x = (double)sizeof(floatX);
+    const double averaged = c->ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
+    return 2 * (optimizer_states_bytes(o, c) + elements * x) + 3 * elements * config_main_bytes(c->main_grads_dtype) +
+           5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
+}
+// Seconds of an update without a bus.
+static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
+    return fit_update_traffic(m) / r->traffic + m->muon.rank_flops / r->flops;
 }
 
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *r) {
@@ -219,7 +223,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     for (int i = 0; i < plan->transfer_count; i++)
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
-    time.update_s = fit_update_traffic(m) / r->traffic;
+    time.update_s = fit_update_s(m, r);
     if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu)
         time.update_s += 2 * (moved[0] + moved[1]) / r->traffic;
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)

@@ -253,12 +253,13 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// loader->values = n master weights of a tensor, from `first` on, into the model.
+// Loads the parameters of a tensor from a state that has fp32 values of them: master weights, or moving averages.
 static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
-                                      const char *file_name, const struct tensor *t, struct error_text *error) {
+                                      const char *file_name, enum optimizer_state id, const struct tensor *t,
+                                      struct error_text *error) {
     struct gpt *m = loader->m;
     char name[STATE_NAME];
-    const struct safetensors_tensor wanted = state_tensor_entry(name, STATE_MASTER, t, FORMAT_FP32, false, 0), *tensor;
+    const struct safetensors_tensor wanted = state_tensor_entry(name, id, t, FORMAT_FP32, false, 0), *tensor;
     RETURN_PROBLEM(safetensors_get(&tensor, file, name, wanted.shape, wanted.dims, file_name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
@@ -347,6 +348,19 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
+// Whether a state is taken from the file by itself: not what is in the parameters. Averages that a file lacks, of a run
+// without them, stay what they begin as.
+static bool state_is_loaded(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
+    char name[STATE_NAME];
+    switch (optimizer_state_rows[id].start) {
+    case STATE_FROM_PARAMETERS: return false;
+    case STATE_COPY:
+        state_tensor_entry(name, id, &m->table.tensors[0], FORMAT_FP32, false, 0);
+        return safetensors_find(file, name) != NULL;
+    case STATE_ZERO: return true;
+    }
+    return false;
+}
 static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
                                       struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -354,7 +368,7 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
                               (unsigned char *)host_allocate(bytes, m->dev), (float *)malloc(bytes / STATE_BLOCK)};
     const char *problem = room.bytes && room.scales ? NULL : error_format(error, "out of memory for the moments");
     for (int id = 0; id < STATE_COUNT; id++)
-        for (int i = 0; i < m->table.num_tensors && !problem && optimizer_state_rows[id].start == STATE_ZERO; i++)
+        for (int i = 0; i < m->table.num_tensors && !problem && state_is_loaded(m, file, (enum optimizer_state)id); i++)
             problem = model_load_moment(m, &room, file, file_name, (enum optimizer_state)id, &m->table.tensors[i],
                                         conversions, error);
     free(room.bytes);
@@ -381,7 +395,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
         return NULL;
     const char *problem = model_loader_create(&loader, m, error);
     for (int i = 0; i < m->table.num_tensors && !problem; i++)
-        problem = model_load_masters(&loader, file, file_name, &m->table.tensors[i], error);
+        problem = model_load_masters(&loader, file, file_name, STATE_MASTER, &m->table.tensors[i], error);
     model_loader_free(&loader);
     return problem;
 }
@@ -423,9 +437,27 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
     if (!problem)
         report_conversions(m, folder, &conversions, without_masters);
+    if (!problem && optimizer_holds(&m->optimizer, STATE_AVERAGES) && !state_is_loaded(m, &file, STATE_AVERAGES))
+        printf("%s has no moving averages: they begin as its parameters\n", folder);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
         printf("%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
                folder);
+    safetensors_close(&file);
+    return problem;
+}
+
+// Loads the moving averages of a checkpoint into the parameters.
+static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
+    char path[PATH_MAX];
+    struct safetensors file;
+    struct model_loader loader;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
+        return error_format(error, "%.500s: the name is too long", folder);
+    RETURN_PROBLEM(safetensors_open(&file, path, error));
+    const char *problem = model_loader_create(&loader, m, error);
+    for (int i = 0; i < m->table.num_tensors && !problem; i++)
+        problem = model_load_masters(&loader, &file, path, STATE_AVERAGES, &m->table.tensors[i], error);
+    model_loader_free(&loader);
     safetensors_close(&file);
     return problem;
 }

@@ -67,10 +67,10 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
-        m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
-                                 collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
-                                                           m->config.grad_reduce_in_bf16,
-                                                           muon_exchanged_bytes(&m->muon)));
+        m->scratch_id =
+            plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
+                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
+                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon)));
     m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
@@ -80,6 +80,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
+        gpt_swap_averages(m);
     }
     if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
         gpt_evaluate_nothing(m);
@@ -185,7 +186,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
     if (extent_of(m, PASS_PREFILL).N > m->host_batch_tokens)
         m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
-    m->micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
+    m->micro_steps = m->step_micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
     if (!m->slots || !m->kinds)

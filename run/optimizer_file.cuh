@@ -21,6 +21,7 @@ static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id,
                              bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return masters_are_exact(o) && !model_is_exact;
+    case STATE_COPY:
     case STATE_ZERO: return optimizer_format(o, id, t) != FORMAT_NONE;
     }
     return false;

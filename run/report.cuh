@@ -3,6 +3,7 @@
 #include "run/fp8_report.cuh"     // fp8_describe
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/run.cuh"            // struct run
+#include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
 
 static void report_training(const struct run *r) {
@@ -12,8 +13,11 @@ static void report_training(const struct run *r) {
             log_count(tokens, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
     log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
             c->global_batch_size / c->micro_batch_size);
+    if (c->ramp.samples > 0)
+        log_row("batch warm-up", "from %d sequences on by %d more, in the first %s", c->ramp.start, c->ramp.increment,
+                log_count(tokens, c->ramp.samples));
     log_row("steps", "%d, %.3g epochs", c->train_steps,
-            (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
+            (double)ramp_samples(&c->ramp, c->train_steps) / (double)dataloader_samples_per_epoch(r->train));
     if (c->checkpoint_every > 0)
         log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
                 *huggingface_note(c) ? "; " : "", huggingface_note(c));
@@ -62,11 +66,41 @@ static void report_formats(const struct run *r) {
     if (!r->model->trains || (c->exp_avg_dtype == MOMENT_FP32 && c->exp_avg_sq_dtype == MOMENT_FP32 &&
                               c->main_grads_dtype == MAIN_FP32 && c->main_params_dtype == MAIN_FP32))
         return;
-    log_row("state formats", "first moments %s, second moments %s, gradients %s%s",
+    log_row("state formats", "first moments%s %s, second moments %s, gradients %s%s",
+            r->model->muon.count > 0 ? " and momentum" : "",
             option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_dtype, m),
             option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_sq_dtype, v),
             option_choice_name(CHOICES(MAIN_DTYPES), (int)c->main_grads_dtype, grads),
             c->main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
+}
+// "qkv.weight, fc.weight": the tensors of a layer that Muon updates.
+static void muon_names(char *text, size_t n, const struct gpt *m) {
+    size_t used = 0;
+    int layer = -1;
+    for (int i = 0; i < m->muon.count && used < n; i++) {
+        const struct tensor *t = &m->table.tensors[m->muon.matrices[i].tensor];
+        const char *name = strchr(t->name, '.') + 1; // behind "layer."
+        layer = layer < 0 ? t->layer : layer;
+        if (t->layer == layer && (i == 0 || m->muon.matrices[i - 1].tensor != m->muon.matrices[i].tensor))
+            used += (size_t)snprintf(text + used, n - used, "%s%s", used > 0 ? ", " : "", strchr(name, '.') + 1);
+    }
+}
+// What Muon updates and what it costs, and the moving averages.
+static void report_optimizer(const struct run *r) {
+    const struct config *c = r->config;
+    const struct gpt *m = r->model;
+    const struct muon *u = &m->muon;
+    const double step = gpt_flops_per_token(m).done * c->global_batch_size * c->seq_length;
+    char names[160] = "", number[LOG_NUMBER];
+    int64_t elements = 0;
+    for (int i = 0; i < u->count; i++)
+        elements += matrix_elements(&u->matrices[i]);
+    muon_names(names, sizeof names, m);
+    if (u->count > 0)
+        log_row("Muon", "%d matrices of %s parameters (%s), in %d waves, %.2g %% of a step's flops; AdamW for the rest",
+                u->count, log_count(number, elements), names, u->num_waves, 100 * u->flops / step);
+    if (m->trains && c->ema_decay > 0)
+        log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->ema_decay);
 }
 // What is offloaded, and what that costs.
 static void report_offload(const struct run *r) {
@@ -146,6 +180,7 @@ static void report(const struct run *r) {
     if (m->trains)
         log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->chunk,
                 (long long)extent_of(m, PASS_TRAIN).N);
+    report_optimizer(r);
     report_formats(r);
     report_offload(r);
     report_fit(r);

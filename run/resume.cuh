@@ -91,6 +91,8 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     if (stat(c->init_from, &status) != 0 || !S_ISDIR(status.st_mode))
         return model_load_llmc(r->model, c->init_from, error);
     RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
+    if (c->init_from_ema)
+        RETURN_PROBLEM(model_load_averages(r->model, c->init_from, error));
     return *c->lora_adapter ? adapters_load(r->model, c->lora_adapter, &exact, error) : NULL;
 }
 // Loads the parameters and the optimizer state of a checkpoint; of one of adapters, with the parameters of its base.
@@ -123,7 +125,6 @@ static void load_model(struct run *r) {
         r->first_step = r->enqueued = r->finished = (int)state.step;
         r->skipped = (int)state.skipped;
         r->empty = (int)state.empty;
-        r->samples_before = state.samples;
         r->model->micro_step = state.micro_steps;
         r->best_val_loss = state.best_val_loss;
         r->best_val_step = (int)state.best_val_step;

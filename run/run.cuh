@@ -44,6 +44,7 @@ struct run {
     int skipped;              // steps that updated nothing, because of a NaN or Inf or as no target counted
     int empty;                // of these, steps of which no target counted
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
+    int batch[2];             // sequences of a step, over all ranks
     double lr[2];
     double last_finish;                      // seconds_now() when the last results had arrived
     double slowest_step;                     // seconds
@@ -51,9 +52,8 @@ struct run {
     struct log_fp8 fp8_shares[LINEAR_COUNT]; // of the last finished step
     // Checkpoints
     struct saver saver;
-    int first_step;          // the first step of this start
-    uint64_t samples_before; // samples that earlier steps took
-    double best_val_loss;    // NAN: none yet
+    int first_step;       // the first step of this start
+    double best_val_loss; // NAN: none yet
     int best_val_step;
     bool validation_due;                  // a signal broke off the validation of the last finished step
     bool save_failed;                     // the last save failed

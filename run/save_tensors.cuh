@@ -365,6 +365,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     const struct tensor *t = &s->m->table.tensors[entry->id / 2 % tensors];
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return save_range(s, entry, t->frozen, t->offset, t->offset + tensor_visible(t));
+    case STATE_COPY:
     case STATE_ZERO: break;
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);

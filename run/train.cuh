@@ -17,10 +17,12 @@ static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
     r->first_sample[slot] = dataloader_position(r->train);
+    r->batch[slot] = ramp_batch(&c->ramp, r->first_sample[slot]);
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
-    for (int i = 0; i < r->model->micro_steps; i++) {
-        gpt_micro_step(r->model, i, read_batch(r, r->train), 1.0 / (r->model->micro_steps * c->ranks));
-    }
+    const int micro_batches = r->batch[slot] / c->micro_batch_size;
+    r->model->step_micro_steps = micro_batches / c->ranks;
+    for (int i = 0; i < r->model->step_micro_steps; i++)
+        gpt_micro_step(r->model, i, read_batch(r, r->train), 1.0 / micro_batches);
 }
 // Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
 // results of all steps before must be known.
@@ -80,11 +82,12 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// *mean = the mean loss of a step over the targets that count, from all ranks' `reports`: summed over the micro-batches
-// in the data's order, so that its bits don't depend on the number of ranks. *targets: how many counted. Returns the
+// *mean = the mean loss of a step of `micro_batches`, over the targets that count, from all ranks' `reports`: summed in
+// the data's order, so that its bits don't depend on the number of ranks. *targets: how many counted. Returns the
 // first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none.
-static int mean_loss(const struct run *r, const double *reports, double *mean, int64_t *targets, double *nonfinite) {
-    const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
+static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
+                     double *nonfinite) {
+    const int ranks = r->config->ranks, width = report_width(r->model);
     int first = -1;
     struct loss_sum sum = {0, 0};
     for (int i = 0; i < micro_batches; i++) {
@@ -102,12 +105,12 @@ static int mean_loss(const struct run *r, const double *reports, double *mean, i
 }
 
 // Fills in the log entry's shares of values that FP8 changed by more than rounding.
-static void measure_fp8(struct run *r, struct log_step *entry, const double *reports) {
+static void measure_fp8(struct run *r, struct log_step *entry, const double *reports, int micro_steps) {
     const struct gpt *m = r->model;
     if (!fp8_is_on(&m->fp8))
         return;
     fp8_shares(r->fp8_shares, &m->fp8, &m->shape.layer, reports + report_fp8_counts(m), r->config->ranks,
-               report_width(m), m->micro_steps, (double)r->config->micro_batch_size * r->config->seq_length);
+               report_width(m), micro_steps, (double)r->config->micro_batch_size * r->config->seq_length);
     entry->fp8 = r->fp8_shares;
     entry->num_fp8 = LINEAR_COUNT;
 }
@@ -119,15 +122,16 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
     const double *reports;
     const struct step_results results = gpt_results(r->model, slot, &reports);
-    const double tokens = (double)c->global_batch_size * c->seq_length, now = seconds_now();
+    const int batch = r->batch[slot], micro_batches = batch / c->micro_batch_size;
+    const double tokens = (double)batch * c->seq_length, now = seconds_now();
     const double seconds = now - r->last_finish;
     r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
     r->last_finish = now;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
-    entry->tokens =
-        ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
-    entry->all_targets = (int64_t)c->global_batch_size * c->seq_length;
+    entry->tokens = ((int64_t)r->first_sample[slot] + batch) * c->seq_length;
+    entry->all_targets = (int64_t)batch * c->seq_length;
+    entry->batch = c->ramp.samples > 0 ? batch : 0;
     entry->lr = r->lr[slot];
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
@@ -137,9 +141,9 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     for (int rank = 0; rank < c->ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
     measure_collectives(r, entry, slot);
-    measure_fp8(r, entry, reports);
+    measure_fp8(r, entry, reports, micro_batches / c->ranks);
     double loss = 0;
-    const int micro_batch = mean_loss(r, reports, &entry->loss, &entry->targets, &loss);
+    const int micro_batch = mean_loss(r, reports, micro_batches, &entry->loss, &entry->targets, &loss);
     if (micro_batch >= 0)
         report_nonfinite(r, step, "loss", loss,
                          r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
@@ -152,8 +156,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
         const bool in_fp8 =
             isfinite(value) && fp8_nonfinite_tensor(tensor, &value, &r->model->fp8, &r->model->shape.layer,
                                                     reports + report_fp8_amaxes(r->model), c->ranks, width);
-        report_nonfinite(r, step, in_fp8 ? tensor : "gradient norm", value, r->first_sample[slot],
-                         c->global_batch_size);
+        report_nonfinite(r, step, in_fp8 ? tensor : "gradient norm", value, r->first_sample[slot], batch);
     }
     return results.check.finite;
 }
@@ -169,11 +172,21 @@ static bool tasks_due(const struct run *r, int done) {
     return r->tasks && (done == c->train_steps || due(c->eval_tasks_every, done, c->train_steps));
 }
 
+// Whether the parameters are evaluated after step `done`.
+static bool evaluation_due(const struct run *r, int done) {
+    const struct config *c = r->config;
+    return (r->val && due(c->val_every, done, c->train_steps)) || tasks_due(r, done) ||
+           due(c->sample_every, done, c->train_steps);
+}
+
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
 // since they need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
+    const bool evaluates = evaluation_due(r, done);
+    if (evaluates)
+        gpt_swap_averages(r->model);
     if (r->val && due(c->val_every, done, c->train_steps))
         entry->has_val_loss = validate_step(r, done, &entry->val_loss);
     log_step(&r->log, entry);
@@ -184,6 +197,8 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
         log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
     if (updated && due(c->sample_every, done, c->train_steps) && !r->validation_due)
         print_samples(r, done);
+    if (evaluates)
+        gpt_swap_averages(r->model);
     if (checkpoint_thread_done(&r->saver.thread))
         report_save(r);
 }

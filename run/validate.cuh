@@ -68,7 +68,10 @@ static void repeat_validation(struct run *r) {
     double loss;
     if (!r->validation_due || !r->val)
         return;
-    if (validate_step(r, r->finished, &loss)) {
+    gpt_swap_averages(r->model);
+    const bool validated = validate_step(r, r->finished, &loss);
+    gpt_swap_averages(r->model);
+    if (validated) {
         log_val_loss(&r->log, r->finished, loss);
         log_event(&r->log, "step %d: validation loss %.4f", r->finished, loss);
     }

@@ -38,3 +38,17 @@ double schedule_lr(const struct schedule *s, int64_t step) {
     return fma(decay_of_step(s, step), s->lr - s->min_lr,
                s->min_lr); // fma: one rounding on every CPU, with or without the instruction
 }
+
+int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed) {
+    if (consumed >= (uint64_t)ramp->samples)
+        return ramp->batch;
+    const uint64_t increments = (uint64_t)((ramp->batch - ramp->start) / ramp->increment);
+    return ramp->start + (int)(consumed * increments / (uint64_t)ramp->samples) * ramp->increment;
+}
+
+uint64_t ramp_samples(const struct batch_ramp *ramp, int64_t steps) {
+    uint64_t consumed = 0;
+    for (; steps > 0 && consumed < (uint64_t)ramp->samples; steps--)
+        consumed += (uint64_t)ramp_batch(ramp, consumed);
+    return consumed + (uint64_t)steps * (uint64_t)ramp->batch;
+}

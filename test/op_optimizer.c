@@ -11,7 +11,7 @@
 static const char *const formats[] = {
     "",
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",
-    "--optimizer muon --exp-avg-dtype 8bit",
+    "--optimizer muon --exp-avg-dtype 8bit --ema-decay 0.9",
 #ifdef PRECISION_BF16
     "--main-params-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype 8bit",
 #endif
@@ -46,11 +46,14 @@ struct states {
     char *native[STATE_COUNT];
     size_t bytes[STATE_COUNT];
 };
-static struct states states_of(struct setup *s) {
+static struct states states_of_now(struct setup *s) {
     struct states r;
     const struct optimizer *o = &s->model->optimizer;
     memset(&r, 0, sizeof r);
-    r.steps = two_steps(s);
+    r.steps.flat = s->model->table.trained.flat;
+    r.steps.params = (floatX *)test_alloc((size_t)r.steps.flat * sizeof *r.steps.params);
+    r.steps.grads = (float *)calloc((size_t)r.steps.flat, sizeof *r.steps.grads);
+    memcpy(r.steps.params, s->model->zero.params, (size_t)r.steps.flat * sizeof *r.steps.params);
     for (int id = 0; id < STATE_COUNT; id++) {
         if (!optimizer_holds(o, (enum optimizer_state)id))
             continue;
@@ -58,6 +61,14 @@ static struct states states_of(struct setup *s) {
         r.native[id] = (char *)test_alloc(r.bytes[id]);
         optimizer_download(o, (enum optimizer_state)id, 0, o->elements, r.native[id]);
     }
+    return r;
+}
+// After two steps.
+static struct states states_of(struct setup *s) {
+    struct outcome steps = two_steps(s);
+    struct states r = states_of_now(s);
+    outcome_free(&r.steps);
+    r.steps = steps;
     return r;
 }
 static void states_free(struct states *r) {
@@ -112,7 +123,7 @@ static void each_state_is_updated_by(const char *optimizer) {
         float *after = state_values(s.model, (enum optimizer_state)id);
         for (int i = 0; i < s.model->table.num_tensors; i++) {
             const struct tensor *t = &s.model->table.tensors[i];
-            if (optimizer_state_rows[id].start == STATE_ZERO &&
+            if (optimizer_state_rows[id].start != STATE_FROM_PARAMETERS &&
                 optimizer_format(&s.model->optimizer, (enum optimizer_state)id, t) == FORMAT_NONE)
                 continue;
             if (!memcmp(before[id] + t->offset, after + t->offset, (size_t)t->count * sizeof *after))
@@ -128,6 +139,55 @@ static void each_state_is_updated_by(const char *optimizer) {
 static void each_state_is_updated(void **state) {
     each_state_is_updated_by("");
     each_state_is_updated_by("--optimizer muon");
+}
+
+// Averages are those of a double after each step, and in the parameters' place they are what the parameters round them to,
+// wherever states and parameters are; a second swap gives every byte back.
+static void check_averages(const char *options) {
+    struct setup s = setup_of(LLAMA, options);
+    struct gpt *m = s.model;
+    const int64_t n = m->table.trained.flat;
+    float *start = state_values(m, STATE_MASTER);
+    double *expected = floats_to_doubles(start, n);
+    free(start);
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < m->micro_steps; i++)
+            setup_micro_step(&s, i % 2, 1.0 / m->micro_steps);
+        gpt_update(m, step + 1, 1e-2);
+        device_synchronize(m->dev);
+        float *values = state_values(m, STATE_MASTER);
+        const double early = (1.0 + step + 1) / (10.0 + step + 1), decay = early < 0.2 ? early : 0.2;
+        for (int64_t i = 0; i < n; i++)
+            expected[i] = decay * expected[i] + (1 - decay) * values[i];
+        free(values);
+    }
+    struct states before = states_of_now(&s);
+    float *values = state_values(m, STATE_AVERAGES);
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        double *got = floats_to_doubles(values + t->offset, t->count);
+        assert_close_at(got, expected + t->offset, t->count, 1e-6, t->name, __FILE__, __LINE__);
+        free(got);
+    }
+    gpt_swap_averages(m);
+    device_synchronize(m->dev);
+    for (int i = 0; i < m->table.num_tensors; i++)
+        for (int64_t at = m->table.tensors[i].offset; at < m->table.tensors[i].offset + m->table.tensors[i].count; at++)
+            assert_true(to_float(m->zero.params[at]) == to_float(parameter_rounded(values[at])));
+    gpt_swap_averages(m);
+    device_synchronize(m->dev);
+    struct states after = states_of_now(&s);
+    assert_same_states(&before, &after, "two swaps");
+    free(values);
+    free(expected);
+    states_free(&before);
+    states_free(&after);
+    setup_free(&s);
+}
+static void averages_take_the_parameters_place(void **state) {
+    check_averages("--ema-decay 0.2");
+    check_averages(
+        "--ema-decay 0.2 --optimizer muon --optimizer-cpu-offload --optimizer-offload-fraction 0.4 --offload-weights");
 }
 
 // A step with a NaN leaves every byte as it was, in every format.
@@ -256,6 +316,7 @@ int main(void) {
         cmocka_unit_test(streamed_updates_have_the_bits_of_whole_ones_llama),
 #endif
         cmocka_unit_test(each_state_is_updated),
+        cmocka_unit_test(averages_take_the_parameters_place),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
         cmocka_unit_test(multipliers_are_of_their_groups_alone),
         cmocka_unit_test(the_plan_falls_by_what_left),

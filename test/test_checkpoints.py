@@ -73,7 +73,7 @@ class Case(unittest.TestCase):
         with open(self.path + "/" + name + "/log.jsonl") as f:
             for line in f:
                 entry = json.loads(line)
-                kept = {k: entry[k] for k in ("tokens", "loss", "lr", "grad_norm", "val_loss") if k in entry}
+                kept = {k: entry[k] for k in ("tokens", "batch", "loss", "lr", "grad_norm", "val_loss") if k in entry}
                 steps.setdefault(entry["step"], {}).update(kept)
         return steps
 
@@ -121,6 +121,18 @@ class Resume(Case):
 
     def test_llama_bf16_with_fp32_files(self):
         self.check("c", "llama", "--precision", "bf16", "--checkpoint-dtype", "fp32")
+
+    def test_muon_with_averages(self):
+        self.check("m", "llama", "--precision", "bf16", "--optimizer", "muon", "--ema-decay", 0.9)
+
+    def test_while_the_batch_warms_up(self):
+        self.check("q", "gpt2", "--global-batch-size", 8, "--rampup-batch-size", "2 2 18")
+        log = self.log("q_parts")
+        batches = [2, 2, 2, 4, 4, 6] + 6 * [8]
+        self.assertEqual([log[step]["batch"] for step in sorted(log)], batches)
+        self.assertEqual([log[step]["tokens"] for step in sorted(log)], [T * sum(batches[:step]) for step in range(1, 13)])
+        result = self.run_it("q_parts", "--train-steps", 14, "--resume", "auto", "--rampup-batch-size", "2 2 20", expect=2)
+        self.assertIn("--rampup-batch-size is 2 2 20, but it is 2 2 18", result.stderr)
 
     def test_llama_fp32_with_bf16_files_in_shards(self):
         name = "d"

@@ -30,7 +30,7 @@ FLOORS = [
     ("memory", ["memory.cuh", "memory_packing.cuh"], ["kernels", "runtime"]),
     ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),
     ("formats", ["formats/"], ["config", "runtime"]),
-    ("config", ["config.h", "config_layers.h", "config_fit.h", "config_fp8.h", "config_finetune.h", "config_resolve.h", "presets.h"], ["recompute", "runtime"]),
+    ("config", ["config.h", "config_choices.h", "config_layers.h", "config_fit.h", "config_fp8.h", "config_finetune.h", "config_resolve.h", "presets.h"], ["recompute", "runtime"]),
     ("recompute", ["recompute.cuh"], ["runtime"]),
     ("kernels", ["kernels/"], ["runtime"]),
     ("runtime", ["runtime/"], []),
@@ -180,7 +180,7 @@ class Faults(unittest.TestCase):
                 self.assertIn("%s (%s) includes %s " % (path, floor_of(path), included), faults[0])
 
     def test_a_room_that_is_forgotten(self):
-        for path in ("new/room.h", "muon.cuh", "kernels.h"):
+        for path in ("new/room.h", "lion.cuh", "kernels.h"):
             faults = list(wrong_includes({**self.TREE, path: "\n"}))
             self.assertEqual(len(faults), 1)
             self.assertIn(path + " stands on no floor", faults[0])

@@ -27,6 +27,9 @@ MODEL = ["--num-layers", "3", "--hidden-size", "32", "--num-attention-heads", "2
 DROPOUT = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
 LLAMA = ["--num-layers", "5", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
          "--no-add-bias-linear", "--num-query-groups", "1", "--untie-embeddings-and-output-weights"]
+MUON = ["--optimizer", "muon", "--ema-decay", "0.9"]
+# What sums in another order change of small singular values is enlarged by hundreds. Seen: 2e-7.
+MUON_TOLERANCE = 1e-5
 # Sums of gradients in another order: 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
 FP32_TOLERANCE = 1e-6
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
@@ -162,6 +165,42 @@ class SameResult(Case):
             # 0 and 1 reduce what a step's micro-steps added up to, 2 and 3 each micro-step's gradients.
             self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
             self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
+
+    def test_muon(self):
+        """Matrices lie over the borders of shards and buckets. Validated are the moving averages."""
+        for more, some in (([], (2, 3)), (["--muon-split-qkv", "groups", "--num-query-groups", 2], (4,))):
+            options = [*LLAMA, "--micro-batch-size", 1, "--train-steps", 12, *MUON, *more]
+            self.run_it("one", 1, *options)
+            for ranks in some:
+                for stage in range(4):
+                    name = "%d-%d" % (ranks, stage)
+                    self.run_it(name, ranks, *options, "--zero-stage", stage, "--check-replicas", 5,
+                                *(["--collectives", "sockets"] if stage == 2 else []))
+                    self.assertLess(self.difference(name, "one"), MUON_TOLERANCE, name)
+                self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
+                self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
+
+    def test_bytes_sent_by_muon(self):
+        """Updates go to the matrices' owners and factors back: a rank's part of both, less what it owns itself."""
+        for ranks in (2, 4):
+            sent = []
+            for optimizer in ("adam", "muon"):
+                out = self.run_it(optimizer, ranks, "--micro-batch-size", 12 // ranks, "--train-steps", 5, "--zero-stage", 1, "--optimizer", optimizer)
+                sent.append(self.log(optimizer)[-1]["comm_bytes"])
+            elements = int(re.search(r"matrices of ([\d,]+) parameters", out).group(1).replace(",", ""))
+            theory = 2 * 4 * elements / ranks * (ranks - 1) / ranks
+            self.assertTrue(0.6 * theory < sent[1] - sent[0] < 1.4 * theory, (ranks, (sent[1] - sent[0]) / theory)) # rank 0 owns about its share
+
+    def test_a_batch_that_warms_up(self):
+        options = ["--micro-batch-size", 1, "--train-steps", 20, "--rampup-batch-size", "4 4 40", *DROPOUT]
+        self.run_it("one", 1, *options)
+        self.assertEqual([entry["batch"] for entry in self.log("one")], 5 * [4] + 3 * [8] + 12 * [12])
+        for ranks, stage in ((2, 0), (2, 2), (4, 1), (4, 3)):
+            name = "%d-%d" % (ranks, stage)
+            self.run_it(name, ranks, *options, "--zero-stage", stage)
+            self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
+            self.assertEqual([(e["batch"], e["tokens"]) for e in self.log(name)],
+                             [(e["batch"], e["tokens"]) for e in self.log("one")])
 
     def test_stages_and_policies_have_the_same_bits(self):
         policies = [["--recompute-granularity", "selective"], ["--recompute-granularity", "full"],
@@ -349,6 +388,27 @@ class Checkpoints(Case):
                 self.assertEqual(self.curve(name), self.curve("2"))
             else:
                 self.assertLess(self.difference(name, "2"), FP32_TOLERANCE)
+
+    def test_stages_write_the_same_of_muon(self):
+        options = [*LLAMA, "--micro-batch-size", 2, "--train-steps", 6, "--checkpoint-every", 3, *MUON]
+        for stage in (0, 1, 3):
+            self.run_it("m%d" % stage, 3, *options, "--zero-stage", stage)
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            contents = set()
+            for stage in (0, 1): # 3 sums in another order
+                with open("%s/m%d/checkpoints/step_00000003/%s" % (self.path, stage, name), "rb") as f:
+                    contents.add(f.read())
+            self.assertEqual(len(contents), 1, name)
+        for ranks, stage in ((3, 1), (2, 3), (1, 0)):
+            name = "n%d-%d" % (ranks, stage)
+            os.makedirs(self.path + "/" + name + "/checkpoints")
+            shutil.copytree(self.path + "/m1/checkpoints/step_00000003", self.path + "/" + name + "/checkpoints/step_00000003")
+            shutil.copy(self.path + "/m1/log.jsonl", self.path + "/" + name)
+            self.run_it(name, ranks, *options, "--zero-stage", stage, "--resume", "auto")
+            if ranks == 3:
+                self.assertEqual(self.curve(name), self.curve("m1"))
+            else:
+                self.assertLess(self.difference(name, "m1"), MUON_TOLERANCE)
 
     def test_global_batch_stays(self):
         """Without --global-batch-size it follows from the ranks; a run that goes on keeps what it was."""
@@ -630,6 +690,15 @@ class CudaEngine(Case):
         self.run_it("frozen0", 2, *frozen, program=CUDA_PROGRAM)
         self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
+
+    def test_muon(self):
+        options = [*self.SHAPE, "--precision", "fp32", "--micro-batch-size", 2, *MUON]
+        self.run_it("cpu", 2, *options, "--device", "cpu")
+        for name, more in (("nccl0", ["--zero-stage", 0]), ("nccl1", ["--zero-stage", 1]), ("nccl3", ["--zero-stage", 3]),
+                           ("host", ["--zero-stage", 1, "--collectives", "mpi"])):
+            self.run_it(name, 2, *options, "--device", "cuda", *more, program=CUDA_PROGRAM)
+            self.assertLess(self.difference(name, "cpu"), 1e-4)
+            self.assertEqual(self.curve(name), self.curve("nccl0"), name)
 
     def test_graphs_between_collectives(self):
         """Micro-steps that neither begin nor wait for collectives run as graphs, the others by themselves."""

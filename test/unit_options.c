@@ -421,6 +421,20 @@ static void contradictions_name_what_to_change(void **state) {
                           "--global-batch-size 10|--micro-batch-size 4|12");
     assert_config_rejects("--plan --micro-batch-size 8 --global-batch-size 4",
                           "--global-batch-size 4|the next multiple is 8");
+    static const char *const malformed[] = {"4,4",   "4,4,x", "4,4,1.5",  "4,4,1,",
+                                            "4,0,1", "0,4,1", "4,4,3e11", "4,4,nan"};
+    for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "--plan --global-batch-size 12 --rampup-batch-size %s", malformed[i]);
+        assert_config_rejects(line, "three integers, START INCREMENT SAMPLES");
+    }
+    assert_config_rejects("--plan --global-batch-size 12 --rampup-batch-size 6,4,9", "'6,4,9'|must be multiples of 4");
+    assert_config_rejects("--plan --global-batch-size 16 --world-size 2 --rampup-batch-size 4,4,9", "4 on 2 ranks");
+    assert_config_rejects("--plan --global-batch-size 12 --rampup-batch-size 4,16,9", "of 16 from 4 on|12");
+    assert_config_rejects("--plan --global-batch-size 12 --rampup-batch-size 16,4,9", "of 4 from 16 on|12");
+    struct command ramp_command;
+    const struct config ramp = configure(&ramp_command, "--plan --global-batch-size 12 --rampup-batch-size 4,8,9");
+    assert_true(ramp.ramp.start == 4 && ramp.ramp.increment == 8 && ramp.ramp.batch == 12 && ramp.ramp.samples == 9);
     assert_config_rejects("--plan --lr 1e-4 --min-lr 1e-3", "--min-lr 0.001|--lr 0.0001");
     assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
     assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
@@ -844,6 +858,11 @@ static void lists_of_recomputation_are_checked_for_form(void **state) {
                           "--recompute-modules: 'nrom' is not known|core_attn,norm");
     assert_config_rejects("--plan --recompute-modules norm,,mlp", "--recompute-modules: '' is not known");
     assert_config_rejects("--plan --recompute-modules norm,", "--recompute-modules: 'norm,' ends in a comma");
+    assert_config_rejects("--plan --muon-num-ns-steps 5", "--muon-num-ns-steps needs --optimizer muon");
+    assert_config_rejects("--plan --optimizer muon --muon-momentum 1", "--muon-momentum: '1' is out of range");
+    assert_config_rejects("--plan --ema-decay 0.9 --main-params-dtype bf16 --precision bf16",
+                          "--ema-decay 0.9|fp32 parameters");
+    assert_config_rejects("--plan --init-from-ema", "--init-from-ema needs --init-from");
 }
 
 // The table of parameters is where a model that is too large ends the program.

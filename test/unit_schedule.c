@@ -102,12 +102,37 @@ static void rates_rise_then_fall_without_jumps_between_their_bounds(void **state
     }
 }
 
+// Megatron-LM's sizes: start + increment floor(consumed / (samples / increments)) up to the whole batch. Each step's is
+// as large as the one before or larger, and a run that begins in the middle goes on with the same.
+static void batches_grow_in_equal_parts(void **state) {
+    const struct batch_ramp ramp = {16, 8, 48, 1000}; // 16, 24, 32 and 40, for 250 samples each
+    assert_int_equal(ramp_batch(&ramp, 0), 16);
+    assert_int_equal(ramp_batch(&ramp, 249), 16);
+    assert_int_equal(ramp_batch(&ramp, 250), 24);
+    assert_int_equal(ramp_batch(&ramp, 999), 40);
+    assert_int_equal(ramp_batch(&ramp, 1000), 48);
+    const struct batch_ramp whole = {0, 0, 48, 0}, flat = {48, 8, 48, 1000},
+                            long_one = {1, 1, 1 << 24, ((int64_t)1 << 38) - 1};
+    assert_int_equal(ramp_batch(&whole, 0), 48);
+    assert_int_equal(ramp_batch(&flat, 10), 48);
+    assert_int_equal(ramp_batch(&long_one, (uint64_t)long_one.samples - 1), (1 << 24) - 1);
+    uint64_t consumed = 0;
+    for (int step = 0; step < 60; step++) {
+        assert_int_equal(ramp_samples(&ramp, step), consumed);
+        const int batch = ramp_batch(&ramp, consumed);
+        assert_true(batch <= ramp_batch(&ramp, consumed + (uint64_t)batch));
+        consumed += (uint64_t)batch;
+    }
+    assert_int_equal(ramp_samples(&whole, 7), 7 * 48);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warmup_is_linear_and_spends_no_step_on_zero),
         cmocka_unit_test(decays_have_the_values_of_their_formulas),
         cmocka_unit_test(wsd_is_stable_and_then_falls),
         cmocka_unit_test(rates_rise_then_fall_without_jumps_between_their_bounds),
+        cmocka_unit_test(batches_grow_in_equal_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

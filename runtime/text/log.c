@@ -181,6 +181,8 @@ static void log_write_step(struct log *log, const struct log_step *s) {
     json_int(&json, "tokens", s->tokens);
     if (s->targets != s->all_targets)
         json_int(&json, "targets", s->targets);
+    if (s->batch > 0)
+        json_int(&json, "batch", s->batch);
     json_double(&json, "loss", s->loss);
     json_double(&json, "lr", s->lr);
     json_double(&json, "grad_norm", s->grad_norm);

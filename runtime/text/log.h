@@ -27,6 +27,7 @@ struct log_step {
     int64_t tokens;  // tokens trained on since the run's start, including this step
     int64_t targets; // of this step, over all ranks: those that count; in log.jsonl where they are not all
     int64_t all_targets;
+    int batch; // sequences of this step; 0: not in log.jsonl
     double loss, lr, grad_norm;
     double step_ms, tokens_per_second;
     double mfu;      // model FLOPs over the device's peak, 0 to 1: attention below the diagonal only, no recomputation
