@@ -43,25 +43,31 @@ class Model:
 
 
 MODELS = {
+    # 0.8M parameters. adam: what `make demo` was; muon: what it is (docs/recipes.md)
     "demo": Model(
-        "--preset demo --micro-batch-size 8 --val-every 50",
+        "--preset demo --micro-batch-size 8 --val-every 100",
         512,
         0,
         False,
         {
             "adam": "--train-steps 2600 --lr 5e-3 --lr-warmup-steps 40 --min-lr 1e-4",
+            "adam_tuned": "--train-steps 1800 --lr 2e-3 --lr-warmup-steps 40 --lr-decay-style linear "
+            "--init-method-std 0.06",
+            "muon": "--train-steps 1200 --lr 3e-3 --lr-warmup-steps 40 --lr-decay-style linear --init-method-std 0.06 "
+            "--optimizer muon --muon-momentum 0.9 --muon-num-ns-steps 3",
         },
     ),
-    # 5.5M parameters, 3.1M tokens of bytes
+    # 4.8M parameters, 3.1M tokens of bytes
     "5m": Model(
         "--preset demo --num-layers 6 --hidden-size 256 --num-attention-heads 8 --num-query-groups 4 "
-        "--ffn-hidden-size 768 --seq-length 256 --micro-batch-size 8 --val-every 50",
+        "--ffn-hidden-size 768 --seq-length 256 --micro-batch-size 8 --train-steps 1500 --lr-warmup-steps 40 "
+        "--lr-decay-style linear --init-method-std 0.05 --val-every 50",
         512,
         0,
         False,
         {
-            "adam": "--train-steps 1500 --lr 3e-3 --lr-warmup-steps 50 --lr-decay-style linear",
-            "muon": "--train-steps 1500 --lr 3e-3 --lr-warmup-steps 50 --lr-decay-style linear --optimizer muon",
+            "adam": "--lr 2e-3",
+            "muon": "--lr 2e-3 --optimizer muon --muon-momentum 0.9 --muon-num-ns-steps 3",
         },
     ),
     # GPT-2's shape at 0.5M tokens a step
