@@ -118,14 +118,14 @@ class Recipe:
 class Bench:
     """Where runs are, and what starts them."""
 
-    def __init__(self, program, folder, device, checkpoint_every):
+    def __init__(self, program, folder, machine, checkpoint_every):
         self.program, self.folder, self.checkpoint_every = program, folder, checkpoint_every
-        self.device = ["--device", device] if device else []
+        self.machine = machine  # options that say where to compute
 
     def train(self, recipe, seed):
         """The log of a whole run; starts it, or goes on with it, where that is not there."""
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--keep-checkpoints", "1"]
-        options = [*recipe.options, *kept, "--seed", str(seed), *self.device]
+        options = [*recipe.options, *kept, "--seed", str(seed), *self.machine]
         return self.run(os.path.join(self.folder, recipe.name, f"seed_{seed}"), options, recipe.steps)
 
     def time(self, recipe, number):
@@ -134,7 +134,7 @@ class Bench:
         # The schedule stays that of the whole run, whose warm-up may be longer than the stretch.
         decay = value_of(recipe.options, "--lr-decay-steps", str(recipe.steps))
         options = [*recipe.options, "--train-steps", str(steps), "--lr-decay-steps", decay, "--val-every", "0"]
-        options += ["--checkpoint-every", "0", *self.device]
+        options += ["--checkpoint-every", "0", *self.machine]
         log = self.run(os.path.join(self.folder, recipe.name, f"time_{number}"), options, steps)
         return log.seconds_a_token()
 
@@ -443,6 +443,7 @@ def run_script(arguments):
     parser.add_argument("--time-rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--out", default=os.path.join(ROOT, "out", "bench_to_loss"), metavar="DIR")
     parser.add_argument("--device", help="cpu or cuda (default: train_gpt's choice)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: all that it may use")
     parser.add_argument("--train-gpt", default=os.path.join(ROOT, "build", "train_gpt"), metavar="PROGRAM")
     options = parser.parse_args(arguments)
     model = MODELS[options.model]
@@ -453,7 +454,8 @@ def run_script(arguments):
 
     recipes = chosen_recipes(model, options.recipe, options.data or demo_data())
     folder = os.path.join(options.out, options.model)
-    bench = Bench(options.train_gpt, folder, options.device, model.checkpoint_every)
+    machine = [*(["--device", options.device] if options.device else []), "--threads", str(options.threads)]
+    bench = Bench(options.train_gpt, folder, machine, model.checkpoint_every)
     results = measure(bench, recipes, options.seeds, options.time_rounds)
     target = options.target if options.target is not None else max(results[0].final())
     rows = summarise(results, target)
