@@ -16,6 +16,7 @@
 #include "kernels/collectives.cuh" // struct exchange_message, collective_exchange
 #include "optimizer_state.cuh"     // struct optimizer, muon_updates
 #include "orthogonalise.cuh"       // orthogonalise, struct newton_schulz
+#include <stdlib.h>                // qsort
 
 // Rows [first, first + rows) of a linear layer's weight.
 struct muon_rows {
@@ -52,7 +53,7 @@ struct muon {
 
 // ---- the matrices ----
 
-// The matrices that a weight is cut into: room for as many as it has rows.
+// The matrices that a weight is cut into, and how many. cuts: room for 3 a query group and 4 more.
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -120,24 +121,32 @@ static float muon_update_scale(const struct config *c, const struct muon_matrix 
 
 // ---- waves and owners ----
 
+// For qsort: the costliest matrix first, of equal ones the first in flat order.
+struct muon_cost {
+    double flops;
+    int matrix;
+};
+static int muon_costlier(const void *left, const void *right) {
+    const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
+    return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
+}
 // Gives matrices [first, end) to the ranks: the costliest first to the least loaded rank, of equal ones the first.
-// Returns the flops of the most loaded one. load: room for (ranks).
-static double muon_deal(struct muon *u, int first, int end, int ranks, double *load) {
+// Returns the flops of the most loaded one. costs, load: room for the matrices, and for (ranks).
+static double muon_deal(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
     double most = 0;
     for (int r = 0; r < ranks; r++)
         load[r] = 0;
-    for (int i = first; i < end; i++)
-        u->matrices[i].owner = -1;
-    for (int dealt = first; dealt < end; dealt++) {
-        struct muon_matrix *next = NULL;
-        for (int i = first; i < end; i++)
-            if (u->matrices[i].owner < 0 && (!next || matrix_flops(u, &u->matrices[i]) > matrix_flops(u, next)))
-                next = &u->matrices[i];
+    for (int i = first; i < end; i++) {
+        costs[i - first].flops = matrix_flops(u, &u->matrices[i]);
+        costs[i - first].matrix = i;
+    }
+    qsort(costs, (size_t)(end - first), sizeof *costs, muon_costlier);
+    for (int i = 0; i < end - first; i++) {
         int least = 0;
         for (int r = 1; r < ranks; r++)
             least = load[r] < load[least] ? r : least;
-        next->owner = least;
-        load[least] += matrix_flops(u, next);
+        u->matrices[costs[i].matrix].owner = least;
+        load[least] += costs[i].flops;
         most = load[least] > most ? load[least] : most;
     }
     return most;
@@ -154,12 +163,12 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
     return end;
 }
 // Deals the matrices in waves of so many tensors. Returns the sum of the waves' flops on their most loaded rank.
-static double muon_deal_waves(struct muon *u, int tensors, int ranks, double *load) {
+static double muon_deal_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
     for (int first = 0, end; first < u->count; first = end) {
         end = muon_wave_end(u, first, tensors);
-        flops += muon_deal(u, first, end, ranks, load);
+        flops += muon_deal(u, first, end, ranks, costs, load);
         u->waves[u->num_waves].first = first;
         u->waves[u->num_waves++].end = end;
     }
@@ -169,18 +178,20 @@ static double muon_deal_waves(struct muon *u, int tensors, int ranks, double *lo
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
+    struct muon_cost *costs = (struct muon_cost *)calloc((size_t)u->count, sizeof *costs);
     u->waves = (struct muon_wave *)calloc((size_t)u->count + 1, sizeof *u->waves);
-    if (!u->waves || !load)
+    if (!u->waves || !load || !costs)
         fail("out of memory for the table of matrices");
     for (int i = 0; i < u->count; i++)
         all += matrix_flops(u, &u->matrices[i]);
     u->flops = all;
     for (int tensors = 1; tensors < 2 * u->count + 2; tensors *= 2) {
-        u->rank_flops = muon_deal_waves(u, tensors, ranks, load);
+        u->rank_flops = muon_deal_waves(u, tensors, ranks, costs, load);
         if (u->rank_flops <= 1.1 * all / ranks)
             break;
     }
     free(load);
+    free(costs);
 }
 
 // Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be aligned.

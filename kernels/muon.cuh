@@ -120,8 +120,8 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
         factors = muon_tensor_factors(factors, &tensor);
         if (muon_rounds(&r))
             random = rounding_words(tensor_rounding(r.rounding, tensor, index, r.begin), at);
-        for (int i = 0; i < count; i++) {
-            while (matrices.rows[matrix].end <= r.begin + at + i)
+        for (int i = 0; i < 4; i++) {
+            while (i < count && matrices.rows[matrix].end <= r.begin + at + i)
                 matrix++;
             const float before =
                 r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
@@ -138,8 +138,9 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
     if (!AMAX)
         return;
     uint32_t largest = 0;
-    for (int i = 0; i < count; i++)
-        largest = amax_with(largest, rounded.x[i]);
+    for (int i = 0; i < 4; i++)
+        if (i < count)
+            largest = amax_with(largest, rounded.x[i]);
     flat_merge_amaxes(tensors, index, largest, shared_memory());
 }
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
