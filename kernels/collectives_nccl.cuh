@@ -324,7 +324,7 @@ struct nccl_queue {
     int unused;
 };
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
-                            size_t largest_gathered_bytes, struct device *dev) {
+                            size_t largest_gathered_bytes, size_t largest_exchanged_bytes, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "
          "names their folder), or give --collectives mpi or sockets, which are slow");
 }
