@@ -18,16 +18,17 @@ echo
 echo "== the memory plan"
 run() {
     build/train_gpt --preset demo --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --out "$out" \
-        --micro-batch-size 8 --train-steps 2600 --lr 5e-3 --lr-warmup-steps 40 --min-lr 1e-4 --val-every 650 --val-steps 64 \
-        --sample-every 2600 --sample-count 3 --temperature 0.8 --log-every 100 "$@"
+        --micro-batch-size 8 --train-steps 1200 --optimizer muon --muon-momentum 0.9 --muon-num-ns-steps 3 --lr 3e-3 \
+        --lr-warmup-steps 40 --lr-decay-style linear --init-method-std 0.06 --val-every 300 --val-steps 64 \
+        --sample-every 1200 --sample-count 3 --temperature 0.8 --log-every 100 "$@" # docs/recipes.md has why
 }
 run --plan --plan-picture data/demo_plan.svg
 
 echo
 echo "== training"
 rm -rf "$out/checkpoints" # of an earlier demo
-run --checkpoint-every 2600
+run --checkpoint-every 1200
 python3 scripts/plot_loss.py "$out/log.jsonl" --out "$out/loss.svg"
 echo
-echo "model: $out/checkpoints/step_00002600 (try: build/train_gpt --init-from it --generate '#include')"
+echo "model: $out/checkpoints/step_00001200 (try: build/train_gpt --init-from it --generate '#include')"
 echo "log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"
