@@ -327,12 +327,13 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
     int64_t most = 0;
     if (optimizer_is_sharded(u->o))
         return (size_t)(u->most_update + u->most_whole) * sizeof(floatX);
-    for (int i = 0; i < u->num_waves && ranks > 1; i++) {
-        int64_t n = 0;
-        for (int k = u->waves[i].first; k < u->waves[i].end; k++)
-            n += matrix_elements(&u->matrices[k]) * (ranks - 1);
-        most = n > most ? n : most;
-    }
+    for (int i = 0; i < u->num_waves && ranks > 1; i++)
+        for (int r = 0; r < ranks; r++) { // sends what it owns to each other rank, and receives the rest
+            int64_t n = 0;
+            for (int k = u->waves[i].first; k < u->waves[i].end; k++)
+                n += matrix_elements(&u->matrices[k]) * (u->matrices[k].owner == r ? ranks - 1 : 1);
+            most = n > most ? n : most;
+        }
     return (size_t)most * sizeof(floatX);
 }
 static int muon_most_messages(const struct muon *u) {
