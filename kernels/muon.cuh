@@ -50,8 +50,7 @@ HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, fl
     *update = nesterov ? mu * next + rest * grad : next;
     return next;
 }
-// What a tensor's learning rate makes of the step: of its values 1 - lr weight_decay are kept, as adamw_tensor_factors
-// has it.
+// What a tensor's learning rate makes of the step.
 struct muon_factors {
     float lr, decay, keep;
 };
@@ -62,7 +61,7 @@ static inline struct muon_factors muon_factors_of(const struct muon_step_range *
 }
 HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
     f.lr *= tensor->lr_scale;
-    f.keep = tensor->decays ? fmaf(1 - tensor->lr_scale, f.decay, f.keep) : 1;
+    f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
