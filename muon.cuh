@@ -1,8 +1,8 @@
 // Which matrices Muon updates, in which waves they are orthogonalised, and by which rank.
 //
 // Ownership of elements stays what it is (zero.cuh): the momentum of an element is where its gradient and its
-// parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts to,
-// and get the orthogonal factor's back from:
+// parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts of
+// the update to, and which sends them back their parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
 //   whole    the matrices of the wave that this rank orthogonalises, one behind the other, each aligned
@@ -132,7 +132,7 @@ static int muon_costlier(const void *left, const void *right) {
 }
 // Gives matrices [first, end) to the ranks: the costliest first to the least loaded rank, of equal ones the first.
 // Returns the flops of the most loaded one. costs, load: room for the matrices, and for (ranks).
-static double muon_deal(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
+static double muon_assign_owners(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
     double most = 0;
     for (int r = 0; r < ranks; r++)
         load[r] = 0;
@@ -162,13 +162,14 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Deals the matrices in waves of so many tensors. Returns the sum of the waves' flops on their most loaded rank.
-static double muon_deal_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
+// Cuts the matrices into waves of so many tensors and assigns their owners. Returns the sum of the waves' flops on
+// their most loaded rank.
+static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
     for (int first = 0, end; first < u->count; first = end) {
         end = muon_wave_end(u, first, tensors);
-        flops += muon_deal(u, first, end, ranks, costs, load);
+        flops += muon_assign_owners(u, first, end, ranks, costs, load);
         u->waves[u->num_waves].first = first;
         u->waves[u->num_waves++].end = end;
     }
@@ -186,7 +187,7 @@ static void muon_make_waves(struct muon *u) {
         all += matrix_flops(u, &u->matrices[i]);
     u->flops = all;
     for (int tensors = 1; tensors < 2 * u->count + 2; tensors *= 2) {
-        u->rank_flops = muon_deal_waves(u, tensors, ranks, costs, load);
+        u->rank_flops = muon_assign_waves(u, tensors, ranks, costs, load);
         if (u->rank_flops <= 1.1 * all / ranks)
             break;
     }
@@ -194,12 +195,13 @@ static void muon_make_waves(struct muon *u) {
     free(costs);
 }
 
-// Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be aligned.
-static bool muon_moves(const struct muon *u) {
-    bool moves = optimizer_is_sharded(u->o);
+// Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be
+// aligned.
+static bool muon_needs_copies(const struct muon *u) {
+    bool needs = optimizer_is_sharded(u->o);
     for (int i = 0; i < u->count; i++)
-        moves = moves || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
-    return moves;
+        needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
+    return needs;
 }
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
@@ -213,7 +215,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The elements of rank `rank`'s places that a wave takes, at most: a part of each bucket that it touches.
+// The places of a wave on any rank, at most: a shard of each bucket that it touches.
 static int64_t muon_most_update(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -246,15 +248,15 @@ static void muon_place(struct muon *u) {
             u->most_whole = used[m->owner] > u->most_whole ? used[m->owner] : u->most_whole;
         }
     }
-    if (!muon_moves(u))
+    if (!muon_needs_copies(u))
         u->most_whole = 0;
     free(used);
 }
 
 // ---- messages ----
 
-// The next range of matrix `m` that rank `rank` holds from element *at on, within one bucket: [*at, *at + n). Returns n;
-// 0: nothing is left.
+// The next range of matrix `m` that rank `rank` holds from element *at on, within one bucket: [*at, *at + n). Returns
+// n; 0: nothing is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -447,8 +449,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Makes orthogonal factors of the wave's updates, in their place, of all of it on each rank that has them. In a
-// rehearsal it calls the products of all ranks.
+// Replaces the wave's updates by their orthogonal factors, on every rank the elements that it has. In a rehearsal the
+// products of all ranks are called.
 static void muon_orthogonalise(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

@@ -38,8 +38,8 @@ struct muon_step_range {
 };
 // value = (1 - lr weight_decay) value - lr scale factor
 // in fp32, with value as adamw_update has it, its rounding and the amaxes too. matrices: of the flat buffers, which say
-// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is multiplied,
-// which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
+// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is
+// multiplied, which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                       const struct gradient_check *check, struct device *dev);
 

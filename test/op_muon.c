@@ -1,8 +1,8 @@
-// Muon's parts: Newton-Schulz iterations (orthogonalise.cuh) against singular values in double, the momentum and the step
-// (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
+// Muon's parts: Newton-Schulz iterations (orthogonalise.cuh) against singular values in double, the momentum and the
+// step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
 //
-// Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops: one
-// rounding of each number that is stored, and a few of fp32.
+// Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
+// one rounding of each number that is stored, and a few of fp32.
 #include "kernels/muon.cuh"
 #include "orthogonalise.cuh"
 #include "test/amax.h"
