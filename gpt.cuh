@@ -327,7 +327,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     if (m->muon.count > 0) {
         phase(m, "update", -1, "muon");
         slots = optimizer_slots(&m->optimizer, false);
-        optimizer_update_matrices(&m->muon, adamw, &m->results->check, slots);
+        const struct gradient_check *check = m->results ? &m->results->check : NULL; // NULL when planning
+        optimizer_update_matrices(&m->muon, adamw, check, slots);
     }
     if (c->ema_decay > 0) {
         phase(m, "update", -1, "moving averages");

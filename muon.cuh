@@ -1,8 +1,8 @@
 // Which matrices Muon updates, in which waves they are orthogonalised, and by which rank.
 //
 // Ownership of elements stays what it is (zero.cuh): the momentum of an element is where its gradient and its
-// parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts to,
-// and get the orthogonal factor's back from:
+// parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts of
+// the update to, and which sends them back their parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
 //   whole    the matrices of the wave that this rank orthogonalises, one behind the other, each aligned
@@ -16,6 +16,7 @@
 #include "kernels/collectives.cuh" // struct exchange_message, collective_exchange
 #include "optimizer_state.cuh"     // struct optimizer, muon_updates
 #include "orthogonalise.cuh"       // orthogonalise, struct newton_schulz
+#include <stdlib.h>                // qsort
 
 // Rows [first, first + rows) of a linear layer's weight.
 struct muon_rows {
@@ -52,7 +53,7 @@ struct muon {
 
 // ---- the matrices ----
 
-// The matrices that a weight is cut into: room for as many as it has rows.
+// The matrices that a weight is cut into, and how many. cuts: room for 3 a query group and 4 more.
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -120,24 +121,32 @@ static float muon_update_scale(const struct config *c, const struct muon_matrix 
 
 // ---- waves and owners ----
 
+// For qsort: the costliest matrix first, of equal ones the first in flat order.
+struct muon_cost {
+    double flops;
+    int matrix;
+};
+static int muon_costlier(const void *left, const void *right) {
+    const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
+    return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
+}
 // Gives matrices [first, end) to the ranks: the costliest first to the least loaded rank, of equal ones the first.
-// Returns the flops of the most loaded one. load: room for (ranks).
-static double muon_deal(struct muon *u, int first, int end, int ranks, double *load) {
+// Returns the flops of the most loaded one. costs, load: room for the matrices, and for (ranks).
+static double muon_assign_owners(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
     double most = 0;
     for (int r = 0; r < ranks; r++)
         load[r] = 0;
-    for (int i = first; i < end; i++)
-        u->matrices[i].owner = -1;
-    for (int dealt = first; dealt < end; dealt++) {
-        struct muon_matrix *next = NULL;
-        for (int i = first; i < end; i++)
-            if (u->matrices[i].owner < 0 && (!next || matrix_flops(u, &u->matrices[i]) > matrix_flops(u, next)))
-                next = &u->matrices[i];
+    for (int i = first; i < end; i++) {
+        costs[i - first].flops = matrix_flops(u, &u->matrices[i]);
+        costs[i - first].matrix = i;
+    }
+    qsort(costs, (size_t)(end - first), sizeof *costs, muon_costlier);
+    for (int i = 0; i < end - first; i++) {
         int least = 0;
         for (int r = 1; r < ranks; r++)
             least = load[r] < load[least] ? r : least;
-        next->owner = least;
-        load[least] += matrix_flops(u, next);
+        u->matrices[costs[i].matrix].owner = least;
+        load[least] += costs[i].flops;
         most = load[least] > most ? load[least] : most;
     }
     return most;
@@ -153,13 +162,14 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Deals the matrices in waves of so many tensors. Returns the sum of the waves' flops on their most loaded rank.
-static double muon_deal_waves(struct muon *u, int tensors, int ranks, double *load) {
+// Cuts the matrices into waves of so many tensors and assigns their owners. Returns the sum of the waves' flops on
+// their most loaded rank.
+static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
     for (int first = 0, end; first < u->count; first = end) {
         end = muon_wave_end(u, first, tensors);
-        flops += muon_deal(u, first, end, ranks, load);
+        flops += muon_assign_owners(u, first, end, ranks, costs, load);
         u->waves[u->num_waves].first = first;
         u->waves[u->num_waves++].end = end;
     }
@@ -169,26 +179,29 @@ static double muon_deal_waves(struct muon *u, int tensors, int ranks, double *lo
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
+    struct muon_cost *costs = (struct muon_cost *)calloc((size_t)u->count, sizeof *costs);
     u->waves = (struct muon_wave *)calloc((size_t)u->count + 1, sizeof *u->waves);
-    if (!u->waves || !load)
+    if (!u->waves || !load || !costs)
         fail("out of memory for the table of matrices");
     for (int i = 0; i < u->count; i++)
         all += matrix_flops(u, &u->matrices[i]);
     u->flops = all;
     for (int tensors = 1; tensors < 2 * u->count + 2; tensors *= 2) {
-        u->rank_flops = muon_deal_waves(u, tensors, ranks, load);
+        u->rank_flops = muon_assign_waves(u, tensors, ranks, costs, load);
         if (u->rank_flops <= 1.1 * all / ranks)
             break;
     }
     free(load);
+    free(costs);
 }
 
-// Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be aligned.
-static bool muon_moves(const struct muon *u) {
-    bool moves = optimizer_is_sharded(u->o);
+// Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be
+// aligned.
+static bool muon_needs_copies(const struct muon *u) {
+    bool needs = optimizer_is_sharded(u->o);
     for (int i = 0; i < u->count; i++)
-        moves = moves || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
-    return moves;
+        needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
+    return needs;
 }
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
@@ -202,7 +215,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The elements of rank `rank`'s places that a wave takes, at most: a part of each bucket that it touches.
+// The places of a wave on any rank, at most: a shard of each bucket that it touches.
 static int64_t muon_most_update(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -235,15 +248,15 @@ static void muon_place(struct muon *u) {
             u->most_whole = used[m->owner] > u->most_whole ? used[m->owner] : u->most_whole;
         }
     }
-    if (!muon_moves(u))
+    if (!muon_needs_copies(u))
         u->most_whole = 0;
     free(used);
 }
 
 // ---- messages ----
 
-// The next range of matrix `m` that rank `rank` holds from element *at on, within one bucket: [*at, *at + n). Returns n;
-// 0: nothing is left.
+// The next range of matrix `m` that rank `rank` holds from element *at on, within one bucket: [*at, *at + n). Returns
+// n; 0: nothing is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -316,12 +329,13 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
     int64_t most = 0;
     if (optimizer_is_sharded(u->o))
         return (size_t)(u->most_update + u->most_whole) * sizeof(floatX);
-    for (int i = 0; i < u->num_waves && ranks > 1; i++) {
-        int64_t n = 0;
-        for (int k = u->waves[i].first; k < u->waves[i].end; k++)
-            n += matrix_elements(&u->matrices[k]) * (ranks - 1);
-        most = n > most ? n : most;
-    }
+    for (int i = 0; i < u->num_waves && ranks > 1; i++)
+        for (int r = 0; r < ranks; r++) { // sends what it owns to each other rank, and receives the rest
+            int64_t n = 0;
+            for (int k = u->waves[i].first; k < u->waves[i].end; k++)
+                n += matrix_elements(&u->matrices[k]) * (u->matrices[k].owner == r ? ranks - 1 : 1);
+            most = n > most ? n : most;
+        }
     return (size_t)most * sizeof(floatX);
 }
 static int muon_most_messages(const struct muon *u) {
@@ -435,8 +449,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Makes orthogonal factors of the wave's updates, in their place, of all of it on each rank that has them. In a
-// rehearsal it calls the products of all ranks.
+// Replaces the wave's updates by their orthogonal factors, on every rank the elements that it has. In a rehearsal the
+// products of all ranks are called.
 static void muon_orthogonalise(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

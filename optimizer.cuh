@@ -174,6 +174,8 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
         if (bytes == 0)
             continue;
         timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
+        if (o->config->ema_decay > 0 && work_reads(WORK_AVERAGES, i) && i != STATE_AVERAGES) // a second time
+            timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
         if (i != OPERAND_GRADIENTS)
             timeline_transfer(t, TRANSFER_TO_HOST, name, NULL, NULL, bytes);
     }
@@ -326,8 +328,8 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Cuts what a pass takes of elements [at, end) of the flat buffers, of bucket `index` (-1: this rank is unsharded), into
-// pieces. gathers: the last of them completes the bucket.
+// Cuts what a pass takes of elements [at, end) of the flat buffers, of bucket `index` (-1: this rank is unsharded),
+// into pieces. gathers: the last of them completes the bucket.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;
     const struct zero *z = o->zero;
@@ -382,8 +384,8 @@ static struct update update_of(struct optimizer *o, struct adamw adamw, const st
     return u;
 }
 
-// Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of each
-// bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.
+// Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of
+// each bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.
 static void update_all(struct update *u, enum update_work work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -431,8 +433,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues the update by Muon, wave by wave, behind optimizer_update, whose arguments these are. The matrix products are
-// called in a rehearsal too; when the timeline plans, the memory is planned.
+// Enqueues the update by Muon, wave by wave, behind optimizer_update, whose arguments these are. The matrix products
+// are called in a rehearsal too; when the timeline plans, the memory is planned.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

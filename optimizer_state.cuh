@@ -113,8 +113,8 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// The format of a state of the elements of a group, by the options. 8-bit moments of embeddings make pretraining unstable
-// (Dettmers, huggingface/transformers #14819): head and embeddings have bf16's instead.
+// The format of a state of the elements of a group, by the options. 8-bit moments of embeddings make pretraining
+// unstable (Dettmers, huggingface/transformers #14819): head and embeddings have bf16's instead.
 static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {

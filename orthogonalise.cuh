@@ -5,9 +5,9 @@
 //   A = X X^T;  B = a I + b A + c A A;  X = B X
 //   and else A = X^T X and X = X B, so that A is of the shorter side and nothing is transposed.
 //
-// a I joins the polynomial, for X = a X + (b A + c A A) X: one product, and no pass over X. Products are the engine's own
-// matmuls, with operands in floatX and sums in fp32. A factor of U changes nothing: there is no epsilon, and of zeros X
-// is 0.
+// a I joins the polynomial, for X = a X + (b A + c A A) X: one product, and no pass over X. Products are the engine's
+// own matmuls, with operands in floatX and sums in fp32. A factor of U changes nothing: there is no epsilon, and of
+// zeros X is 0.
 #pragma once
 #include "config.h"                  // enum config_muon_coefficient_type
 #include "kernels/device_memory.cuh" // device_copy
@@ -29,52 +29,54 @@ struct newton_schulz {
     double divisor;
 };
 
-// The iteration of an option's type, in `steps` steps; 0: as many as the type has. Sources: simple: Jordan's, those of
-// torch.optim.Muon; quintic and deepseekv4: Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv
-// 2505.16932), which divides by a little more than the norm, since rounding could leave a singular value above 1;
-// classic: a quintic with a fixed point of slope 0 at 1, which the steps converge to.
+// The iterations of the option's types. simple: Jordan's coefficients, those of torch.optim.Muon; quintic and
+// deepseekv4: Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv 2505.16932), which divides by a
+// little more than the norm, since rounding could leave a singular value above 1; classic: a quintic with a fixed point
+// of slope 0 at 1, which the steps converge to.
+static const struct newton_schulz newton_schulz_simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
+static const struct newton_schulz newton_schulz_quintic = {{{4.0848, -6.8946, 2.9270},
+                                                            {3.9505, -6.3029, 2.6377},
+                                                            {3.7418, -5.5913, 2.3037},
+                                                            {2.8769, -3.1427, 1.2046},
+                                                            {2.8366, -3.0525, 1.2012}},
+                                                           5,
+                                                           true,
+                                                           5,
+                                                           1};
+static const struct newton_schulz newton_schulz_polar_express = {
+    {{8.156554524902461, -22.48329292557795, 15.878769915207462},
+     {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+     {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+     {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+     {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}},
+    5,
+    false,
+    5,
+    1.02};
+static const struct newton_schulz newton_schulz_deepseekv4 = {{{3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {3.4445, -4.7750, 2.0315},
+                                                               {2, -1.5, 0.5},
+                                                               {2, -1.5, 0.5}},
+                                                              10,
+                                                              false,
+                                                              10,
+                                                              1};
+static const struct newton_schulz newton_schulz_classic = {{{2, -1.5, 0.5}}, 1, false, 12, 1};
+// An iteration in `steps` steps; 0: as many as its type has.
 static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type type, int steps) {
-    static const struct newton_schulz simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
-    static const struct newton_schulz quintic = {{{4.0848, -6.8946, 2.9270},
-                                                  {3.9505, -6.3029, 2.6377},
-                                                  {3.7418, -5.5913, 2.3037},
-                                                  {2.8769, -3.1427, 1.2046},
-                                                  {2.8366, -3.0525, 1.2012}},
-                                                 5,
-                                                 true,
-                                                 5,
-                                                 1};
-    static const struct newton_schulz polar_express = {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
-                                                        {4.042929935166739, -2.808917465908714, 0.5000178451051316},
-                                                        {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
-                                                        {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
-                                                        {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}},
-                                                       5,
-                                                       false,
-                                                       5,
-                                                       1.02};
-    static const struct newton_schulz deepseekv4 = {{{3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {3.4445, -4.7750, 2.0315},
-                                                     {2, -1.5, 0.5},
-                                                     {2, -1.5, 0.5}},
-                                                    10,
-                                                    false,
-                                                    10,
-                                                    1};
-    static const struct newton_schulz classic = {{{2, -1.5, 0.5}}, 1, false, 12, 1};
-    struct newton_schulz ns = simple;
+    struct newton_schulz ns = newton_schulz_simple;
     switch (type) {
     case MUON_SIMPLE: break;
-    case MUON_QUINTIC: ns = quintic; break;
-    case MUON_POLAR_EXPRESS: ns = polar_express; break;
-    case MUON_DEEPSEEKV4: ns = deepseekv4; break;
-    case MUON_CLASSIC: ns = classic; break;
+    case MUON_QUINTIC: ns = newton_schulz_quintic; break;
+    case MUON_POLAR_EXPRESS: ns = newton_schulz_polar_express; break;
+    case MUON_DEEPSEEKV4: ns = newton_schulz_deepseekv4; break;
+    case MUON_CLASSIC: ns = newton_schulz_classic; break;
     }
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;

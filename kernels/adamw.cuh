@@ -6,7 +6,7 @@
 #include "kernels/gradients.cuh"    // struct gradient_check, struct rounding, enum state_format
 #include "kernels/vectors.cuh"      // ALWAYS_INLINE
 #include <assert.h>                 // static_assert
-#include <math.h>                   // fmaf, pow, sqrt, sqrtf
+#include <math.h>                   // pow, sqrt, sqrtf
 
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
@@ -90,10 +90,9 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.first = 0;
     return rounding;
 }
-// keep becomes 1 - lr_scale lr weight_decay as a difference from what it is, so that an lr_scale of 1 leaves its bits.
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
     f.step_size *= tensor->lr_scale;
-    f.keep = tensor->decays ? fmaf(1 - tensor->lr_scale, f.decay, f.keep) : 1;
+    f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
 // Whether parameters are rounded stochastically, and whether anything is.

@@ -11,8 +11,8 @@ struct averages_range {
     float *averages;
     int64_t n;
 };
-// averages = decay averages + (1 - decay) value, with value as adamw_update has it; where the check is not finite
-// nothing changes. check NULL: it is.
+// averages = decay averages + (1 - decay) value, with value as adamw_update has it. Where the check is not finite
+// nothing changes; check NULL: there is none.
 static void averages_update(struct averages_range r, float decay, const struct gradient_check *check,
                             struct device *dev);
 // The averages become the parameters and the parameters the averages, to the bit, so that a second time undoes it.

@@ -24,8 +24,8 @@ enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 struct collectives; // one per process; its members are the target's own
 
 // Bytes of the device's memory that collectives need as scratch. largest_shard: elements of a rank's shard of the
-// largest reduce-scatter; wire_bf16: gradients travel as bf16; largest_exchanged_bytes: of the messages that a rank sends
-// and receives in the largest exchange, the same on all ranks, 0: there is none.
+// largest reduce-scatter; wire_bf16: gradients travel as bf16; largest_exchanged_bytes: of the messages that a rank
+// sends and receives in the largest exchange, the same on all ranks, 0: there is none.
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
                                         size_t largest_exchanged_bytes);
 // Opens the collectives between the ranks of `parallel`, by all ranks. largest_gathered_bytes: what a rank contributes
@@ -108,8 +108,8 @@ static void collectives_open(struct collectives *c, struct parallel *parallel, e
     c->kind = kind;
     c->bf16 = wire_bf16;
     if (kind == COLLECTIVES_NCCL) {
-        nccl_queue_open(&c->nccl, parallel, largest_shard, wire_bf16, largest_gathered_bytes, largest_exchanged_bytes,
-                        dev);
+        nccl_queue_open(&c->nccl, parallel, largest_shard, wire_bf16, largest_gathered_bytes,
+                        largest_exchanged_bytes > 0, dev);
         return;
     }
     const size_t scratch_bytes = host_reduce_scatter_scratch_bytes(largest_shard, ranks, c->bf16);
@@ -252,6 +252,7 @@ struct collectives {
     uint64_t sent_bytes;  // so far
     uint64_t last_ticket; // of the collective that was begun last
     void *scratch;
+    size_t exchanged_bytes; // of a rank's messages in the largest exchange
 };
 
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
@@ -265,6 +266,7 @@ static void collectives_open(struct collectives *c, struct parallel *parallel, e
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->bf16 = wire_bf16;
+    c->exchanged_bytes = largest_exchanged_bytes;
 }
 static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 static void collectives_close(struct collectives *c, struct device *dev) {
@@ -328,17 +330,21 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
     const struct exchange_job job = {messages, num_sends, num_receives, c->scratch, &c->parallel->exchange};
     if (!messages)
         fail("no memory for the messages of an exchange");
-    for (int i = 0; i < num_sends; i++)
-        messages[i] = sends[i];
-    for (int i = 0; i < num_receives; i++)
-        messages[num_sends + i] = receives[i];
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        messages[i] = i < (size_t)num_sends ? sends[i] : receives[i - (size_t)num_sends];
+        bytes += messages[i].bytes;
+    }
+    if (bytes > c->exchanged_bytes)
+        fail("%s: %zu bytes of messages, of at most %zu", name, bytes, c->exchanged_bytes);
     c->sent_bytes += exchange_sent_bytes(c->parallel, sends, num_sends);
     return c->last_ticket = work_thread_add(c->parallel->work, exchange_job_run, &job, sizeof job, name);
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
 }
-// A transfer that seems to take its time on the bus is done for the work thread, which can't wait for it: the device does.
+// A transfer that seems to take its time on the bus is done for the work thread, which can't wait for it: the device
+// does.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
     transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }

@@ -120,11 +120,11 @@ static void nccl_warm_up_messages(struct nccl_queue *q, char *buffer, size_t byt
 // NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
 // which depends on function, type and size. These collectives are in no count and no time of the log.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
-                               size_t largest_gathered_bytes, size_t largest_exchanged_bytes) {
+                               size_t largest_gathered_bytes, bool exchanges) {
     const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
                  shard_bytes = (size_t)largest_shard * element_bytes;
-    size_t bytes = (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
-    bytes = bytes > largest_exchanged_bytes ? bytes : largest_exchanged_bytes;
+    const size_t bytes =
+        (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
     char *const buffer = (char *)device_allocate(bytes);
     control_collective_begun(q->control, "NCCL's first collectives");
     cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
@@ -135,7 +135,7 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
                                               q->comm, q->device.stream));
         nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
                                           q->device.stream));
-        if (largest_exchanged_bytes > 0)
+        if (exchanges)
             nccl_warm_up_messages(q, buffer, bytes, largest);
     }
     cuda_check(cudaStreamSynchronize(q->device.stream));
@@ -150,7 +150,7 @@ static void nccl_queue_make_stream(struct nccl_queue *q) {
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
-                            size_t largest_gathered_bytes, size_t largest_exchanged_bytes, struct device *dev) {
+                            size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     memset(q, 0, sizeof *q);
     q->rank = parallel->launch.rank;
     q->ranks = parallel->launch.ranks;
@@ -174,7 +174,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
         cuda_check(cudaEventCreate(&q->reached[i]));
     }
     control_set_poll(q->control, nccl_queue_poll, q);
-    nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, largest_exchanged_bytes);
+    nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, exchanges);
 }
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
@@ -324,7 +324,7 @@ struct nccl_queue {
     int unused;
 };
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
-                            size_t largest_gathered_bytes, struct device *dev) {
+                            size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "
          "names their folder), or give --collectives mpi or sockets, which are slow");
 }

@@ -1,6 +1,7 @@
 // The tensors of the flat buffers, as an op over a range of many tensors sees them: a table in the device's memory.
 #pragma once
 #include "kernels/device.cuh" // DEVICE_FUNCTION
+#include <math.h>             // fmaf
 #include <stdbool.h>          // bool
 #include <stdint.h>           // int64_t
 
@@ -12,8 +13,14 @@ struct flat_tensor {
     float lr_scale; // what the learning rate of its updates is multiplied by
     float scale;    // of a matrix that Muon updates: what its update is multiplied by
 };
+// What an update keeps of a tensor's values: 1 - lr_scale lr weight_decay, as a difference from `keep`, 1 - lr
+// weight_decay, so that an lr_scale of 1 leaves its bits. decay: lr weight_decay.
+HOST_DEVICE float flat_tensor_keep(const struct flat_tensor *tensor, float keep, float decay) {
+    return tensor->decays ? fmaf(1 - tensor->lr_scale, decay, keep) : 1;
+}
 // All of them, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
-// its index, which is the key of stochastic rounding.
+// its index, which is the key of stochastic rounding. Of the matrices that Muon updates, which are ranges of tensors,
+// there is such a table too: they begin anywhere, and only elements of theirs are looked up.
 struct flat_tensors {
     const struct flat_tensor *rows; // (count) in the device's memory
     int count;

@@ -38,8 +38,8 @@ struct muon_step_range {
 };
 // value = (1 - lr weight_decay) value - lr scale factor
 // in fp32, with value as adamw_update has it, its rounding and the amaxes too. matrices: of the flat buffers, which say
-// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is multiplied,
-// which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
+// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is
+// multiplied, which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                       const struct gradient_check *check, struct device *dev);
 
@@ -50,8 +50,7 @@ HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, fl
     *update = nesterov ? mu * next + rest * grad : next;
     return next;
 }
-// What a tensor's learning rate makes of the step: of its values 1 - lr weight_decay are kept, as adamw_tensor_factors
-// has it.
+// What a tensor's learning rate makes of the step.
 struct muon_factors {
     float lr, decay, keep;
 };
@@ -62,7 +61,7 @@ static inline struct muon_factors muon_factors_of(const struct muon_step_range *
 }
 HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
     f.lr *= tensor->lr_scale;
-    f.keep = tensor->decays ? fmaf(1 - tensor->lr_scale, f.decay, f.keep) : 1;
+    f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
@@ -120,8 +119,8 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
         factors = muon_tensor_factors(factors, &tensor);
         if (muon_rounds(&r))
             random = rounding_words(tensor_rounding(r.rounding, tensor, index, r.begin), at);
-        for (int i = 0; i < count; i++) {
-            while (matrices.rows[matrix].end <= r.begin + at + i)
+        for (int i = 0; i < 4; i++) {
+            while (i < count && matrices.rows[matrix].end <= r.begin + at + i)
                 matrix++;
             const float before =
                 r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
@@ -138,8 +137,9 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
     if (!AMAX)
         return;
     uint32_t largest = 0;
-    for (int i = 0; i < count; i++)
-        largest = amax_with(largest, rounded.x[i]);
+    for (int i = 0; i < 4; i++)
+        if (i < count)
+            largest = amax_with(largest, rounded.x[i]);
     flat_merge_amaxes(tensors, index, largest, shared_memory());
 }
 static void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,

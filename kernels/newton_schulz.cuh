@@ -2,7 +2,8 @@
 #pragma once
 #include "kernels/device.cuh" // floatX, struct device, LAUNCH
 #include "kernels/four.cuh"   // FLAT_THREADS
-#include <math.h>             // sqrt
+#include <float.h>            // FLT_MAX
+#include <math.h>             // fmin, sqrt
 
 // x = x / (divisor sqrt(*squares)), rounded; 0 where *squares is 0.
 static void newton_schulz_normalise(floatX *x,             // (n)
@@ -17,9 +18,10 @@ static void newton_schulz_polynomial(floatX *square,     // (side, side)
                                      const floatX *gram, // (side, side)
                                      float a, float b, float c, int side, struct device *dev);
 
-// In double, then rounded: a factor of any finite norm of elements of floatX but for subnormal ones.
+// In double, then rounded. A norm whose inverse no float holds is of subnormal elements alone, as a momentum's whose
+// gradients stay 0: they become less than 1, and not infinite.
 HOST_DEVICE float newton_schulz_factor(double squares, double divisor) {
-    return squares > 0 ? (float)(1 / (divisor * sqrt(squares))) : 0;
+    return squares > 0 ? (float)fmin(1 / (divisor * sqrt(squares)), FLT_MAX) : 0;
 }
 
 #ifdef TARGET_CUDA

@@ -56,7 +56,7 @@ static bool validate_step(struct run *r, int done, double *loss) {
     r->validation_due = isnan(*loss) && r->stopped;
     if (r->validation_due)
         return false;
-    if (!(*loss >= r->best_val_loss)) {
+    if (!isnan(*loss) && !(*loss >= r->best_val_loss)) {
         r->best_val_loss = *loss;
         r->best_val_step = done;
     }

@@ -187,6 +187,7 @@ static const char *format_name(enum state_format format) {
     case FORMAT_8BIT:
     case FORMAT_8BIT_ROOT: return "8bit";
     case FORMAT_REMAINDER: return "remainder";
+    case FORMAT_NONE: return "none";
     }
     return NULL;
 }

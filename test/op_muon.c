@@ -1,8 +1,8 @@
-// Muon's parts: Newton-Schulz iterations (orthogonalise.cuh) against singular values in double, the momentum and the step
-// (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
+// Muon's parts: Newton-Schulz iterations (orthogonalise.cuh) against singular values in double, the momentum and the
+// step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
 //
-// Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops: one
-// rounding of each number that is stored, and a few of fp32.
+// Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
+// one rounding of each number that is stored, and a few of fp32.
 #include "kernels/muon.cuh"
 #include "orthogonalise.cuh"
 #include "test/amax.h"
@@ -143,6 +143,17 @@ static void zero_stays_zero(void **state) {
             assert_true(to_float(x[i]) == 0);
         free(x);
     }
+}
+// A momentum whose gradients are 0 from some step on decays through the subnormal floats.
+static void subnormal_stays_finite(void **state) {
+    const struct newton_schulz ns = newton_schulz_of(MUON_POLAR_EXPRESS, 0);
+    floatX *x = (floatX *)test_alloc(12 * 20 * sizeof *x);
+    for (int i = 0; i < 12 * 20; i++)
+        x[i] = to_floatX(i % 21 == 0 ? 1e-40f : 0.0f);
+    orthogonalise_once(x, 12, 20, &ns);
+    for (int i = 0; i < 12 * 20; i++)
+        assert_true(fabsf(to_float(x[i])) < 2);
+    free(x);
 }
 
 // ---- momentum ----
@@ -435,6 +446,7 @@ int main(void) {
         cmocka_unit_test(singular_values_end_near_1),
         cmocka_unit_test(size_does_not_matter),
         cmocka_unit_test(zero_stays_zero),
+        cmocka_unit_test(subnormal_stays_finite),
         cmocka_unit_test(momentum_in_each_format),
         cmocka_unit_test(steps_with_and_without_a_remainder),
         cmocka_unit_test(small_steps_are_kept_in_the_mean),

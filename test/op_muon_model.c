@@ -1,7 +1,9 @@
-// Muon in the whole model: which tensor it updates and in which matrices, against the update in double from the model's own
-// gradients; once a step, whatever the number of micro-batches; to the same bits under each policy of recomputation.
+// Muon in the whole model: which tensor it updates and in which matrices, against the update in double from the model's
+// own gradients; once a step, whatever the number of micro-batches; to the same bits under each policy of
+// recomputation.
 //
-// Tolerances: three deviations of what random roundings do to an iteration (test/svd.h), and roundings of the parameters.
+// Tolerances: three deviations of what random roundings do to an iteration (test/svd.h), and roundings of the
+// parameters.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "test/setup.h"
 #include "test/svd.h"

@@ -141,8 +141,8 @@ static void each_state_is_updated(void **state) {
     each_state_is_updated_by("--optimizer muon");
 }
 
-// Averages are those of a double after each step, and in the parameters' place they are what the parameters round them to,
-// wherever states and parameters are; a second swap gives every byte back.
+// Averages are those of a double after each step, and in the parameters' place they are what the parameters round them
+// to, wherever states and parameters are; a second swap gives every byte back.
 static void check_averages(const char *options) {
     struct setup s = setup_of(LLAMA, options);
     struct gpt *m = s.model;

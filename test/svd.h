@@ -1,5 +1,5 @@
-// The singular value decomposition in double, by one-sided Jacobi rotations; what Newton-Schulz iterations are judged by:
-// the same singular vectors with the polynomials of the singular values; and what rounding does to them.
+// The singular value decomposition in double, by one-sided Jacobi rotations; what Newton-Schulz iterations are judged
+// by: the same singular vectors with the polynomials of the singular values; and what rounding does to them.
 #pragma once
 #include "orthogonalise.cuh" // struct newton_schulz
 #include "test/testing.h"    // test_doubles
