@@ -45,7 +45,7 @@ EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED
   $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 # Models of the tests have heads that Hopper's attention does not take: without it they compile in half the time.
 EMULATE_MODELS = $(EMULATE) -DDEVICE_MEMORY_MANAGED -DWITHOUT_ATTENTION_SM90
-EMULATE_TEST = $(if $(filter op_$*,$(MODELS) op_offload_units op_optimizer),$(EMULATE_MODELS),$(EMULATE) -DDEVICE_MEMORY_MANAGED)
+EMULATE_TEST = $(if $(filter op_$*,$(MODELS)),$(EMULATE_MODELS),$(EMULATE) -DDEVICE_MEMORY_MANAGED)
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'

@@ -90,6 +90,11 @@ template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, 
     const int64_t thread = (int64_t)block * FLAT_THREADS + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
     const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
+    if (block > 0 && thread - threadIdx.x >= groups) { // a short range has nothing for its last blocks
+        if (threadIdx.x == 0)
+            sums[block] = 0;
+        return;
+    }
     double sum = 0;
 #pragma unroll 4
     for (int64_t group = thread; group < groups; group += SQUARES_BLOCKS * FLAT_THREADS) {

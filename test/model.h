@@ -1,6 +1,17 @@
-// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, and
-// memory that holds NaN wherever the plan says that nothing is there.
+// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, memory
+// that holds NaN wherever the plan says that nothing is there, and a count of the bytes that were copied. The update's
+// slots are so small that even a small model's states take several pieces.
 #pragma once
+#define UPDATE_SLOT_BYTES 6000
+#include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
+// Bytes of the transfers that were begun, by direction; a test that counts sets it to 0 first.
+static size_t transfer_watch[TRANSFER_DIRECTIONS];
+static uint64_t watched_transfer_begin(struct transfers *t, enum transfer_direction direction, void *to,
+                                       const void *from, size_t bytes, struct device *dev) {
+    transfer_watch[direction] += bytes;
+    return transfer_begin(t, direction, to, from, bytes, dev);
+}
+#define transfer_begin watched_transfer_begin
 // A test's look at the model as each phase begins.
 struct gpt;
 static struct {

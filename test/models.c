@@ -41,6 +41,13 @@ namespace op_muon_model {
 namespace op_offload {
 #include "test/op_offload.c"
 }
+#undef CLIPPED
+namespace op_offload_units {
+#include "test/op_offload_units.c"
+}
+namespace op_optimizer {
+#include "test/op_optimizer.c"
+}
 namespace op_zoo {
 #include "test/op_zoo.c"
 }
@@ -56,9 +63,17 @@ int main(int argc, char **argv) {
         const char *name;
         int (*main)(void);
     } tests[] = {
-        {"op_block", op_block::main},     {"op_fp8_gpt", op_fp8_gpt::main}, {"op_golden", op_golden::main},
-        {"op_gpt", op_gpt::main},         {"op_lora", op_lora::main},       {"op_muon_model", op_muon_model::main},
-        {"op_offload", op_offload::main}, {"op_zoo", op_zoo::main},         {"op_huggingface", op_huggingface::main},
+        {"op_block", op_block::main},
+        {"op_fp8_gpt", op_fp8_gpt::main},
+        {"op_golden", op_golden::main},
+        {"op_gpt", op_gpt::main},
+        {"op_lora", op_lora::main},
+        {"op_muon_model", op_muon_model::main},
+        {"op_offload", op_offload::main},
+        {"op_offload_units", op_offload_units::main},
+        {"op_optimizer", op_optimizer::main},
+        {"op_zoo", op_zoo::main},
+        {"op_huggingface", op_huggingface::main},
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         if (argc == 2 && strcmp(argv[1], tests[i].name) == 0)

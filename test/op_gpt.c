@@ -462,5 +462,6 @@ int main(void) {
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
     };
+    setenv("EMU_CAPABILITY", "8.9", 1); // the emulated GPU's: FP8
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

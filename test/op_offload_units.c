@@ -1,15 +1,6 @@
 // Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever
 // lies in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits
 // wherever they lie; and the plan falls by what left. op_zero has the same of several ranks.
-#define UPDATE_SLOT_BYTES 6000   // small beside the models
-#include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
-static size_t begun_bytes[TRANSFER_DIRECTIONS];
-static uint64_t counted_transfer_begin(struct transfers *t, enum transfer_direction direction, void *to,
-                                       const void *from, size_t bytes, struct device *dev) {
-    begun_bytes[direction] += bytes;
-    return transfer_begin(t, direction, to, from, bytes, dev);
-}
-#define transfer_begin counted_transfer_begin
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
@@ -156,11 +147,11 @@ static void a_step_copies_what_is_planned(void **state) {
                      what[i], micro_steps * atoi(BATCH));
             struct setup s = setup_of(LLAMA LARGE_VOCABULARY, options);
             gpt_transfer_bytes(s.model, planned);
-            memset(begun_bytes, 0, sizeof begun_bytes);
+            memset(transfer_watch, 0, sizeof transfer_watch);
             struct outcome o = two_steps(&s);
             for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-                if (begun_bytes[d] != 2 * planned[d])
-                    fail_msg("%s: direction %d: %zu bytes in two steps, %zu planned", options, d, begun_bytes[d],
+                if (transfer_watch[d] != 2 * planned[d])
+                    fail_msg("%s: direction %d: %zu bytes in two steps, %zu planned", options, d, transfer_watch[d],
                              2 * planned[d]);
             outcome_free(&o);
             setup_free(&s);

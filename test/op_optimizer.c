@@ -1,7 +1,6 @@
 // The optimizer's state in every format, on the device and in the host's memory: an update that streams its state has
 // the bits of one that does not, in pieces of any size, and the plan falls by what left the device.
-#define UPDATE_SLOT_BYTES 6000 // several pieces even of a small model
-#include "test/model.h"        // before gpt.cuh, which it looks into
+#include "test/model.h" // before gpt.cuh, which it looks into
 #include "test/setup.h"
 #include "test/testing.h"
 #include <string.h>
