@@ -372,6 +372,8 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
             bool on_host;
             char *stored = state_address(o, id, place + done, count - done, &some, &on_host);
             const size_t bytes = state_offset(o, id, place + done + some) - state_offset(o, id, place + done);
+            if (bytes == 0) // elements whose group does not have the state
+                continue;
             if (direction == TRANSFER_TO_DEVICE && on_host)
                 memcpy(stored, native, bytes);
             else if (direction == TRANSFER_TO_DEVICE)
