@@ -28,7 +28,7 @@ import sys
 from dataclasses import dataclass
 
 import plot_loss
-from plot_loss import Mistake
+from plot_loss import Mistake, write_whole
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -210,12 +210,6 @@ def read_json(path):
             return json.load(file)
         except ValueError:
             return None
-
-
-def write_whole(path, text):
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(path + ".tmp", path)
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -469,18 +463,7 @@ def run_script(arguments):
 
 
 def main(arguments=None):
-    try:
-        run_script(arguments)
-    except Mistake as mistake:
-        print(f"bench_to_loss.py: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"bench_to_loss.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        print(f"bench_to_loss.py: {error.cmd[0]} failed with status {error.returncode}", file=sys.stderr)
-        return 1
-    return 0
+    return plot_loss.exit_status("bench_to_loss.py", run_script, arguments)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,13 @@ class Mistake(Exception):
     """What the user has to change; ends the program with status 2."""
 
 
+def write_whole(path, text):
+    """Writes a file that nobody sees a part of."""
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".tmp", path)
+
+
 # --- The log ----------------------------------------------------------------------------------------------------------
 
 
@@ -369,9 +376,7 @@ def run_script(arguments):
     runs = [Run(log) for log in logs]
     averages = [moving_average(run.loss, options.smooth or len(run.loss) // 40) for run in runs]
     title = options.title or ("Loss: " + ", ".join(run.name for run in runs))
-    with open(out + ".tmp", "w", encoding="utf-8") as file:
-        file.write(draw(runs, averages, title))
-    os.replace(out + ".tmp", out)
+    write_whole(out, draw(runs, averages, title))
     print(f"wrote {out}")
     if options.png:
         png = os.path.splitext(out)[0] + ".png"
@@ -379,19 +384,24 @@ def run_script(arguments):
         print(f"wrote {png}")
 
 
-def main(arguments=None):
+def exit_status(name, work, arguments):
+    """Does a script's work; returns its exit status, and says under its name what went wrong."""
     try:
-        run_script(arguments)
+        work(arguments)
     except Mistake as mistake:
-        print(f"plot_loss.py: {mistake}", file=sys.stderr)
+        print(f"{name}: {mistake}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"plot_loss.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except subprocess.CalledProcessError as error:
-        print(f"plot_loss.py: {error.cmd[0]} failed with status {error.returncode}", file=sys.stderr)
+        print(f"{name}: {error.cmd[0]} failed with status {error.returncode}", file=sys.stderr)
         return 1
     return 0
+
+
+def main(arguments=None):
+    return exit_status("plot_loss.py", run_script, arguments)
 
 
 if __name__ == "__main__":
