@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -146,6 +147,20 @@ class MadeUp(unittest.TestCase):
         self.assertGreater(ends[2][1], 0)
         self.assertLess(ends[2][1], ends[5][1])  # the lower loss is the lower line
         self.assertEqual(len(re.findall("stroke-dasharray", picture.toxml())), 2)  # the target
+
+
+class Demo(unittest.TestCase):
+    def test_make_demo_trains_by_the_recipe(self):
+        with open(os.path.join(ROOT, "scripts", "demo.sh"), encoding="utf-8") as file:
+            text = file.read()
+        words = shlex.split(re.search(r"build/train_gpt (.*?) \"\$@\"", text, re.S).group(1).replace("\\\n", " "))
+        demo = dict(zip(words[::2], words[1::2]))
+        model = bench_to_loss.MODELS["demo"]
+        recipe = bench_to_loss.Recipe("muon", model, model.recipes["muon"], ("${data}_train_*.bin", "${data}_val_*.bin"))
+        apart = {"--out", "--val-every", "--sample-every", "--sample-count", "--temperature", "--log-every"}
+        options = dict(zip(recipe.options[::2], recipe.options[1::2]))
+        self.assertEqual({name: value for name, value in demo.items() if name not in apart},
+                         {name: value for name, value in options.items() if name not in apart})
 
 
 class Engine(unittest.TestCase):
