@@ -189,7 +189,8 @@ check-headers:
 	  echo "$(CHECKED_AS_C) -include $$h /dev/null"; \
 	  echo "$(CXX) -x c++ -std=c++17 $(CHECKED) -DPRECISION_BF16 -include $$h /dev/null"; \
 	done; \
-	for b in $(BENCHES:%=test/%.c); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do echo "$(CHECKED_AS_C) $$p $$b"; done; done; } | xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
+	for b in $(BENCHES:%=test/%.c); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do echo "$(CHECKED_AS_C) $$p $$b"; done; done; } \
+	| xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
 
 # Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
 # $(B)/fuzz, as are those that reached new code.

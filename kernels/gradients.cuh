@@ -87,10 +87,10 @@ DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
 // The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither
 // do the bits.
 template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
-    const int64_t thread = (int64_t)block * FLAT_THREADS + threadIdx.x;
+    const int64_t first = (int64_t)block * FLAT_THREADS, thread = first + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
     const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
-    if (block > 0 && thread - threadIdx.x >= groups) { // a short range has nothing for its last blocks
+    if (block > 0 && first >= groups) { // a short range has nothing for its last blocks
         if (threadIdx.x == 0)
             sums[block] = 0;
         return;
