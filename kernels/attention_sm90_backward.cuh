@@ -27,12 +27,13 @@
 //   the device. It is also the order that starts the blocks with the most work first.
 // - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
 //   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
-// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time,
-//   at nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as
-//   many steps apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its
-//   diagonal, and is at the next one's when that one starts. They reach the last tile together, where the next gang
-//   starts. With tables of first keys all gangs descend: a window's blocks end at tiles as far from each other as their
-//   diagonals are, and a document's at one.
+// - KV heads are worked on in sections, whose Q, dO and dQ stay in the L2 cache: as many heads as it holds or, where that
+//   is fewer, so many that a gang of about eight blocks of each is at work at the same time, at nearly the same tile,
+//   so that all but the first find it there. The blocks of a gang end one after another, as many steps apart as a tile
+//   has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is at the next
+//   one's when that one starts. They reach the last tile together, where the next gang starts. With tables of first
+//   keys all gangs descend: a window's blocks end at tiles as far from each other as their diagonals are, and a
+//   document's at one.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
 #pragma once
@@ -930,17 +931,24 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
 #ifndef SM90_BACKWARD_GANG // scripts/attention_sweep.sh tries others on a GPU
 #define SM90_BACKWARD_GANG 8
 #define SM90_BACKWARD_MANY_HEADS 4
+#define SM90_BACKWARD_L2_SHARE 0.6
 #endif
-// SM90_BACKWARD_GANG: blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a group
-// from which on gangs alternate.
+// SM90_BACKWARD_GANG: most blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a group
+// from which on gangs alternate. SM90_BACKWARD_L2_SHARE: of the L2 cache, what a section's Q, dO and dQ may take.
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
-// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
+// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time. The smaller a
+// gang, the less its blocks wait for each other's turns at dQ, but the more of Q, dO and dQ lie between two blocks that
+// come to the same tile: 8 bytes for each element of a query head. So a section has as many heads as the L2 cache
+// holds, or where that is fewer, as make a gang of SM90_GANG.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
-                                int multiprocessors) {
+                                int multiprocessors, double l2_bytes) {
     const int units = shape.B * shape.num_query_groups;
-    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG,
-              sections = (units + most - 1) / most;
+    const double held = SM90_BACKWARD_L2_SHARE * l2_bytes / (8.0 * shape.T * shape.head_dim * a.heads);
+    int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG;
+    if (held > most)
+        most = held < multiprocessors ? (int)held : multiprocessors;
+    const int sections = (units + most - 1) / most;
     a.blocks = (int)blocks_for(shape.T, keys);
     a.section = (units + sections - 1) / sections;
     a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
@@ -966,7 +974,7 @@ struct sm90_backward_launcher {
         static const struct cudaDeviceProp properties = sm90_properties(dev);
         struct sm90_backward_arguments a = given;
         const int packed = sm90_packed_heads(shape);
-        sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
+        sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount, properties.l2CacheSize);
         a.k = sm90_backward_map<plan>(a.qkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
         a.v = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::KEYS);
         a.q = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::QUERIES);

@@ -23,7 +23,7 @@ INSTRUCTIONS = {"forward": {64: 487, 96: 518, 128: 568, 256: 600}, "backward": {
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
-GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
+GANG, MANY_HEADS, L2_SHARE = 8, 4, 0.6  # as in kernels/attention_sm90_backward.cuh
 # Clocks of forward, guessed: from asking for Q until it has come from memory; of a warpgroup's O to shared memory; until a copy
 # has read it there. What a tile of queries takes beyond its steps is taken from tiles of so many steps.
 Q_CLOCKS, O_CLOCKS, O_READ_CLOCKS, TILE_STEPS = 1000, 400, 500, 8
@@ -157,6 +157,12 @@ def forward_share(tile, D, B, H, G, T, full, apart):
     return counted / (max(loads) * MULTIPROCESSORS)
 
 
+def backward_at_once(D, heads, T):
+    """KV heads of a section, at most: sm90_backward_order."""
+    held = L2_SHARE * L2_BYTES / (8 * T * D * heads)
+    return max(min(int(held), MULTIPROCESSORS), MULTIPROCESSORS // GANG)
+
+
 def backward_order(units, blocks, heads, most):
     """(KV head, block of keys) in the order of their indices, and the blocks of a gang, or 0: sm90_backward_order. At most so
     many KV heads at a time."""
@@ -168,7 +174,7 @@ def backward_order(units, blocks, heads, most):
 
 
 @functools.lru_cache(maxsize=None)
-def backward_share(queries, keys, B, H, G, T, full, hop, buffers, at_once=MULTIPROCESSORS // GANG):
+def backward_share(queries, keys, B, H, G, T, full, hop, buffers, at_once):
     """The same of backward, step by step; hop None: in any order. Else a block's turn at a tile comes `hop` steps after the
     start of the one before, and a step can't end before dQ of as many steps before as there are buffers has gone. Who has a
     lower index never waits for a higher one, so that the blocks can be followed one after another."""
@@ -218,7 +224,7 @@ def predicted(D, B, H, G, T, full):
     rates = [f.ceiling * forward_share(f, D, B, H, G, T, full, D <= 128)]
     for any_order in (True, False):
         rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS,
-                                          1 if D == 256 else 2)
+                                          1 if D == 256 else 2, backward_at_once(D, H // G, T))
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)
     return rates
 
@@ -258,7 +264,7 @@ deterministic one waits for its turns at dQ, a turn coming {hop} of a step after
 turns, and dQ is filled with zeroes first. {hop} is what gives FlashAttention-3's ratio in the same model: at head dim 128, causal,
 T = 8192, 32 heads in all, {turns:.0f} TFLOP/s with turns in this order over {any:.1f} in any, {ratio:.2f}, both
 [measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893). FlashAttention-3 has four heads at work at a time
-where this engine has 16, has one buffer of dQ where this engine has two up to head dim 128 (a step then waits only until dQ of two
+where this engine has 16 and more, has one buffer of dQ where this engine has two up to head dim 128 (a step then waits only until dQ of two
 steps before has gone), and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
 granted. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
 are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures

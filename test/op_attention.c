@@ -798,11 +798,11 @@ static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm
 }
 // Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on;
 // and each visits the tiles from its diagonal to the last, one way or the other.
-static void check_order(struct attention_shape s, int multiprocessors) {
+static void check_order(struct attention_shape s, int multiprocessors, double l2_bytes) {
     typedef sm90_backward_plan<128> plan;
     struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
     assert_int_equal(a.tiles, (s.T + plan::QUERIES - 1) / plan::QUERIES);
-    sm90_backward_order(a, s, plan::KEYS, multiprocessors);
+    sm90_backward_order(a, s, plan::KEYS, multiprocessors, l2_bytes);
     assert_int_equal(a.blocks, (s.T + plan::KEYS - 1) / plan::KEYS);
     const int units = s.B * s.num_query_groups, grid = units * a.blocks;
     struct sm90_backward_block *blocks = (struct sm90_backward_block *)test_alloc((size_t)grid * sizeof *blocks);
@@ -824,6 +824,19 @@ static void check_order(struct attention_shape s, int multiprocessors) {
     free(blocks);
     free(next);
 }
+// KV heads of a section, of (B, T) with H heads of 64, with an H200's multiprocessors and L2 cache.
+static int section_of(int B, int T, int H, int groups) {
+    struct attention_shape s = shape_of(B, T, H, groups, 64);
+    struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
+    sm90_backward_order(a, s, sm90_backward_plan<64>::KEYS, 132, 50 << 20);
+    return a.section;
+}
+static void test_backward_sections(void **state) {
+    assert_int_equal(section_of(65, 1024, 12, 12), 60); // 512 KiB a head, of 30 MiB
+    assert_int_equal(section_of(32, 64, 12, 12), 128);  // more would fit than there are multiprocessors: 3 sections
+    assert_int_equal(section_of(8, 4096, 12, 12), 16);  // 15 would fit, fewer than make a gang of 8
+    assert_int_equal(section_of(2, 1024, 64, 8), 16);   // all that there are
+}
 static void test_backward_order(void **state) {
     for (int full = 0; full < 2; full++)
         for (int B = 1; B <= 3; B++)
@@ -834,7 +847,8 @@ static void test_backward_order(void **state) {
                              multiprocessors = 3 * multiprocessors + 21) {
                             struct attention_shape s = shape_of(B, T, groups * heads, groups, 128);
                             s.full = full;
-                            check_order(s, multiprocessors);
+                            check_order(s, multiprocessors, 0);
+                            check_order(s, multiprocessors, 4e6);
                         }
 }
 #endif
@@ -1762,6 +1776,7 @@ int main(void) {
         cmocka_unit_test(test_sm90_agrees),
 #ifdef PRECISION_BF16
         cmocka_unit_test(test_forward_schedule),
+        cmocka_unit_test(test_backward_sections),
         cmocka_unit_test(test_backward_order),
 #endif
         cmocka_unit_test(test_sm90_any_order),
