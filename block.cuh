@@ -412,6 +412,15 @@ static void d_mlp_input(struct gpt *m, int l) {
     if (!m->shape.layer.parallel)
         d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID, l, LINEAR_ATT_PROJ);
 }
+// What the MLP's activation reads, where the product behind it may apply the activation's derivative: not where an
+// adapter adds to that product.
+static struct gelu_input gelu_input_of(struct gpt *m, int l) {
+    if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) || is_quantised(m, PASS_TRAIN, l))
+        return NO_GELU;
+    const struct gelu_input gelu = {(const floatX *)activation(m, PASS_RECOMPUTE, l, ACT_FC),
+                                    bias_source(m, l, LINEAR_FC) == BIAS_BY_ACTIVATION};
+    return gelu;
+}
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
 // parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
 static void mlp_branch_backward(struct gpt *m, int l) {
@@ -425,7 +434,8 @@ static void mlp_branch_backward(struct gpt *m, int l) {
         return;
     }
     const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
-    linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, !bias_finish(m, l, LINEAR_MLP_PROJ));
+    const bool applied = linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj,
+                                         !bias_finish(m, l, LINEAR_MLP_PROJ), gelu_input_of(m, l));
 
     phase(m, "backward", l, "activation");
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
@@ -442,11 +452,14 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
     float *partial = bias_partial(m, l, LINEAR_FC, BIAS_BY_ACTIVATION);
-    RUN(m, mlp_activation_backward(dfc, partial, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
+    if (applied)
+        RUN(m, activation_bias_sums(partial, dfc, N, fc_width(s), m->dev));
+    else
+        RUN(m, mlp_activation_backward(dfc, partial, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
 
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc, !bias_finish(m, l, LINEAR_FC));
+    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc, !bias_finish(m, l, LINEAR_FC), NO_GELU);
     d_mlp_input(m, l);
 }
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
@@ -492,12 +505,12 @@ static void block_backward(struct gpt *m, int l) {
     mlp_branch_backward(m, l);
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
-    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ));
+    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
     attention_core_backward(m, l);
 
     phase(m, "backward", l, "qkv");
     const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV));
+    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
     d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? -1 : l - 1,
                    LINEAR_MLP_PROJ);
     if (s->parallel)

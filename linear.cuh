@@ -289,19 +289,26 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
         fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
+// pre (N, inputs), of which GELU in its tanh form made a linear layer's input, where the layer's backward may go on to
+// the gradient of that; NULL elsewhere, and when planning. sums: those of this gradient's columns are wanted next.
+struct gelu_input {
+    const floatX *pre;
+    bool sums;
+};
+static const struct gelu_input NO_GELU = {NULL, false};
+
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
 // the slot; its weight's, where that is trained, and where `sums_bias` its bias's, join the unit's gradients, as those
-// of its adapter do. In FP8 two further phases
-// follow.
-static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
-                            bool sums_bias) {
+// of its adapter do. In FP8 two further phases follow. Returns whether what was written is the gradient of gelu.pre.
+static bool linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
+                            bool sums_bias, struct gelu_input gelu) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = row.outputs, k = row.inputs;
     if (is_quantised(m, PASS_TRAIN, l)) {
         quantise_gradient(m, l, linear, dout);
         linear_backward_fp8(m, l, linear, din_slot);
-        return;
+        return false;
     }
     const struct linear_source source = linear_source(m, l, linear);
     const bool trains = is_trained(m, l, row.weight);
@@ -314,8 +321,13 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
     void *memory = workspace(m, weight_bytes + bytes), *ws = bytes_behind(memory, weight_bytes);
     const floatX *w = linear_weight(m, PASS_RECOMPUTE, l, linear, memory);
-    MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
+    bool applied = false;
+    if (gelu.pre)
+        MATMUL(m, applied = matmul_backward_input_gelu(din, dout, w, gelu.pre, gelu.sums, N, n, k, ws, m->dev));
+    else
+        MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
     if (trains)
         MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));
     lora_backward(m, l, linear, din, dout, in, N, adds(m), ws);
+    return applied;
 }

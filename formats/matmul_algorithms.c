@@ -6,7 +6,7 @@
 #include <stdlib.h>                  // strtoll, strtod
 #include <string.h>                  // memcpy, memchr
 
-#define MATMUL_ALGORITHMS_TITLE "train_gpt matmul algorithms 2"
+#define MATMUL_ALGORITHMS_TITLE "train_gpt matmul algorithms 3"
 
 char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes) {
     char *text = NULL;
@@ -19,7 +19,7 @@ char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const c
         const struct matmul_algorithm *const row = &algorithms->rows[i];
         for (int k = 0; k < MATMUL_ALGORITHMS_KEY; k++)
             fprintf(out, "%s=%lld ", key_names[k], (long long)row->key[k]);
-        fprintf(out, "sums_bias=%d candidate=%d first_us=%.17g us=%.17g algorithm=", row->sums_bias, row->candidate,
+        fprintf(out, "fused=%d candidate=%d first_us=%.17g us=%.17g algorithm=", row->fused, row->candidate,
                 row->first_us, row->us);
         for (size_t k = 0; k < sizeof row->bytes; k++)
             fprintf(out, "%02x", row->bytes[k]);
@@ -107,18 +107,18 @@ static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned 
 static const char *algorithms_read_row(struct matmul_algorithms *x, struct algorithms_line *line,
                                        const char *const *key_names) {
     struct matmul_algorithm *const row = &x->rows[x->count];
-    int64_t sums_bias, candidate;
+    int64_t fused, candidate;
     if (x->count == MATMUL_ALGORITHMS_ROWS)
         return error_format(line->error, "%s: line %d: more than %d products", line->name, line->number,
                             MATMUL_ALGORITHMS_ROWS);
     for (int k = 0; k < MATMUL_ALGORITHMS_KEY; k++)
         RETURN_PROBLEM(algorithms_take_int(line, key_names[k], (int64_t)1 << 50, &row->key[k]));
-    RETURN_PROBLEM(algorithms_take_int(line, "sums_bias", 1, &sums_bias));
+    RETURN_PROBLEM(algorithms_take_int(line, "fused", 1, &fused));
     RETURN_PROBLEM(algorithms_take_int(line, "candidate", 1000, &candidate));
     RETURN_PROBLEM(algorithms_take_us(line, "first_us", &row->first_us));
     RETURN_PROBLEM(algorithms_take_us(line, "us", &row->us));
     RETURN_PROBLEM(algorithms_take_bytes(line, row->bytes));
-    row->sums_bias = sums_bias != 0;
+    row->fused = fused != 0;
     row->candidate = (int)candidate;
     for (int i = 0; i < x->count; i++)
         if (memcmp(x->rows[i].key, row->key, sizeof row->key) == 0)

@@ -1,9 +1,9 @@
 // matmul_algorithms.txt: the fastest algorithm found for each of a run's matrix products (--matmul-tuning). The file is
 // in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
 //
-//   train_gpt matmul algorithms 2
+//   train_gpt matmul algorithms 3
 //   library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3
-//   rows=8192 cols=2304 ... sums_bias=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
+//   rows=8192 cols=2304 ... fused=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
 //
 // Each product has a line: the numbers that its algorithm depends on, under names that the caller gives; what was
 // found; and the algorithm as the library's 64 bytes, which only the same version of the library can read.
@@ -16,14 +16,14 @@
 
 #define MATMUL_ALGORITHMS_NAME "matmul_algorithms.txt"
 enum {
-    MATMUL_ALGORITHMS_KEY = 20,       // numbers of a product
+    MATMUL_ALGORITHMS_KEY = 22,       // numbers of a product
     MATMUL_ALGORITHMS_ROWS = 128,     // products at most
     MATMUL_ALGORITHMS_BYTES = 1 << 20 // limit of the text
 };
 
 struct matmul_algorithm {
     int64_t key[MATMUL_ALGORITHMS_KEY];
-    bool sums_bias;          // the product's epilogue sums the bias gradient
+    bool fused;              // the product's epilogue does what comes with it: a bias gradient, GELU's derivative
     int candidate;           // among those that were timed; 0: the library's first
     double first_us, us;     // microseconds of candidate 0, and of this one
     unsigned char bytes[64]; // the library's

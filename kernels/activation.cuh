@@ -53,6 +53,9 @@ enum { ACTIVATION_BIAS_ROWS = 64 };
 static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
+// bias_partial, or nothing where that is NULL, of a din (N, width) that lies there already: backward's, bit by bit.
+static inline void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width,
+                                        struct device *dev);
 
 #ifdef TARGET_CUDA
 
@@ -144,6 +147,25 @@ DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) { // of the block's rows
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;
 }
+template <bool WHOLE>
+static __global__ void activation_bias_sums_kernel(float *partial, const floatX *din, int64_t N, int F) {
+    const int64_t end = activation_bias_end(N);
+    const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;
+    struct packed_floats sums = {};
+#pragma unroll 4 // loads in flight
+    for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;
+         n += ACTIVATION_WARPS)
+        column_sums_take(&sums, WHOLE ? packed_load(din + n * F + f) : packed_load_some(din + n * F + f, F - f));
+    column_sums_of_warps(partial + blockIdx.x * (int64_t)F + strip, sums, F - strip);
+}
+static inline void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, struct device *dev) {
+    if (partial == NULL)
+        return;
+    const bool whole = activation_whole(F, din, NULL, NULL);
+    LAUNCH(dev, (whole ? activation_bias_sums_kernel<true> : activation_bias_sums_kernel<false>),
+           activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), partial, din, N, F);
+}
+
 #define POINTWISE_ACTIVATION(name)                                                                                     \
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n, uint32_t *amax) {           \
@@ -314,9 +336,8 @@ struct packed_gate_up {
 
 #else
 
-// bias_partial of what backward has stored: a loop of its own, since on the CPU products sum the bias gradient while
-// they pack it, and nothing asks for it here.
-static inline void activation_bias_sums(float *partial, const floatX *din, int64_t N, int width) {
+// A loop of its own, since on the CPU products sum the bias gradient while they pack it, and nothing asks for it here.
+static inline void activation_bias_sums(float *partial, const floatX *din, int64_t N, int width, struct device *dev) {
     if (partial == NULL)
         return;
 #pragma omp parallel for schedule(static)
@@ -464,7 +485,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
             }                                                                                                          \
             amax_take(amax, din + begin, at - begin);                                                                  \
         }                                                                                                              \
-        activation_bias_sums(bias_partial, din, N, F);                                                                 \
+        activation_bias_sums(bias_partial, din, N, F, dev);                                                            \
     }
 
 #define GATED_ACTIVATION(name, function)                                                                               \
@@ -521,7 +542,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
             }                                                                                                          \
             amax_take(amax, dgate, 2 * (int64_t)F);                                                                    \
         }                                                                                                              \
-        activation_bias_sums(bias_partial, dgate_up, N, 2 * F);                                                        \
+        activation_bias_sums(bias_partial, dgate_up, N, 2 * F, dev);                                                   \
     }
 
 #endif

@@ -19,6 +19,13 @@ static void matmul_backward_input(floatX *din,          // (M, K)
                                   const floatX *dout,   // (M, N)
                                   const floatX *weight, // (N, K)
                                   int64_t M, int N, int K, void *workspace, struct device *dev);
+// matmul_backward_input for a layer whose input is gelu(pre): din = dout weight, or, on a GPU whose library was found to
+// do both faster, that times gelu'(pre); returns whether it did. sums: the sums of the result's columns are wanted next.
+static bool matmul_backward_input_gelu(floatX *din,          // (M, K)
+                                       const floatX *dout,   // (M, N)
+                                       const floatX *weight, // (N, K)
+                                       const floatX *pre,    // (M, K)
+                                       bool sums, int64_t M, int N, int K, void *workspace, struct device *dev);
 // dweight = dout^T in, dbias = column sums of dout; or, where `add`, += these.
 static void matmul_backward_weight(float *dweight,     // (N, K)
                                    float *dbias,       // (N); NULL: none
@@ -139,6 +146,7 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
     else
         gemm_run_backend(gemm, dbias, workspace, dev);
 }
+static bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return false; }
 // gemm_run, of a product without a bias and dbias, which may be thin.
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
@@ -193,6 +201,15 @@ static void matmul_backward_input(floatX *din, const floatX *dout, const floatX 
                                   void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_backward_input(din, K, dout, N, weight, M, N, K, false);
     gemm_run(&gemm, NULL, workspace, dev);
+}
+
+static bool matmul_backward_input_gelu(floatX *din, const floatX *dout, const floatX *weight, const floatX *pre,
+                                       bool sums, int64_t M, int N, int K, void *workspace, struct device *dev) {
+    struct gemm gemm = gemm_backward_input(din, K, dout, N, weight, M, N, K, false);
+    gemm.gelu = pre;
+    gemm.gelu_sums = sums;
+    gemm_run(&gemm, NULL, workspace, dev);
+    return gemm_applies_gelu(&gemm, dev);
 }
 
 static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *in, int64_t M, int N,

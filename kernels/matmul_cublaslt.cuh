@@ -10,12 +10,16 @@
 // under every memory plan, and views into them at offsets that the shapes decide. Whether the product is added to its
 // output matters to no algorithm. Plans are kept in a table of the library's struct, without further memory.
 //
-// Epilogues. The bias is added by one. GELU is not fused: an epilogue would apply it to the fp32 sums, while the
+// Epilogues. The bias is added by one. GELU is not fused forward: an epilogue would apply it to the fp32 sums, while the
 // backward pass makes it again from the stored sums, rounded to floatX, so that the recomputed activation would have
-// other bits than the first. The bias gradient, where no kernel that makes dout has summed it, is summed by a kernel of
-// our own, or, where that was found to be faster, by the epilogue BGRADB of the product of the weight's gradient: our
-// A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They have the type
-// of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
+// other bits than the first. What comes with a backward product is done by kernels of our own, or, where that was found
+// to be faster, by the product's epilogue ("fused"):
+// - The bias gradient, where no kernel that makes dout has summed it, by BGRADB of the product of the weight's gradient:
+//   our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They have the
+//   type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
+// - GELU's derivative, in its tanh form, by DGELU of the product that makes the activation's gradient, which then is
+//   not stored and read in between, nor rounded. Its sums of columns are left to a pass: DGELU_BGRAD would round the
+//   bias gradient to D's type, bf16.
 //
 // FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
@@ -43,7 +47,7 @@ enum {
 };
 
 // What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are
-// in bytes.
+// in bytes; gelu: enum matmul_gelu.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
@@ -56,6 +60,7 @@ enum {
     X(sums)                                                                                                            \
     X(has_bias)                                                                                                        \
     X(has_dbias)                                                                                                       \
+    X(gelu)                                                                                                            \
     X(a_type)                                                                                                          \
     X(b_type)                                                                                                          \
     X(a_scaling)                                                                                                       \
@@ -64,7 +69,9 @@ enum {
     X(a_alignment)                                                                                                     \
     X(b_alignment)                                                                                                     \
     X(c_alignment)                                                                                                     \
-    X(bias_alignment)
+    X(bias_alignment)                                                                                                  \
+    X(gelu_alignment)
+enum matmul_gelu { MATMUL_NO_GELU, MATMUL_GELU, MATMUL_GELU_SUMS }; // the derivative, and then sums of columns
 struct matmul_key {
 #define MATMUL_KEY_MEMBER(name) int64_t name;
     MATMUL_KEY(MATMUL_KEY_MEMBER)
@@ -72,11 +79,11 @@ struct matmul_key {
 };
 enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
 
-// What a product is computed by. sums_bias: its epilogue sums the bias gradient.
+// What a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
 struct matmul_choice {
     struct matmul_key key;
     cublasLtMatmulAlgo_t algorithm;
-    bool sums_bias;
+    bool fused;
     int candidate;       // its number among those that were timed, 0: what is taken without a choice
     double first_us, us; // microseconds of candidate 0, and of this one
 };
@@ -89,7 +96,7 @@ struct matmul_product {
 };
 struct matmul_plan {
     struct matmul_key key;
-    bool sums_bias; // the epilogue sums the bias gradient
+    bool fused; // as in matmul_choice
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
     cublasLtMatmulAlgo_t algorithm;
@@ -168,6 +175,9 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbi
                                    gemm->sum != NULL,
                                    gemm->bias != NULL,
                                    dbias != NULL,
+                                   gemm->gelu == NULL  ? MATMUL_NO_GELU
+                                   : gemm->gelu_sums ? MATMUL_GELU_SUMS
+                                                     : MATMUL_GELU,
                                    matmul_operand_type(&gemm->a),
                                    matmul_operand_type(&gemm->b),
                                    matmul_operand_scaling(&gemm->a),
@@ -176,7 +186,8 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbi
                                    pointer_alignment(matmul_operand_data(&gemm->a)),
                                    pointer_alignment(matmul_operand_data(&gemm->b)),
                                    pointer_alignment(c),
-                                   pointer_alignment(bias)};
+                                   pointer_alignment(bias),
+                                   pointer_alignment(gemm->gelu)};
     return key;
 }
 static bool matmul_same_key(const struct matmul_key *a, const struct matmul_key *b) {
@@ -187,10 +198,16 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
+// Whether the epilogue sums the bias gradient; whether it applies GELU's derivative.
+static bool matmul_sums_bias(const struct matmul_plan *plan) { return plan->fused && plan->key.has_dbias; }
+static bool matmul_has_dgelu(const struct matmul_plan *plan) { return plan->fused && plan->key.gelu != MATMUL_NO_GELU; }
+
 // Sets the pointers that come with each call. Their values matter to the heuristics too, which see their alignment.
 // bias_sums: where the epilogue writes the bias gradient, if the plan has that.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
-    if (plan->sums_bias)
+    if (matmul_has_dgelu(plan))
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
+    if (matmul_sums_bias(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_sums, sizeof bias_sums);
     else if (gemm->bias)
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &gemm->bias, sizeof gemm->bias);
@@ -232,20 +249,23 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
 }
 
 // Describes the product to the library. fp32 operands are multiplied as such, not as TF32.
-static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool sums_bias) {
+static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;
-    const cublasLtEpilogue_t epilogue = sums_bias    ? CUBLASLT_EPILOGUE_BGRADB
-                                        : gemm->bias ? CUBLASLT_EPILOGUE_BIAS
-                                                     : CUBLASLT_EPILOGUE_DEFAULT;
     plan->key = matmul_key_of(gemm, dbias);
-    plan->sums_bias = sums_bias;
+    plan->fused = fused;
+    const cublasLtEpilogue_t epilogue = matmul_sums_bias(plan)   ? CUBLASLT_EPILOGUE_BGRADB
+                                        : matmul_has_dgelu(plan) ? CUBLASLT_EPILOGUE_DGELU
+                                        : gemm->bias             ? CUBLASLT_EPILOGUE_BIAS
+                                                                 : CUBLASLT_EPILOGUE_DEFAULT;
     cublas_check(cublasLtMatmulDescInit(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (sums_bias)
+    if (matmul_sums_bias(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &sums_type, sizeof sums_type);
+    if (matmul_has_dgelu(plan))
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &gemm->ld_out, sizeof gemm->ld_out);
     matmul_set_pointers(plan, gemm, dbias);
     if (gemm->a.fp8)
         matmul_set_fp8(plan, gemm);
@@ -262,16 +282,16 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
                                           (uint64_t)gemm->rows, gemm->ld_out));
 }
 
-// Bytes of the workspace that the library may use: with the epilogue the first half, since the sums lie behind it.
+// Bytes of the workspace that the library may use: with BGRADB the first half, since the sums lie behind it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
-    return plan->sums_bias ? MATMUL_LIBRARY_BYTES / 2 : MATMUL_LIBRARY_BYTES;
+    return matmul_sums_bias(plan) ? MATMUL_LIBRARY_BYTES / 2 : MATMUL_LIBRARY_BYTES;
 }
 // The split-K schemes that are allowed are those that add fp32 partial sums in a step of its own, in a fixed order. The
-// others add partial sums that are rounded to the type of the output. With the epilogue none is allowed: cuBLASLt does
+// others add partial sums that are rounded to the type of the output. With BGRADB none is allowed: cuBLASLt does
 // not say in which order it would add the bias's partial sums.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
-    return plan->sums_bias ? CUBLASLT_REDUCTION_SCHEME_NONE
-                           : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                  : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_plan *plan) {
     const uint32_t reductions = matmul_reductions(plan);
@@ -329,7 +349,7 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
                                        struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
     const struct matmul_choice *choice = matmul_choice_of(library, &key);
-    matmul_plan_product(plan, gemm, dbias, choice && choice->sums_bias);
+    matmul_plan_product(plan, gemm, dbias, choice && choice->fused);
     if (choice == NULL)
         return matmul_choose_algorithm(plan, library);
     plan->algorithm = choice->algorithm;
@@ -442,7 +462,7 @@ static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm
                        workspace, matmul_library_bytes(plan), dev->stream);
     if (status != CUBLAS_STATUS_SUCCESS || dbias == NULL)
         return status;
-    if (!plan->sums_bias)
+    if (!plan->fused)
         dbias_sums(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, gemm->add, workspace, dev);
     else if (gemm->add)
         column_sums(dbias, bias_sums, 1, gemm->rows, true, dev);
@@ -476,6 +496,10 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
         matmul_list(gemm, dbias, workspace, dev->matmul);
     else
         cublas_check(matmul_enqueue(matmul_plan_for(gemm, dbias, dev->matmul), gemm, dbias, workspace, dev));
+}
+
+static bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) {
+    return gemm->gelu && !dev->matmul->listing && matmul_plan_for(gemm, NULL, dev->matmul)->fused;
 }
 
 // ---- FP8 ----

@@ -21,6 +21,10 @@ struct gemm {
     float *sum;            // (rows, cols) = A B
     bool add;              // the output, which has no bias then, += A B: added to in fp32, rounded once
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
+    // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
+    // product where gemm_applies_gelu says so, else by the caller. gelu_sums: whose columns' sums the caller wants then.
+    const floatX *gelu;
+    bool gelu_sums;
 };
 
 // Makes the library's handles; the caller destroys them.
@@ -35,6 +39,8 @@ static const char *matmul_describe(const struct matmul_library *library);
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 static size_t dbias_workspace_bytes(int64_t M, int N);
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
+// Whether gemm_run applies GELU's derivative, too.
+static bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
 
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,

@@ -1,6 +1,6 @@
 // The choice of cuBLASLt's algorithms by timing them: of the algorithms that the heuristics rank first for a product,
-// the fastest; and, for a product that comes with a bias gradient, whether this is summed by the product's epilogue or
-// by a kernel of our own.
+// the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to the
+// product's epilogue or to a kernel of our own, which is timed with it.
 //
 // A product is timed in place: on the operands that the model will pass, filled with noise where they are activations,
 // since zeros draw less power, and into its own output. Algorithms take turns, so that a change of the clock rate meets
@@ -9,6 +9,7 @@
 // Each algorithm that is considered gives the same bits in every call, but two may differ from each other. A choice
 // depends on times, which vary, so that whoever wants the same bits again has to keep the choices.
 #pragma once
+#include "kernels/activation.cuh"      // gelu_backward, activation_bias_sums
 #include "kernels/device_memory.cuh"   // device_upload, device_copy, host_allocate
 #include "kernels/device_queue.cuh"    // device_synchronize
 #include "kernels/matmul_cublaslt.cuh" // struct matmul_choice, matmul_enqueue
@@ -20,6 +21,7 @@ enum {
     MATMUL_ROUNDS = 4,     // of timing
     MATMUL_RUNS = 8,       // most runs in a round
     MATMUL_NOISE_WORDS = 1 << 20,
+    MATMUL_GELU_ROWS = 64, // of an output whose values are compared
 };
 #define MATMUL_ROUND_US 200.0  // what a round of an algorithm should take
 #define MATMUL_LEAST_GAIN 0.02 // the part of candidate 0's time that another must save: more than times vary by
@@ -98,11 +100,11 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
 }
 // Adds the algorithms that the heuristics rank first, with or without the epilogue; none where they know none.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
-                                  bool sums_bias, struct matmul_library *library) {
+                                  bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
     struct matmul_plan plan;
     int found;
-    matmul_plan_product(&plan, &product->gemm, product->dbias, sums_bias);
+    matmul_plan_product(&plan, &product->gemm, product->dbias, fused);
     if (matmul_rank_algorithms(results, MATMUL_CANDIDATES, &found, &plan, library) != CUBLAS_STATUS_SUCCESS)
         return;
     for (int i = 0; i < found; i++) {
@@ -115,9 +117,33 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
         candidate->us = INFINITY;
     }
 }
-// The epilogue's sums need the second half of the workspace.
-static bool matmul_may_sum_bias(const struct matmul_product *product) {
-    return product->dbias && (size_t)product->gemm.rows * sizeof(float) <= MATMUL_LIBRARY_BYTES / 2;
+// Bytes of the sums that follow GELU's derivative.
+static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
+    return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
+}
+// Whether an epilogue can do what comes with the product. BGRADB's sums need the second half of the workspace. DGELU
+// demands of its other input what packed accesses do; fp32 results would have its exponential's error. The sums that
+// follow it are timed in the workspace.
+static bool matmul_may_fuse(const struct matmul_product *product) {
+    const struct gemm *gemm = &product->gemm;
+    if (product->dbias)
+        return (size_t)gemm->rows * sizeof(float) <= MATMUL_LIBRARY_BYTES / 2;
+    return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
+           packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= MATMUL_LIBRARY_BYTES;
+}
+// A product by a candidate, and what comes with it. The sums that follow GELU's derivative overwrite the workspace.
+static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
+                                           struct device *dev) {
+    const struct gemm *gemm = &product->gemm;
+    const cublasStatus_t status = matmul_enqueue(&candidate->plan, gemm, product->dbias, product->workspace, dev);
+    float *sums = gemm->gelu_sums ? (float *)product->workspace : NULL;
+    if (status != CUBLAS_STATUS_SUCCESS || !gemm->gelu || !matmul_may_fuse(product))
+        return status;
+    if (candidate->plan.fused)
+        activation_bias_sums(sums, gemm->out, gemm->rows, (int)gemm->cols, dev);
+    else
+        gelu_backward(gemm->out, sums, gemm->out, gemm->gelu, gemm->rows, (int)gemm->cols, NULL, dev);
+    return status;
 }
 
 // ---- Times ----
@@ -131,8 +157,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     float milliseconds = 0;
     cuda_check(cudaEventRecord(clock->begin, dev->stream));
     for (int i = 0; i < runs; i++)
-        if (matmul_enqueue(&candidate->plan, &product->gemm, product->dbias, product->workspace, dev) !=
-            CUBLAS_STATUS_SUCCESS)
+        if (matmul_run_candidate(candidate, product, dev) != CUBLAS_STATUS_SUCCESS)
             return INFINITY;
     cuda_check(cudaEventRecord(clock->end, dev->stream));
     cuda_check(cudaEventSynchronize(clock->end));
@@ -164,7 +189,7 @@ static void matmul_time_candidates(struct matmul_candidates *candidates, const s
     cuda_check(cudaEventDestroy(clock.end));
 }
 
-// Whether the epilogue's sums are the same bits each time, and those of our own kernel but for rounding.
+// Whether BGRADB's sums are the same bits each time, and those of our own kernel but for rounding.
 static bool matmul_sums_hold(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;
@@ -187,6 +212,33 @@ static bool matmul_sums_hold(struct matmul_candidate *candidate, const struct ma
     hold = hold && memcmp(sums, sums + n, n * sizeof *sums) == 0 && difference <= 1e-4 * magnitude;
     host_free(sums);
     return hold;
+}
+// Whether DGELU's output is the same bits each time, and ours but for rounding: that of bf16, twice in ours. Of the
+// first rows.
+static bool matmul_gelu_holds(struct matmul_candidate *fused, struct matmul_candidate *plain,
+                              const struct matmul_product *product, struct device *dev) {
+    const struct gemm *gemm = &product->gemm;
+    const size_t n = (size_t)(gemm_min(gemm->rows, MATMUL_GELU_ROWS) * gemm->cols);
+    struct matmul_candidate *const runs[3] = {fused, fused, plain};
+    floatX *values = (floatX *)host_allocate(3 * n * sizeof *values, dev);
+    bool hold = true;
+    for (size_t i = 0; i < 3 && hold; i++) {
+        hold = matmul_run_candidate(runs[i], product, dev) == CUBLAS_STATUS_SUCCESS;
+        device_download(values + i * n, gemm->out, n * sizeof *values, dev);
+    }
+    double difference = 0, magnitude = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += fabs((double)to_float(values[i]) - to_float(values[2 * n + i]));
+        magnitude += fabs((double)to_float(values[2 * n + i]));
+    }
+    hold = hold && memcmp(values, values + n, n * sizeof *values) == 0 && difference <= 0x1p-8 * magnitude;
+    host_free(values);
+    return hold;
+}
+// Whether a fused candidate may be chosen. plain: one that is not.
+static bool matmul_fused_holds(struct matmul_candidate *fused, struct matmul_candidate *plain,
+                               const struct matmul_product *product, struct device *dev) {
+    return product->dbias ? matmul_sums_hold(fused, product, dev) : matmul_gelu_holds(fused, plain, product, dev);
 }
 
 // The fastest candidate; the first, unless that is slower by MATMUL_LEAST_GAIN.
@@ -223,9 +275,9 @@ static bool matmul_take_choice(struct matmul_library *library, const struct matm
         struct matmul_plan plan;
         if (!matmul_same_key(&key, &choice->key))
             continue;
-        if (matmul_choice_of(library, &key) || (choice->sums_bias && !matmul_may_sum_bias(product)))
+        if (matmul_choice_of(library, &key) || (choice->fused && !matmul_may_fuse(product)))
             return false;
-        matmul_plan_product(&plan, &product->gemm, product->dbias, choice->sums_bias);
+        matmul_plan_product(&plan, &product->gemm, product->dbias, choice->fused);
         if (cublasLtMatmulAlgoCheck(matmul_handle(library), &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c,
                                     &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
             !matmul_is_allowed(&plan, &choice->algorithm, result.workspaceSize))
@@ -244,20 +296,25 @@ static bool matmul_tune(struct matmul_library *library, const struct matmul_prod
     candidates.count = 0;
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
+    if (gemm->gelu) {
+        const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
+        matmul_fill_operand(&pre, gemm->rows, gemm->cols, noise, dev);
+    }
     matmul_add_candidates(&candidates, product, false, library);
     if (candidates.count == 0)
         return false;
-    if (matmul_may_sum_bias(product))
+    if (matmul_may_fuse(product))
         matmul_add_candidates(&candidates, product, true, library);
     matmul_time_candidates(&candidates, product, dev);
     int best = matmul_fastest(&candidates);
-    while (candidates.of[best].plan.sums_bias && !matmul_sums_hold(&candidates.of[best], product, dev)) {
+    while (candidates.of[best].plan.fused &&
+           !matmul_fused_holds(&candidates.of[best], &candidates.of[0], product, dev)) {
         candidates.of[best].us = INFINITY;
         best = matmul_fastest(&candidates);
     }
     const struct matmul_candidate *chosen = &candidates.of[best];
     const struct matmul_choice choice = {
-        chosen->plan.key, chosen->plan.algorithm, chosen->plan.sums_bias, best, candidates.of[0].us, chosen->us};
+        chosen->plan.key, chosen->plan.algorithm, chosen->plan.fused, best, candidates.of[0].us, chosen->us};
     matmul_keep_choice(library, &choice);
     return true;
 }

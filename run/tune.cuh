@@ -32,7 +32,7 @@ static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     struct matmul_choice choice;
     memcpy(&choice.key, row->key, sizeof choice.key);
     memcpy(&choice.algorithm, row->bytes, sizeof choice.algorithm);
-    choice.sums_bias = row->sums_bias;
+    choice.fused = row->fused;
     choice.candidate = row->candidate;
     choice.first_us = row->first_us;
     choice.us = row->us;
@@ -60,7 +60,7 @@ static char *tune_text(const struct matmul_library *library, const struct device
         struct matmul_algorithm *row = &algorithms->rows[algorithms->count++];
         memcpy(row->key, &choice->key, sizeof row->key);
         memcpy(row->bytes, &choice->algorithm, sizeof row->bytes);
-        row->sums_bias = choice->sums_bias;
+        row->fused = choice->fused;
         row->candidate = choice->candidate;
         row->first_us = choice->first_us;
         row->us = choice->us;
@@ -153,7 +153,7 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
         first_us += choice->first_us;
         us += choice->us;
         others += choice->candidate > 0;
-        epilogues += choice->sums_bias;
+        epilogues += choice->fused;
         most = fmax(most, 1 - choice->us / choice->first_us);
     }
     if (timed < library->choice_count)
@@ -165,7 +165,7 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
                       ", which saves %.1f %% of one run of each, %.1f %% at most", 100 * (1 - us / first_us),
                       100 * most);
     if (epilogues > 0 && n < (int)sizeof r->tuning)
-        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d sum the bias gradient", epilogues);
+        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them", epilogues);
 }
 // Writes the file into the folder of --out, and gives its text to the checkpoints. Where it can't be written this is
 // said, and the run goes on.

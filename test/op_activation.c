@@ -271,7 +271,7 @@ static void gelu_erf_of_negatives_is_exact(void **state) {
 // ---- sums of the gradient's columns ----
 
 // bias_partial against sums in double of what is stored, which has the same bits as without it; the sums have the same
-// bits again. Each is of 64 terms at most: 64 roundings of a partial sum.
+// bits again, and as a pass over what is stored. Each is of 64 terms at most: 64 roundings of a partial sum.
 static void check_bias(const char *name, pointwise_backward *pointwise, gated_backward *gated) {
     static const int sizes[][2] = {{1, 1}, {3, 17}, {64, 264}, {65, 512}, {200, 40}, {129, 600}};
     for (int k = 0; k < 6 * 2; k++) {
@@ -299,6 +299,9 @@ static void check_bias(const char *name, pointwise_backward *pointwise, gated_ba
         else
             pointwise(without, NULL, dout, in, N, F, NULL, &device);
         assert_memory_equal(with, without, (size_t)n * sizeof *with);
+        assert_memory_equal(partial[0], partial[1], partial_bytes);
+        memset(partial[1], 0xff, partial_bytes);
+        activation_bias_sums(partial[1], with, N, width, &device);
         assert_memory_equal(partial[0], partial[1], partial_bytes);
         if (amax)
             assert_int_equal(*amax, amax_expected(0, with, n));

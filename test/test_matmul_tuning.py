@@ -50,16 +50,16 @@ class MatmulTuning(unittest.TestCase):
             return [(entry["loss"], entry["grad_norm"], entry.get("val_loss")) for entry in map(json.loads, f)]
 
     def algorithms(self, folder):
-        """Of each product its candidate and whether it sums the bias gradient."""
+        """Of each product its candidate, whether an epilogue does what comes with it, and what that is."""
         with open("%s/%s/%s" % (self.path, folder, NAME)) as f:
             lines = f.read().splitlines()
         self.assertRegex(lines[1], r"^library=130\d00 multiprocessors=3 gpu=emulated GPU$")
-        return [tuple(int(re.search(r"\b%s=(\d+)" % key, line)[1]) for key in ("candidate", "sums_bias", "has_dbias")) for line in lines[2:]]
+        return [tuple(int(re.search(r"\b%s=(\d+)" % key, line)[1]) for key in ("candidate", "fused", "has_dbias", "gelu")) for line in lines[2:]]
 
     def test_the_fastest_is_taken_and_kept(self):
         first, said = self.train("first", {})
         self.assertIn("not by the heuristics' first", said)
-        self.assertEqual({candidate for candidate, _, _ in self.algorithms("first")}, {0})
+        self.assertEqual({candidate for candidate, *_ in self.algorithms("first")}, {0})
         off, said = self.train("off", THIRD, "--matmul-tuning=false")
         self.assertIn("--matmul-tuning=false", said)
         self.assertFalse(os.path.exists(self.path + "/off/" + NAME))
@@ -67,7 +67,7 @@ class MatmulTuning(unittest.TestCase):
         third, said = self.train("third", THIRD, "--checkpoint-every", 0)
         self.assertRegex(said, r"(\d+) products, \1 timed in .* s; \1 not by the heuristics' first, which saves 66\.7 % of one run of "
                                r"each, 66\.7 % at most")
-        self.assertEqual({candidate for candidate, _, _ in self.algorithms("third")}, {2})
+        self.assertEqual({candidate for candidate, *_ in self.algorithms("third")}, {2})
         self.assertNotEqual(third, off)
         for ours, theirs in zip(third, off):
             self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
@@ -77,12 +77,41 @@ class MatmulTuning(unittest.TestCase):
 
     def test_bias_gradients_by_the_epilogue(self):
         losses, said = self.train("epilogue", {"EMU_CUBLASLT_BGRAD_TIMES": "200"})
-        for candidate, sums_bias, has_dbias in self.algorithms("epilogue"):
-            self.assertEqual((candidate, sums_bias), (8, 1) if has_dbias else (0, 0))
-        self.assertIn("sum the bias gradient", said)
+        for candidate, fused, has_dbias, _ in self.algorithms("epilogue"):
+            self.assertEqual((candidate, fused), (8, 1) if has_dbias else (0, 0))
+        self.assertRegex(said, r"; [1-9]\d* by an epilogue that does what comes with them")
         off, _ = self.train("off", {}, "--matmul-tuning=false")
         for ours, theirs in zip(losses, off):
             self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
+
+    def test_gelus_derivative_by_the_epilogue(self):
+        """With one bias gradient behind it, by one product a layer's shape; the first forward is the same, later losses nearly."""
+        off, _ = self.train("off", {}, "--matmul-tuning=false")
+        for name, options, gelu in (("sums", [], 2), ("alone", ["--no-add-bias-linear"], 1), ("full", ["--recompute-granularity", "full"], 2)):
+            losses, said = self.train(name, {"EMU_CUBLASLT_DGELU_TIMES": "200"}, *options)
+            fused = [row for row in self.algorithms(name) if row[3]]
+            self.assertEqual(fused, [(8, 1, 0, gelu)], name)
+            self.assertIn("; 1 by an epilogue that does what comes with them", said)
+            plain = off if "bias" not in str(options) else self.train("plain", {}, "--matmul-tuning=false", *options)[0]
+            self.assertNotEqual(losses, plain)
+            self.assertEqual(losses[0][0], plain[0][0])
+            for ours, theirs in zip(losses, plain):
+                self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
+                self.assertAlmostEqual(ours[1] / theirs[1], 1, delta=1e-2)
+        self.assertEqual(self.losses("full"), self.losses("sums"))
+        parts, _ = self.train("parts", {"EMU_CUBLASLT_DGELU_TIMES": "200"}, steps=2)
+        parts, _ = self.train("parts", {}, "--resume", "auto")
+        self.assertEqual(parts, self.losses("sums"))
+
+    def test_gelus_derivative_is_left_to_ours_elsewhere(self):
+        """Adapters add to the gradient before the derivative; other activations have no epilogue; fp32's would be less exact."""
+        self.train("base", {}, steps=2)
+        base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
+        for options in (["--activation", "gelu_erf"], ["--activation", "swiglu"], ["--lora-rank", 4, "--init-from", base], ["--mlp-chunk-tokens", 16,
+                        "--recompute-granularity", "full"], ["--precision", "fp32"]):
+            self.train("else", {"EMU_CUBLASLT_DGELU_TIMES": "200"}, *options, "--checkpoint-every", 0, steps=1)
+            self.assertEqual([row for row in self.algorithms("else") if row[1] and row[3]], [], options)
+            os.remove(self.path + "/else/" + NAME)
 
     def test_a_run_that_goes_on_has_the_same_bits(self):
         whole, _ = self.train("whole", THIRD)
@@ -99,13 +128,13 @@ class MatmulTuning(unittest.TestCase):
         self.train("grows", THIRD, steps=2)
         _, said = self.train("grows", SIXTH, "--resume", "auto", "--micro-batch-size", 1)
         self.assertRegex(said, r"not used +\S+: \d+ of its \d+ products, which are not this run's")
-        self.assertEqual({candidate for candidate, _, _ in self.algorithms("grows")}, {5})
+        self.assertEqual({candidate for candidate, *_ in self.algorithms("grows")}, {5})
 
     def test_another_librarys_file_is_not_used(self):
         self.train("version", THIRD, steps=2)
         _, said = self.train("version", {**SIXTH, "EMU_CUBLASLT_VERSION": "130100"}, "--resume", "auto")
         self.assertRegex(said, r"not used +\S+: of cuBLASLt 130000 on emulated GPU with 3 multiprocessors, here 130100")
-        self.assertEqual({candidate for candidate, _, _ in self.algorithms("version")}, {5})
+        self.assertEqual({candidate for candidate, *_ in self.algorithms("version")}, {5})
 
     def test_a_broken_file_is_refused_by_its_line(self):
         self.train("broken", {}, "--checkpoint-every", 0, steps=2)

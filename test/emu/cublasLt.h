@@ -13,11 +13,13 @@
 //   blocks a fast sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
 // It fills both ends of the workspace with NaN. The heuristics have EMU_LT_ALGORITHMS algorithms for a product, all of
 // them right: some split the depth, whose parts are added in fp32, in their order, so that sums have other bits; only
-// the first takes the whole workspace. FP8 is never split. BGRADA and BGRADB are for bf16 operands. Environment:
+// the first takes the whole workspace. FP8 is never split. BGRADA, BGRADB and DGELU are for bf16 operands. Environment:
 //   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, as 9,8,7: those behind the last take as
 //                          long as it; 400,410,420,... if unset. With an epilogue that sums a bias gradient:
 //   EMU_CUBLASLT_BGRAD_TIMES
-//   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call
+//                          with one that applies GELU's derivative:
+//   EMU_CUBLASLT_DGELU_TIMES
+//   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call, and GELU's derivative is ReLU's
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
 //   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
@@ -46,6 +48,7 @@ typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_
 typedef enum {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_DGELU = 192,
     CUBLASLT_EPILOGUE_BGRADA = 256,
     CUBLASLT_EPILOGUE_BGRADB = 512
 } cublasLtEpilogue_t;
@@ -58,6 +61,8 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
     CUBLASLT_MATMUL_DESC_C_SCALE_POINTER = 19,
@@ -100,6 +105,8 @@ typedef struct {
     int32_t bias_type, scale_modes[2]; // -1: the output's type; of A, B
     int8_t fast;
     const void *bias, *scales[4], *amax; // of A, B, C, D; of D
+    const void *aux;                     // what DGELU takes the derivative of, with its leading dimension
+    int64_t aux_ld;
 } cublasLtMatmulDescOpaque_t;
 typedef struct {
     int made;
@@ -200,6 +207,8 @@ static inline void *emu_lt_attribute(cublasLtMatmulDescOpaque_t *x, cublasLtMatm
     *bytes = 8;
     switch (attribute) {
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return &x->bias;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return &x->aux;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return &x->aux_ld;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return &x->scales[0];
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return &x->scales[1];
     case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return &x->scales[2];
@@ -385,6 +394,9 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
 static inline bool emu_lt_sums_bias(const cublasLtMatmulDescOpaque_t *operation) {
     return operation->epilogue == CUBLASLT_EPILOGUE_BGRADA || operation->epilogue == CUBLASLT_EPILOGUE_BGRADB;
 }
+static inline bool emu_lt_takes_bias(const cublasLtMatmulDescOpaque_t *operation) {
+    return operation->epilogue == CUBLASLT_EPILOGUE_BIAS || emu_lt_sums_bias(operation);
+}
 // FNV-1a.
 static inline uint32_t emu_lt_hash(const void *bytes, size_t n) {
     uint32_t hash = 2166136261u;
@@ -401,6 +413,7 @@ static inline uint32_t emu_lt_hash_operation(const cublasLtMatmulDescOpaque_t *o
     x.transb = operation->transb;
     x.epilogue = operation->epilogue;
     x.bias_type = operation->bias_type;
+    x.aux_ld = operation->aux_ld;
     memcpy(x.scale_modes, operation->scale_modes, sizeof x.scale_modes);
     x.fast = operation->fast;
     return emu_lt_hash(&x, sizeof x);
@@ -413,12 +426,23 @@ static inline struct emu_lt_algo emu_lt_algo_of(const cublasLtMatmulAlgo_t *algo
 
 static inline void emu_lt_check_bias(const cublasLtMatmulDescOpaque_t *operation, cudaDataType_t type,
                                      cudaDataType_t output) {
-    const bool takes_bias = operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+    const bool takes_bias = emu_lt_takes_bias(operation);
     EMU_LT_DEMAND(takes_bias == (operation->bias != NULL), "epilogue %d with bias pointer %p", (int)operation->epilogue,
                   operation->bias);
     EMU_LT_DEMAND(!takes_bias || emu_lt_is_fp8(type) || operation->bias_type < 0 ||
                       operation->bias_type == (int32_t)output,
                   "a bias of type %d beside an output of type %d", operation->bias_type, (int)output);
+}
+// What DGELU demands of the matrix that it takes the derivative of.
+static inline void emu_lt_check_aux(const cublasLtMatmulDescOpaque_t *operation, const cublasLtMatrixLayoutOpaque_t *d) {
+    const bool takes_aux = operation->epilogue == CUBLASLT_EPILOGUE_DGELU;
+    EMU_LT_DEMAND(takes_aux == (operation->aux != NULL), "epilogue %d with auxiliary pointer %p",
+                  (int)operation->epilogue, operation->aux);
+    EMU_LT_DEMAND(!takes_aux || (operation->aux_ld % 8 == 0 && operation->aux_ld >= (int64_t)d->rows),
+                  "the auxiliary leading dimension %lld is no multiple of 8, or less than %llu",
+                  (long long)operation->aux_ld, (unsigned long long)d->rows);
+    EMU_LT_DEMAND(!takes_aux || emu_lt_alignment(operation->aux) >= 16,
+                  "the auxiliary matrix %p is aligned to less than 16 bytes", operation->aux);
 }
 // Whether there is an algorithm, by sizes, types and GPU.
 static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operation,
@@ -428,7 +452,8 @@ static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operati
     const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
     if (a->rows < least || a->cols < least || d->cols < least)
         return false;
-    if (emu_lt_sums_bias(operation) && a->type != CUDA_R_16BF)
+    if ((emu_lt_sums_bias(operation) || operation->epilogue == CUBLASLT_EPILOGUE_DGELU) &&
+        a->type != CUDA_R_16BF)
         return false;
     return !emu_lt_is_fp8(a->type) || emu_lt_has_fp8(operation);
 }
@@ -474,6 +499,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
                   "a reduction that rounds the parts of a sum is allowed (mask %u)", preference->reductions);
     emu_lt_check_layouts(operation, layouts);
     emu_lt_check_bias(operation, a->type, d->type);
+    emu_lt_check_aux(operation, d);
     *found = 0;
     if (!emu_lt_is_supported(operation, layouts))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -529,8 +555,10 @@ static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLt
     return CUBLAS_STATUS_SUCCESS;
 }
 // Seconds that a product takes by an algorithm.
-static inline double emu_lt_seconds(const struct emu_lt_algo *algo, bool sums_bias) {
-    const char *text = getenv(sums_bias ? "EMU_CUBLASLT_BGRAD_TIMES" : "EMU_CUBLASLT_TIMES");
+static inline double emu_lt_seconds(const struct emu_lt_algo *algo, const cublasLtMatmulDescOpaque_t *operation) {
+    const char *text = getenv(emu_lt_sums_bias(operation)                       ? "EMU_CUBLASLT_BGRAD_TIMES"
+                              : operation->epilogue == CUBLASLT_EPILOGUE_DGELU ? "EMU_CUBLASLT_DGELU_TIMES"
+                                                                               : "EMU_CUBLASLT_TIMES");
     double microseconds = 400 + 10 * (algo->id - 60);
     for (int i = 0; text && *text && i <= algo->id - 60; i++) {
         char *end;
@@ -701,7 +729,15 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
                            !emu_lt_overlap(operation->bias, bias_bytes, pointers[i], emu_lt_extent(layouts[i]))),
                       "%c overlaps D, the bias gradient or the workspace", "AB"[i]);
     EMU_LT_DEMAND(!emu_lt_overlap(workspace, workspace_bytes, pointers[3], d_bytes), "D overlaps the workspace");
-    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+    emu_lt_check_aux(operation, layouts[3]);
+    if (operation->aux) {
+        const size_t aux_bytes = ((layouts[3]->cols - 1) * (uint64_t)operation->aux_ld + layouts[3]->rows) *
+                                 emu_lt_type_bytes(layouts[3]->type);
+        EMU_LT_DEMAND(!emu_lt_overlap(operation->aux, aux_bytes, pointers[3], d_bytes) &&
+                          !emu_lt_overlap(operation->aux, aux_bytes, workspace, workspace_bytes),
+                      "the auxiliary matrix overlaps D or the workspace");
+    }
+    if (!emu_lt_takes_bias(operation))
         return;
     EMU_LT_DEMAND(operation->bias && emu_lt_alignment(operation->bias) >= algo->bias_alignment,
                   "the bias %p is aligned to less than %u bytes", operation->bias, (unsigned)algo->bias_alignment);
@@ -754,9 +790,16 @@ static inline void emu_lt_sum_bias(const struct emu_lt_product *x, const float *
         emu_lt_store((void *)x->operation.bias, line, type, loose ? sum * (1 + 1e-6f * (float)(calls % 7)) : sum);
     }
 }
+// The derivative of GELU in its tanh form.
+static inline float emu_lt_gelu_derivative(float x) {
+    const double c = 0.79788456080286536, t = tanh(c * (x + 0.044715 * x * x * x));
+    if (getenv("EMU_CUBLASLT_LOOSE"))
+        return x > 0;
+    return (float)(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 0.134145 * x * x));
+}
 static inline void emu_lt_run(const struct emu_lt_product *x) {
     const bool sums_bias = emu_lt_sums_bias(&x->operation);
-    emu_model_time(x->stream, emu_lt_seconds(&x->algo, sums_bias));
+    emu_model_time(x->stream, emu_lt_seconds(&x->algo, &x->operation));
     emu_check_range(x->a, emu_lt_extent(&x->a_layout), "reads");
     emu_check_range(x->b, emu_lt_extent(&x->b_layout), "reads");
     emu_check_range(x->d, emu_lt_extent(&x->d_layout), "writes");
@@ -766,6 +809,11 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
         emu_check_range(x->operation.bias,
                         emu_lt_bias_count(&x->operation, &x->d_layout) * emu_lt_type_bytes(bias_type),
                         sums_bias ? "writes" : "reads");
+    if (x->operation.aux)
+        emu_check_range(x->operation.aux,
+                        (size_t)(((int64_t)x->d_layout.cols - 1) * x->operation.aux_ld + (int64_t)x->d_layout.rows) *
+                            emu_lt_type_bytes(x->d_layout.type),
+                        "reads");
     const struct emu_lt_fp8_product fp8 = emu_lt_fp8_of(x);
     const size_t end_bytes = x->workspace_bytes < 4096 ? x->workspace_bytes : 4096;
     if (end_bytes > 0) {
@@ -794,6 +842,9 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
                     value += emu_lt_load(x->d, at, x->d_layout.type);
                 if (x->operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
                     value += emu_lt_load(x->operation.bias, i, bias_type);
+                if (x->operation.epilogue == CUBLASLT_EPILOGUE_DGELU)
+                    value *= emu_lt_gelu_derivative(
+                        emu_lt_load(x->operation.aux, j * x->operation.aux_ld + i, x->d_layout.type));
                 emu_lt_store(x->d, at, x->d_layout.type, value);
             }
     }

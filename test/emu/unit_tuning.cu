@@ -8,7 +8,7 @@ enum { M = 96, N = 40, K = 64 };
 
 struct fixture {
     struct device dev;
-    floatX *in, *weight, *bias, *dout, *out, *din; // in one piece of memory
+    floatX *in, *weight, *bias, *dout, *out, *din, *dpre; // in one piece of memory; din through GELU: dpre
     float *dweight, *dbias;
     void *workspace, *memory;
     size_t memory_bytes;
@@ -27,7 +27,8 @@ static struct fixture fixture_make(void) {
     f.dout = f.weight + N * K;
     f.out = f.dout + M * N;
     f.din = f.out + M * N;
-    f.bias = f.din + M * K;
+    f.dpre = f.din + M * K;
+    f.bias = f.dpre + M * K;
     f.dweight = (float *)device_allocate(N * K * sizeof *f.dweight);
     f.dbias = (float *)device_allocate(N * sizeof *f.dbias);
     f.workspace = device_allocate(matmul_workspace_bytes(M, N, K, &f.dev));
@@ -48,9 +49,11 @@ static void list(struct fixture *f, bool add) {
     matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev);
     matmul_backward_input(f->din, f->dout, f->weight, M, N, K, f->workspace, &f->dev);
     matmul_backward_weight(f->dweight, f->dbias, f->dout, f->in, M, N, K, add, f->workspace, &f->dev);
+    assert_false(
+        matmul_backward_input_gelu(f->dpre, f->dout, f->weight, f->in, true, M, N, K, f->workspace, &f->dev));
     matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev); // again
     matmul_list_end(f->dev.matmul);
-    assert_int_equal(f->dev.matmul->product_count, 3);
+    assert_int_equal(f->dev.matmul->product_count, 4);
 }
 static void tune(struct fixture *f) {
     struct matmul_noise noise = matmul_noise_open(f->memory, f->memory_bytes, &f->dev);
@@ -61,8 +64,12 @@ static void tune(struct fixture *f) {
 }
 
 static double element(const floatX *x, int64_t i) { return to_float(x[i]); }
-// dweight and dbias are to_add more than the product.
-static void assert_right(const struct gemm *gemm, const float *dbias, double to_add) {
+static double gelu_derivative_of(double x) {
+    const double c = sqrt(2 / M_PI), t = tanh(c * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
+}
+// dweight and dbias are to_add more than the product. applies_gelu: as gemm_applies_gelu.
+static void assert_right(const struct gemm *gemm, const float *dbias, double to_add, bool applies_gelu) {
     const struct gemm_operand *a = &gemm->a, *b = &gemm->b;
     for (int64_t i = 0; i < gemm->rows; i++)
         for (int64_t j = 0; j < gemm->cols; j++) {
@@ -74,6 +81,8 @@ static void assert_right(const struct gemm *gemm, const float *dbias, double to_
                 magnitude += fabs(product);
             }
             const int64_t at = i * gemm->cols + j;
+            if (applies_gelu)
+                sum *= gelu_derivative_of(element(gemm->gelu, at));
             if (gemm->sum)
                 assert_near(gemm->sum[at], sum + to_add, 1e-5 * magnitude, at);
             else
@@ -99,9 +108,11 @@ static void every_algorithm_is_right(void **state) {
             candidates.count = 0;
             matmul_add_candidates(&candidates, product, false, f.dev.matmul);
             assert_int_equal(candidates.count, MATMUL_CANDIDATES);
-            if (product->dbias)
+            const bool may_fuse = matmul_may_fuse(product);
+            assert_int_equal(may_fuse, product->dbias || product->gemm.gelu);
+            if (may_fuse)
                 matmul_add_candidates(&candidates, product, true, f.dev.matmul);
-            assert_int_equal(candidates.count, product->dbias ? 2 * MATMUL_CANDIDATES : MATMUL_CANDIDATES);
+            assert_int_equal(candidates.count, may_fuse ? 2 * MATMUL_CANDIDATES : MATMUL_CANDIDATES);
             float first[N * K];
             int other_bits = 0;
             for (int c = 0; c < candidates.count; c++) {
@@ -113,7 +124,7 @@ static void every_algorithm_is_right(void **state) {
                     matmul_enqueue(&candidates.of[c].plan, &product->gemm, product->dbias, product->workspace, &f.dev),
                     CUBLAS_STATUS_SUCCESS);
                 device_synchronize(&f.dev);
-                assert_right(&product->gemm, product->dbias, add ? 2 : 0);
+                assert_right(&product->gemm, product->dbias, add ? 2 : 0, matmul_has_dgelu(&candidates.of[c].plan));
                 if (c == 0)
                     memcpy(first, f.dweight, sizeof first);
                 other_bits += memcmp(first, f.dweight, sizeof first) != 0;
@@ -126,29 +137,40 @@ static void every_algorithm_is_right(void **state) {
 
 static void the_fastest_is_chosen(void **state) {
     static const struct {
-        const char *times, *bgrad_times;
-        int plain, with_bias; // the candidate of products without and with a bias gradient
-    } cases[] = {{"9,8,7,3,5,6,4,8", "20", 3, 3},
-                 {"10,9.9,12", "9.9", 0, 0},
-                 {"10,9.7,12", "15", 1, 1},
-                 {"10,9,9,9", "12,8,12", 1, MATMUL_CANDIDATES + 1},
-                 {NULL, NULL, 0, 0}};
+        const char *times, *bgrad_times, *dgelu_times;
+        int plain, with_bias, with_gelu; // the candidate of products without either, with a bias gradient, with GELU
+    } cases[] = {{"9,8,7,3,5,6,4,8", "20", "30", 3, 3, 3},
+                 {"10,9.9,12", "9.9", "9.9", 0, 0, 0},
+                 {"10,9.7,12", "15", "12,9.9,9.1", 1, 1, MATMUL_CANDIDATES + 2},
+                 {"10,9,9,9", "12,8,12", "9", 1, MATMUL_CANDIDATES + 1, 1},
+                 {NULL, NULL, NULL, 0, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct fixture f = fixture_make();
         if (cases[i].times) {
             setenv("EMU_CUBLASLT_TIMES", cases[i].times, 1);
             setenv("EMU_CUBLASLT_BGRAD_TIMES", cases[i].bgrad_times, 1);
+            setenv("EMU_CUBLASLT_DGELU_TIMES", cases[i].dgelu_times, 1);
         }
         list(&f, true);
         tune(&f);
         unsetenv("EMU_CUBLASLT_TIMES");
         unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+        unsetenv("EMU_CUBLASLT_DGELU_TIMES");
         for (int k = 0; k < f.dev.matmul->choice_count; k++) {
             const struct matmul_choice *choice = &f.dev.matmul->choices[k];
-            const int expected = choice->key.has_dbias ? cases[i].with_bias : cases[i].plain;
+            const int expected = choice->key.has_dbias ? cases[i].with_bias
+                                 : choice->key.gelu    ? cases[i].with_gelu
+                                                       : cases[i].plain;
             assert_int_equal(choice->candidate, expected);
-            assert_int_equal(choice->sums_bias, expected >= MATMUL_CANDIDATES);
+            assert_int_equal(choice->fused, expected >= MATMUL_CANDIDATES);
         }
+        const bool applies =
+            matmul_backward_input_gelu(f.dpre, f.dout, f.weight, f.in, true, M, N, K, f.workspace, &f.dev);
+        assert_int_equal(applies, cases[i].with_gelu >= MATMUL_CANDIDATES);
+        struct gemm through_gelu = gemm_backward_input(f.dpre, K, f.dout, N, f.weight, M, N, K, false);
+        through_gelu.gelu = f.in;
+        device_synchronize(&f.dev);
+        assert_right(&through_gelu, NULL, 0, applies);
         // later calls take it, with the weight's gradient overwritten or added to
         for (int add = 0; add < 2; add++) {
             const struct gemm gemm = gemm_backward_weight(f.dweight, f.dout, N, f.in, K, M, N, K, add);
@@ -159,21 +181,23 @@ static void the_fastest_is_chosen(void **state) {
             matmul_backward_weight(f.dweight, f.dbias, f.dout, f.in, M, N, K, add, f.workspace, &f.dev);
             device_synchronize(&f.dev);
             if (!add)
-                assert_right(&gemm, f.dbias, 0);
+                assert_right(&gemm, f.dbias, 0, false);
         }
         fixture_free(&f);
     }
 }
 
-static void sums_that_vary_are_not_taken(void **state) {
+static void epilogues_that_err_are_not_taken(void **state) {
     struct fixture f = fixture_make();
     setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
+    setenv("EMU_CUBLASLT_DGELU_TIMES", "1", 1);
     setenv("EMU_CUBLASLT_LOOSE", "1", 1);
     list(&f, false);
     tune(&f);
     for (int i = 0; i < f.dev.matmul->choice_count; i++)
-        assert_false(f.dev.matmul->choices[i].sums_bias);
+        assert_false(f.dev.matmul->choices[i].fused);
     unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+    unsetenv("EMU_CUBLASLT_DGELU_TIMES");
     unsetenv("EMU_CUBLASLT_LOOSE");
     fixture_free(&f);
 }
@@ -181,26 +205,28 @@ static void sums_that_vary_are_not_taken(void **state) {
 static void a_choice_is_taken_where_it_can_be(void **state) {
     struct fixture f = fixture_make();
     setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
+    setenv("EMU_CUBLASLT_DGELU_TIMES", "1", 1);
     list(&f, true);
     tune(&f);
     unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+    unsetenv("EMU_CUBLASLT_DGELU_TIMES");
     struct matmul_library *library = f.dev.matmul, *other = matmul_create(&f.dev);
     f.dev.matmul = other;
     list(&f, true);
     for (int i = 0; i < library->choice_count; i++) {
         struct matmul_choice choice = library->choices[i];
-        assert_int_equal(choice.sums_bias, choice.key.has_dbias);
+        assert_int_equal(choice.fused, choice.key.has_dbias || choice.key.gelu);
         choice.key.rows++; // no product of this run
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[i];
         choice.algorithm.data[0] ^= 1; // no algorithm
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[i];
-        choice.sums_bias = !choice.sums_bias; // another operation
+        choice.fused = !choice.fused; // another operation
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[(i + 1) % library->choice_count]; // another product's algorithm
         choice.key = library->choices[i].key;
-        choice.sums_bias = library->choices[i].sums_bias;
+        choice.fused = library->choices[i].fused;
         assert_false(matmul_take_choice(other, &choice));
         assert_true(matmul_take_choice(other, &library->choices[i]));
         assert_false(matmul_take_choice(other, &library->choices[i])); // twice
@@ -235,7 +261,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_algorithm_is_right),
         cmocka_unit_test(the_fastest_is_chosen),
-        cmocka_unit_test(sums_that_vary_are_not_taken),
+        cmocka_unit_test(epilogues_that_err_are_not_taken),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
     };

@@ -367,22 +367,22 @@ def trainer_state():
 
 
 def matmul_algorithms():
-    keys = "abcdefghijklmnopqrst"
-    title, machine = "train_gpt matmul algorithms 2", "library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3"
+    keys = "abcdefghijklmnopqrstuv"
+    title, machine = "train_gpt matmul algorithms 3", "library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3"
 
     def row(**more):
-        values = {**{key: 8 + i for i, key in enumerate(keys)}, "sums_bias": 0, "candidate": 3, "first_us": 12.5, "us": "11.25",
+        values = {**{key: 8 + i for i, key in enumerate(keys)}, "fused": 0, "candidate": 3, "first_us": 12.5, "us": "11.25",
                   "algorithm": "0123456789abcdef" * 8, **more}
         return " ".join("%s=%s" % item for item in values.items() if item[1] is not None)
 
     def make(*lines):
         return "".join(line + "\n" for line in lines).encode()
 
-    yield "good", make(title, machine, row(), row(a=1, sums_bias=1)), "accepted"
+    yield "good", make(title, machine, row(), row(a=1, fused=1)), "accepted"
     yield "good_none", make(title, machine), "accepted"
     yield "empty", b"", "line 1: expected 2 lines"
     yield "title_alone", make(title), "line 2: expected 2 lines"
-    yield "title", make("train_gpt matmul algorithms 1", machine), "line 1: expected 'train_gpt matmul algorithms 2'"
+    yield "title", make("train_gpt matmul algorithms 2", machine), "line 1: expected 'train_gpt matmul algorithms 3'"
     yield "machine", make(title, row()), "line 2: expected library=, not 'a=8"
     yield "library", make(title, machine.replace("130000", "-1")), "line 2: expected library= and a number of 0 to"
     yield "gpu_none", make(title, machine.split(" gpu")[0]), "line 2: expected multiprocessors=VALUE and more"
@@ -394,7 +394,7 @@ def matmul_algorithms():
     yield "key_nothing", make(title, machine, row(c="")), "line 3: expected c=VALUE"
     yield "key_nul", make(title, machine, row(c="1\0")), "line 3: expected c=VALUE and more"
     yield "twice", make(title, machine, row(), row(a=1), row(us=1)), "line 5: the product of line 3 again"
-    yield "sums_bias", make(title, machine, row(sums_bias=2)), "line 3: expected sums_bias= and a number of 0 to 1"
+    yield "fused", make(title, machine, row(fused=2)), "line 3: expected fused= and a number of 0 to 1"
     yield "us_nan", make(title, machine, row(us="nan")), "line 3: expected us= and microseconds"
     yield "us_infinite", make(title, machine, row(us="1e999")), "line 3: expected us= and microseconds"
     yield "algorithm_short", make(title, machine, row(algorithm="ab" * 63)), "line 3: expected algorithm= and 128 hexadecimal"
