@@ -137,6 +137,9 @@ static inline bool activation_whole(int64_t width, const void *a, const void *b,
 // Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs of columns, a warp every eighth
 // row.
 enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
+// Five blocks a multiprocessor, each thread with two loads in flight, have 5 MB in flight on an H200. Left to itself
+// ptxas takes six, and registers for one load at a time.
+#define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
 }
@@ -207,8 +210,8 @@ static inline void activation_bias_sums(float *partial, const floatX *din, int64
             amax_merge_block(amax, amax_with_packed(0, y), shared_memory());                                           \
     }                                                                                                                  \
     template <bool AMAX, bool WHOLE>                                                                                   \
-    static __global__ void name##_backward_sums_kernel(floatX *din, float *partial, const floatX *dout,                \
-                                                       const floatX *in, int64_t N, int F, uint32_t *amax) {           \
+    static __global__ void ACTIVATION_BIAS_BOUNDS name##_backward_sums_kernel(                                         \
+        floatX *din, float *partial, const floatX *dout, const floatX *in, int64_t N, int F, uint32_t *amax) {         \
         const int64_t end = activation_bias_end(N);                                                                    \
         const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;                \
         struct packed_floats sums = {};                                                                                \
