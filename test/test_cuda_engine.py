@@ -293,10 +293,26 @@ class CudaEngine(unittest.TestCase):
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_step(self):
         """The update launches as often for any number of tensors; a micro-step as docs/gpu/kernels.md has it, by layers."""
-        micro_step, rest = count_launches.count(PROGRAM, ["--preset", "gpt2-124m", "--num-layers", "2", "--matmul-tuning", "false"])
-        layers, others = 28, 16
+        micro_step, rest = count_launches.count(["--train-gpt", PROGRAM, "--preset", "gpt2-124m", "--num-layers", "2"])
+        layers, others = 29, 16
         self.assertEqual((sum(micro_step.values()), sum(rest.values())), (2 * layers + others, 6), micro_step + rest)
         self.assertEqual(rest["adamw_kernel"], 1)
+
+    def test_what_is_counted(self):
+        """A launch counts by its kernel's name, and one that names none, or several, is refused rather than miscounted."""
+        self.assertEqual(count_launches.name_of("(amax ? norm_forward_kernel<t, 1, true> : norm_forward_kernel<t, 1, false>)"),
+                         "norm_forward_kernel")
+        self.assertEqual(count_launches.name_of("ncclAllGather"), "ncclAllGather")
+        for text in ("amax ? with_amax : without", "kernel", "a ? rope_kernel<1> : norm_kernel<1>"):
+            with self.assertRaisesRegex(SystemExit, "names no kernel"):
+                count_launches.name_of(text)
+        with self.assertRaisesRegex(SystemExit, "no row of the table"):
+            count_launches.by_row({"unheard_of_kernel": 1})
+        known, options = count_launches.options_of(["--micro-batch-size=2", "--no-add-bias-linear", "--num-layers", "2", "--ranks", "2"])
+        self.assertEqual((known.micro_batch_size, known.ranks), (2, 2))
+        self.assertEqual(options[-3:], ["--no-add-bias-linear", "--num-layers", "2"])
+        with self.assertRaisesRegex(SystemExit, "--train-steps=2"):
+            count_launches.options_of(["--train-steps=2"])
 
     def test_a_plan_that_does_not_fit(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/big", "--preset", "llama3-8b", "--seq-length",

@@ -11,11 +11,15 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 
 from environment import ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import count_launches  # noqa: E402 pylint: disable=wrong-import-position
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA")
@@ -706,6 +710,12 @@ class CudaEngine(Case):
         self.run_it("with", 2, *options, "--zero-stage", 1, program=CUDA_PROGRAM)
         self.run_it("without", 2, *options, "--zero-stage", 1, "--cuda-graphs=false", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("with"), self.curve("without"))
+
+    def test_collectives_are_counted(self):
+        """scripts/count_launches.py --ranks: at stage 1 a step reduces and gathers each unit, and gathers the ranks' reports."""
+        micro_step, rest = count_launches.count(["--train-gpt", CUDA_PROGRAM, "--ranks", "2", "--num-layers", "2", "--zero-stage=1"])
+        collectives = count_launches.by_row(micro_step)["collectives"], rest["ncclReduceScatter"], rest["ncclAllGather"]
+        self.assertEqual(collectives, (0, 4, 5))
 
     def test_what_nccl_holds_is_counted(self):
         """A GPU with room for the plan and its reserve, but not beside NCCL's buffers: said before anything is allocated."""
