@@ -9,6 +9,7 @@ schedulers'. Bytes are those that the algorithm must move with every array read 
 twice shows as a difference to the measurement. bf16 activations and weights, fp32 gradients and moments, master weights in two
 halves of 16 bits. A step is of one micro-step.
 """
+import math
 import os
 import sys
 from typing import NamedTuple
@@ -57,18 +58,33 @@ class Design(NamedTuple):
     instructions: dict     # of an activation's element
 
 
-# Kernels, products, memsets and copies of a step of gpt2-124m in bf16: of a micro-step, and of the step besides it. Counted by
-# scripts/count_launches.py --preset gpt2-124m.
-LAUNCHES = """| | a micro-step | the rest of a step |
-|---|---|---|
-| before | 389 | 180: 148 of AdamW, 28 of the norm |
-| now | 352 | 6 |
-| of these: products | 147 | 0 |
-| attention | 36 | 0 |
-| norms, with the second stage of their weights' gradients | 75 | 0 |
-| GELU | 24 | 0 |
-| bias gradients: second stages, and the pass over qkv's where no epilogue sums it | 60 | 0 |
-| AdamW, gradient norm | 0 | 4 |"""
+# Kernels, products, memsets and copies of a step in bf16 on one GPU of compute capability 9.0: (of a micro-step, of the
+# step besides it), as scripts/count_launches.py --preset NAME counts them at 64 tokens; test/test_cuda_engine.py holds
+# these figures to it.
+LAUNCHES = {
+    "gpt2-124m": {"products": (147, 0), "attention": (48, 0), "norms": (75, 0), "RoPE": (0, 0), "GELU, SwiGLU": (24, 0),
+                  "bias gradients": (60, 0), "embedding": (4, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
+                  "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
+    "llama3.2-1b": {"products": (195, 0), "attention": (64, 0), "norms": (99, 0), "RoPE": (16, 0), "GELU, SwiGLU": (32, 0),
+                    "bias gradients": (0, 0), "embedding": (3, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
+                    "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
+}
+# Of gpt2-124m, at 64 tokens too, by the emulator at d323e87: AdamW was launched for each tensor.
+LAUNCHES_BEFORE, UPDATES_BEFORE = (401, 180), "180: 148 of AdamW, 28 of the norm"
+LAUNCHES_LABELS = {
+    "norms": "norms, with the second stage of their weights' gradients",
+    "bias gradients": "bias gradients: second stages, and the pass over qkv's where no epilogue sums it",
+    "embedding": "embedding, whose backward sorts the tokens",
+}
+SORT_TILE, TOKEN_FEW = 4096, 64  # of kernels/embedding.cuh
+
+
+def sort_launches(tokens):
+    """Of the backward of an embedding of so many tokens, beside that of 64: of a bitonic sort, whose runs above a tile
+    double until they hold all tokens, each by steps between tiles and one within them; and the sums of frequent tokens."""
+    doublings = max(0, math.ceil(math.log2(tokens / SORT_TILE)))
+    return doublings * (doublings + 3) // 2 + (tokens > TOKEN_FEW)
+
 
 BEFORE = Design(False, False, 512 << 20, INSTRUCTIONS_BEFORE)
 NOW = Design(True, True, 0, INSTRUCTIONS)
@@ -173,8 +189,30 @@ def before_and_now():
     lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
               "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.",
-              "", "What a step launches is counted by `scripts/count_launches.py`:", "", LAUNCHES]
+              "", "What a step launches is counted by `scripts/count_launches.py`: of one GPU with attention for Hopper, at the sizes of the",
+              "tables below, without epilogues that `--matmul-tuning` may find to be faster than kernels.", "",
+              *launches_table()]
     return "\n".join(lines) + "\n"
+
+
+def launches_table():
+    """LAUNCHES at the tokens of SHAPES."""
+    shapes = [s for s in SHAPES if s.name in LAUNCHES]
+    sorts = [sort_launches(s.N) for s in shapes]
+    before = f"{LAUNCHES_BEFORE[0] + sorts[0]} | {UPDATES_BEFORE}" + " | - | -" * (len(shapes) - 1)
+    lines = ["| | " + " | ".join(f"{s.name}: a micro-step | the rest of a step" for s in shapes) + " |",
+             "|---|" + "---|---|" * len(shapes), f"| before | {before} |"]
+    totals = [[sum(counts[i] for counts in LAUNCHES[s.name].values()) for i in (0, 1)] for s in shapes]
+    lines.append("| now | " + " | ".join(f"{total + more} | {rest}" for (total, rest), more in zip(totals, sorts)) + " |")
+    of_these = "of these: "
+    for row in LAUNCHES[shapes[0].name]:
+        cells = [LAUNCHES[s.name][row] for s in shapes]
+        if any(map(any, cells)):
+            more = sorts if row == "embedding" else [0] * len(shapes)
+            lines.append(f"| {of_these}{LAUNCHES_LABELS.get(row, row)} | "
+                         + " | ".join(f"{times + extra} | {rest}" for (times, rest), extra in zip(cells, more)) + " |")
+            of_these = ""
+    return lines
 
 
 def table_of(s):
@@ -258,9 +296,9 @@ Those two rates are what an H200 is known to reach in a copy and in a large bf16
 and 989.5 TFLOP/s. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here is what
 is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.
 
-Not in it: launches (about 2 us each where no CUDA graph hides them), the tail of the last wave of blocks, and attention's
-own ceiling, which is lower than a matmul's on this design: see [attention-sm80.md](attention-sm80.md). Recomputation adds
-the forward rows of what it makes again, once more.
+Not in it: launches (about 2 us each where neither a CUDA graph hides them nor a host that is ahead of the GPU, as it is in
+training), the tail of the last wave of blocks, and attention's own ceiling, which is lower than a matmul's on this design: see
+[attention-sm80.md](attention-sm80.md). Recomputation adds the forward rows of what it makes again, once more.
 """
 
 
