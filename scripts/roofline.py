@@ -132,7 +132,8 @@ def kernels(s, design=None):
     ]
     if s.llama:
         rotated = 2 * s.N * (s.H + s.G) * s.D
-        layer += [("rope forward", 2 * rotated, 0),  # attention's backward undoes it within its own passes
+        # Attention's backward undoes it: for Hopper within its own passes, after the other backends by a pass like this.
+        layer += [("rope forward", 2 * rotated, 0),
                   ("swiglu forward", 3 * 2 * s.N * s.F, 0), ("swiglu backward", 5 * 2 * s.N * s.F, 0)]
     else:
         layer += [("gelu forward", 2 * 2 * s.N * s.F, 0), ("gelu backward", 3 * 2 * s.N * s.F, 0)]
@@ -213,6 +214,66 @@ def launches_table():
                          + " | ".join(f"{times + extra} | {rest}" for (times, rest), extra in zip(cells, more)) + " |")
             of_these = ""
     return lines
+
+
+# By hand, of a pair of bf16 that RoPE rotates in a tile of keys in shared memory: two unpacked, four products and
+# sums, one packed, and a share of the 16-byte loads and stores of keys and angles.
+ROTATION_INSTRUCTIONS = 8
+
+ROPE = """## Why RoPE is a pass of its own in forward
+
+It takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
+Backward has no such pass on Hopper,
+whose attention undoes RoPE where it stores dQ and dK; attention by mma.sync, by cuDNN and unfused is followed by one, which
+these tables do not have. What could take its place in forward:
+
+- **K rotated where attention loads it** saves K's share of the bytes, {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, but a tile \
+of keys is rotated again
+  for each tile of queries of each query head. At {each} instructions a pair of elements, estimated by hand, that is {small_more} issue
+  slots of a warp in a step at head dim {small.D}, beside its {small_issue}, and {large_more} at {large.D}, beside {large_issue} \
+([hopper.md](../hopper.md)). At {small.D} it
+  makes issue the bound: {clocks} clocks rather than {small_tile.clocks}, {lost_ms:.2f} ms of {small.name}'s step. At {large.D} it \
+has room beside the
+  tensor cores' {large_tile.mma} clocks, but the product with a tile would wait until every warp has rotated its part.
+- **Q rotated where attention loads it** is rotated once in forward. Backward would load a Q that is not rotated, and rotate
+  it again for each block of keys.
+- **The epilogue of qkv's product** is not ours to write in cuBLASLt. A product of our own costs more than the pass where it
+  is slower than cuBLASLt's by {small_share:.1f} % ({small.name}) and {large_share:.1f} % ({large.name}).
+"""
+
+
+def seconds_of(s, row):
+    """A row of the table of kernels."""
+    return sum(calls * least_seconds(size, flops) for name, calls, size, flops in kernels(s) if name == row)
+
+
+def forward_with_rotation(s):
+    """(a step of attention's forward for Hopper, instructions of each of its warps, those of rotating its keys besides,
+    the clocks of the step with them)."""
+    import hopper_ceiling  # it imports this module  # pylint: disable=import-outside-toplevel,cyclic-import
+    tile = hopper_ceiling.forward(s.D)
+    groups = tile.queries // 64  # warpgroups, each of which has a warp on each scheduler
+    more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)
+    return tile, tile.issue // groups, more, max(tile.clocks, tile.issue + groups * more)
+
+
+def rope():
+    """Why nothing else does what RoPE's pass does."""
+    figures = {"each": ROTATION_INSTRUCTIONS}
+    for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
+        seconds = seconds_of(s, "rope forward")
+        tile, issue, more, clocks = forward_with_rotation(s)
+        figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s, NOW),
+                    f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G),
+                    f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward"), f"{size}_tile": tile,
+                    f"{size}_issue": issue, f"{size}_more": more}
+        if size == "small":
+            assert clocks > tile.clocks  # as the text says
+            lost = (clocks - tile.clocks) / tile.mma * seconds_of(s, "attention forward")
+            figures |= {"clocks": clocks, "lost_ms": 1e3 * lost}
+        else:
+            assert clocks == tile.clocks == tile.mma
+    return ROPE.format(**figures)
 
 
 def table_of(s):
@@ -303,7 +364,7 @@ training), the tail of the last wave of blocks, and attention's own ceiling, whi
 
 
 def page():
-    lines = [HEAD, before_and_now(), muon_table()]
+    lines = [HEAD, before_and_now(), muon_table(), rope()]
     for s in SHAPES:
         lines += ["\n".join(table_of(s)), ""]
     return "\n".join(lines).rstrip() + "\n"
