@@ -21,6 +21,7 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "g
 
 NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
 ACTIVATION_ROWS = 64  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
+ATTENTION_ROWS = 64   # of attention's on Hopper (kernels/attention_sm90_backward.cuh), at least
 # Of an element in bf16: counted in sm_90a's machine code by scripts/count_sass.py; before, of GELU alone, by hand.
 INSTRUCTIONS_BEFORE = {"gelu forward": 34, "gelu backward": 44}
 INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 20.6, "swiglu forward": 13.9, "swiglu backward": 21.6}
@@ -63,7 +64,7 @@ class Design(NamedTuple):
 # these figures to it.
 LAUNCHES = {
     "gpt2-124m": {"products": (147, 0), "attention": (48, 0), "norms": (75, 0), "RoPE": (0, 0), "GELU, SwiGLU": (24, 0),
-                  "bias gradients": (60, 0), "embedding": (4, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
+                  "bias gradients": (48, 0), "embedding": (4, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
                   "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
     "llama3.2-1b": {"products": (195, 0), "attention": (64, 0), "norms": (99, 0), "RoPE": (16, 0), "GELU, SwiGLU": (32, 0),
                     "bias gradients": (0, 0), "embedding": (3, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
@@ -73,7 +74,7 @@ LAUNCHES = {
 LAUNCHES_BEFORE, UPDATES_BEFORE = (401, 180), "180: 148 of AdamW, 28 of the norm"
 LAUNCHES_LABELS = {
     "norms": "norms, with the second stage of their weights' gradients",
-    "bias gradients": "bias gradients: second stages, and the pass over qkv's where no epilogue sums it",
+    "bias gradients": "bias gradients: second stages",
     "embedding": "embedding, whose backward sorts the tokens",
 }
 SORT_TILE, TOKEN_FEW = 4096, 64  # of kernels/embedding.cuh
@@ -107,10 +108,10 @@ def matmuls(name, s, inputs, outputs, design, chunks=1):
 
 def bias_gradients(s, design):
     """Bytes of a block's bias gradients: passes over what they sum, or the partial sums that producers write and a second stage
-    reads. The gradient of qkv, which attention makes, is summed by the epilogue of its weight's product, or by a pass."""
+    reads."""
     if not design.producers_sum:
         return 2 * s.N * (s.qkv + s.C + s.up + s.C)
-    return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up)
+    return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up + s.N / ATTENTION_ROWS * s.qkv)
 
 
 def kernels(s, design=None):
@@ -177,9 +178,9 @@ def before_and_now():
     lines = ["## The step before and now", "",
              "Before: gradients zeroed, then added to; bias gradients by passes; logits in chunks of 512 MiB, each of which adds to the head's",
              "gradient; GELU by a polynomial and a division (34 and 44 instructions an element; SwiGLU's were not counted). Now: the first",
-             "micro-step overwrites; kernels that make a gradient sum its bias's, but for that of qkv, which is counted here with its product,",
-             "whose epilogue sums it where the library has one; all logits at once, where memory is free for them; activations by the units",
-             "for exponentials and reciprocals. What each takes off, in ms a step:", "",
+             "micro-step overwrites; kernels that make a gradient sum its bias's, attention's among them (on Hopper: elsewhere, and behind a norm",
+             "of q and k, the epilogue of the weight's product does, or a pass); all logits at once, where memory is free for them; activations",
+             "by the units for exponentials and reciprocals. What each takes off, in ms a step:", "",
              "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations |",
              "|---|---|---|---|---|---|---|---|"]
     for s in SHAPES:
@@ -189,7 +190,11 @@ def before_and_now():
                      f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
     lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
-              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.",
+              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.", "",
+              "Elsewhere some passes are left: gradients that lie on the host sharded or in bf16 are zeroed in their slot before the first",
+              "micro-step's are added, beside a transfer that takes longer; with `--mlp-chunk-tokens` each chunk's products sum its biases; of two",
+              "parallel branches the attention projection's bias is summed again; sharded states take an AdamW launch a bucket, gradients on the",
+              "host two of the norm.",
               "", "What a step launches is counted by `scripts/count_launches.py`: of one GPU with attention for Hopper, at the sizes of the",
               "tables below, without epilogues that `--matmul-tuning` may find to be faster than kernels.", "",
               *launches_table()]
