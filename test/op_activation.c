@@ -335,11 +335,15 @@ static void sums_of_columns(void **state) {
 // A derivative is a sum of terms no larger than 1 + 8 sigma (1 - sigma): five times that error of 1.
 #ifdef TARGET_CUDA
 #define LOGISTIC_ERROR (91 * 0x1p-24)
+#define NORMAL_ERROR (sizeof(floatX) == 2 ? 5e-5 : 3e-5) // of Phi(-z): in fp32 that of the exponent, z^2 2^-24
 #else
 #define LOGISTIC_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 91 * 0x1p-24)
+#define NORMAL_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 3e-5)
 #endif
+// error: relative, of the function's factor, below which it is smallest / |x|.
 static void check_every_bf16(const char *name, pointwise_forward *forward, pointwise_backward *backward,
-                             double (*reference)(double), double (*derivative)(double)) {
+                             double (*reference)(double), double (*derivative)(double), double error,
+                             double smallest) {
     enum { COUNT = 1 << 16 };
     floatX *in = (floatX *)test_alloc(4 * COUNT * sizeof *in), *out = in + COUNT, *one = out + COUNT,
            *din = one + COUNT;
@@ -361,9 +365,9 @@ static void check_every_bf16(const char *name, pointwise_forward *forward, point
         }
         if (fabs(x) > 1e18) // where an intermediate square is infinite
             continue;
-        const double relative = LOGISTIC_ERROR + FLOATX_ROUNDING * 1.001;
-        assert_near(to_float(out[i]), y, relative * fabs(y) + fabs(x) * 0x1p-40 + 0x1p-126, i);
-        assert_near(to_float(din[i]), slope, FLOATX_ROUNDING * 1.001 * fabs(slope) + 5 * LOGISTIC_ERROR, i);
+        const double relative = error + FLOATX_ROUNDING * 1.001;
+        assert_near(to_float(out[i]), y, relative * fabs(y) + fabs(x) * smallest + 0x1p-126, i);
+        assert_near(to_float(din[i]), slope, FLOATX_ROUNDING * 1.001 * fabs(slope) + 5 * error, i);
     }
     free(in);
 }
@@ -372,8 +376,48 @@ static double gelu_slope(double x) {
     const double s = 1 / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return fabs(x) > 1e3 ? (x > 0) : s + x * s * (1 - s) * 2 * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
+// A gated activation's function of the gate, where up is 1.
+#define GATE_ALONE(name)                                                                                               \
+    static floatX *name##_gate_up(const floatX *gate, int64_t n) {                                                     \
+        floatX *both = (floatX *)test_alloc((size_t)(2 * n) * sizeof *both);                                           \
+        memcpy(both, gate, (size_t)n * sizeof *both);                                                                  \
+        for (int64_t i = 0; i < n; i++)                                                                                \
+            both[n + i] = to_floatX(1);                                                                                \
+        return both;                                                                                                   \
+    }                                                                                                                  \
+    static void name##_alone_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev) {   \
+        floatX *both = name##_gate_up(in, n);                                                                          \
+        name##_forward(out, both, 1, (int)n, amax, dev);                                                               \
+        free(both);                                                                                                    \
+    }                                                                                                                  \
+    static void name##_alone_backward(floatX *din, float *partial, const floatX *dout, const floatX *in, int64_t N,    \
+                                      int F, uint32_t *amax, struct device *dev) {                                     \
+        floatX *both = name##_gate_up(in, F);                                                                          \
+        name##_backward(both, partial, dout, both, N, F, amax, dev);                                                   \
+        memcpy(din, both, (size_t)F * sizeof *din);                                                                    \
+        free(both);                                                                                                    \
+    }
+GATE_ALONE(swiglu)
+GATE_ALONE(geglu)
+static double silu_exact(double x) { return isinf(x) && x < 0 ? 0 : x / (1 + exp(-x)); }
+static double silu_slope(double x) {
+    const double s = 1 / (1 + exp(-x));
+    return fabs(x) > 1e3 ? (x > 0) : s + x * s * (1 - s);
+}
+static double gelu_erf_exact(double x) { return isinf(x) && x < 0 ? 0 : 0.5 * x * erfc(-x * M_SQRT1_2); }
+static double gelu_erf_slope(double x) {
+    return fabs(x) > 1e3 ? (x > 0) : 0.5 * erfc(-x * M_SQRT1_2) + x * exp(-0.5 * x * x) / sqrt(2 * M_PI);
+}
 static void gelu_of_every_bf16(void **state) {
-    check_every_bf16("GELU", gelu_forward, gelu_backward, gelu_exact, gelu_slope);
+    check_every_bf16("GELU", gelu_forward, gelu_backward, gelu_exact, gelu_slope, LOGISTIC_ERROR, 0x1p-40);
+    check_every_bf16("GELU by erf", gelu_erf_forward, gelu_erf_backward, gelu_erf_exact, gelu_erf_slope, NORMAL_ERROR,
+                     0x1p-120);
+}
+static void gates_of_every_bf16(void **state) {
+    check_every_bf16("SwiGLU's gate", swiglu_alone_forward, swiglu_alone_backward, silu_exact, silu_slope,
+                     LOGISTIC_ERROR, 0x1p-40);
+    check_every_bf16("GeGLU's gate", geglu_alone_forward, geglu_alone_backward, gelu_exact, gelu_slope, LOGISTIC_ERROR,
+                     0x1p-40);
 }
 
 int main(void) {
@@ -390,6 +434,7 @@ int main(void) {
         cmocka_unit_test(gelu_erf_of_negatives_is_exact),
         cmocka_unit_test(sums_of_columns),
         cmocka_unit_test(gelu_of_every_bf16),
+        cmocka_unit_test(gates_of_every_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

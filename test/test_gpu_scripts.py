@@ -266,6 +266,22 @@ class Overlap(unittest.TestCase):
         self.assertIn("; no instructions a step", self.overlap(*step[:7]).stdout)
 
 
+NVCC = shutil.which("nvcc") or next(filter(os.path.exists, ["/usr/local/cuda/bin/nvcc"]), None)
+DISASSEMBLER = [shutil.which("nvdisasm")] if shutil.which("nvdisasm") else \
+    [shutil.which("cuobjdump"), "-sass"] if shutil.which("cuobjdump") else None
+ACTIVATIONS = """#include "kernels/activation.cuh"
+#define ALL(name) name##_forward(y, x, 1 << 20, A NULL, dev); name##_backward(y, sums, x, x, 1, 1 << 20, NULL, dev); \\
+    name##_backward(y, NULL, x, x, 1, 1 << 20, NULL, dev);
+void activations(floatX *y, float *sums, const floatX *x, struct device *dev) {
+#define A
+    ALL(gelu) ALL(gelu_erf) ALL(squared_relu)
+#undef A
+#define A 8,
+    ALL(swiglu) ALL(geglu)
+}
+"""
+
+
 class Instructions(unittest.TestCase):
     """scripts/count_sass.py"""
 
@@ -277,10 +293,39 @@ class Instructions(unittest.TestCase):
     def test_limit(self):
         for instructions, status in ((16 * 8, 0), (16 * 8 + 1, 1)):
             opcodes = ["FMUL R1, R2, R3"] * (instructions - 2) + ["STG.E.128 desc[UR4][R2.64], R4", "EXIT"]
+            result = self.count("squared_relu_forward_kernel", opcodes)
+            self.assertEqual(result.returncode, status, result.stdout)
+            self.assertIn(f"squared_relu_forward_kernel: {instructions} instructions for 8 elements", result.stdout)
+        self.assertEqual(self.count("norm_kernel", ["EXIT"]).returncode, 1)  # none of an activation's
+
+    def test_detours(self):
+        """A forward has no branch and no call before its end, and loads 16 bytes at a time."""
+        plain = ["LDG.E.128 R4, desc[UR4][R2.64]", "STG.E.128 desc[UR4][R2.64], R4", "EXIT"]
+        self.assertEqual(self.count("geglu_forward_kernel", [*plain, "BRA 0x30 "]).returncode, 0)
+        for detour in ("@P0 BRA 0x10 ", "CALL.REL.NOINC 0x10 ", "BSSY B0, 0x10 ", "LDG.E R4, desc[UR4][R2.64]", "LDG.E.U16 R4, desc[UR4][R2.64]"):
+            result = self.count("geglu_forward_kernel", [plain[0], detour, *plain[1:]])
+            self.assertEqual(result.returncode, 1, detour)
+            self.assertIn(f"; '{detour.strip()}'", result.stdout)
+
+    def test_what_the_roofline_has(self):
+        for instructions, status in ((93, 0), (90, 1), (96, 1)):
+            opcodes = ["FMUL R1, R2, R3"] * (instructions - 2) + ["STG.E.128 desc[UR4][R2.64], R4", "EXIT"]
             result = self.count("gelu_forward_kernel", opcodes)
             self.assertEqual(result.returncode, status, result.stdout)
-            self.assertIn(f"gelu_forward_kernel: {instructions} instructions for 8 elements", result.stdout)
-        self.assertEqual(self.count("norm_kernel", ["EXIT"]).returncode, 1)  # none of an activation's
+            self.assertEqual("scripts/roofline.py has 11.6" in result.stdout, status == 1)
+
+    @unittest.skipUnless(NVCC and DISASSEMBLER, "there is no nvcc, or neither nvdisasm nor cuobjdump")
+    def test_what_nvcc_makes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/activations.cu", "w", encoding="utf-8") as file:
+                file.write(ACTIVATIONS)
+            subprocess.run([NVCC, "-std=c++17", "-O3", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA", "-DPRECISION_BF16", "-gencode",
+                            "arch=compute_90a,code=sm_90a", "-cubin", folder + "/activations.cu", "-o", folder + "/activations.cubin"],
+                           check=True, capture_output=True, timeout=300)
+            sass = subprocess.run([*DISASSEMBLER, folder + "/activations.cubin"], check=True, capture_output=True, text=True, timeout=60).stdout
+        result = subprocess.run([os.path.join(SCRIPTS, "count_sass.py")], input=sass, capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(result.stdout.count("_forward_kernel: "), 5, result.stdout)
 
     def test_loop(self):
         """What sums columns is judged by its loop; a gated backward stores 8 elements of each half."""
@@ -570,15 +615,28 @@ __global__ void of_a_barrier(unsigned barrier, unsigned parity) { mbarrier_wait(
 """
 
 
-@unittest.skipUnless(shutil.which("nvcc") or os.path.exists("/usr/local/cuda/bin/nvcc"), "there is no nvcc")
+@unittest.skipUnless(NVCC, "there is no nvcc")
+class FrontEnd(unittest.TestCase):
+    def test_the_engine(self):
+        """nvcc takes both halves of the engine, the host's calls of what is the device's alone included: the emulator, which
+        has no such halves, compiles any."""
+        for precision in ("-DPRECISION_BF16", "-UPRECISION_BF16"):
+            result = subprocess.run([NVCC, "-x", "cu", "-std=c++17", "-O0", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA",
+                                     "-DPCRE2_CODE_UNIT_WIDTH=8", precision, "-DENGINE=train_cuda", "-diag-suppress", "1675", "-gencode",
+                                     "arch=compute_90a,code=sm_90a", "-fdevice-syntax-only", "-c", ROOT + "/train_gpt.c", "-o", os.devnull],
+                                    capture_output=True, text=True, timeout=600, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertNotIn("calling a", result.stderr)
+
+
+@unittest.skipUnless(NVCC, "there is no nvcc")
 class Waits(unittest.TestCase):
     def test_the_record_has_operands(self):
         """The emulator does not compile the asm that leaves a wait_record."""
-        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         with tempfile.TemporaryDirectory() as folder:
             with open(folder + "/waits.cu", "w", encoding="utf-8") as file:
                 file.write(WAITS)
-            subprocess.run([nvcc, "-std=c++17", "-I", ROOT, "-DTARGET_CUDA", "-DDEVICE_WAIT_LIMIT=4", "-gencode",
+            subprocess.run([NVCC, "-std=c++17", "-I", ROOT, "-DTARGET_CUDA", "-DDEVICE_WAIT_LIMIT=4", "-gencode",
                             "arch=compute_90a,code=compute_90a", "-ptx", folder + "/waits.cu", "-o", folder + "/waits.ptx"], check=True,
                            capture_output=True, timeout=300)
             with open(folder + "/waits.ptx", encoding="utf-8") as file:
