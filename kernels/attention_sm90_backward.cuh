@@ -92,6 +92,9 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     // EARLY: S of the next step is begun beside dQ and dK. DV_FIRST: dV is waited for before those two are begun, since
     // with P and dV in flight beside them ptxas runs short of registers (C7512).
     static constexpr bool EARLY = SPLIT_KEYS, DV_FIRST = D == 64 || D == 128;
+    // V is dP's left operand: in registers where they suffice, as FlashAttention-3 has it, which spares shared memory 2 KB
+    // for each 16 columns and warpgroup. At head dims 64 and 128 they don't.
+    static constexpr bool VALUES_IN_REGISTERS = D == 96;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
@@ -381,6 +384,7 @@ template <class plan> struct sm90_backward_state {
     float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
     float s[plan::PART / 2];                                // S^T of the step, then P^T
     struct word_x4 p[plan::PART / 16], ds[plan::PART / 16]; // P and dS of the step, as left operands
+    struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
 // The pipelines of queries and of dO, at a step's stage.
@@ -503,6 +507,28 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
     wgmma_commit();
 }
+// Brings this warp's 16 rows of V to registers.
+template <class plan> DEVICE_FUNCTION void sm90_backward_take_values(struct sm90_backward_state<plan> &state) {
+    const int lane = (int)(threadIdx.x % 32), row = 64 * state.warpgroup + (int)(threadIdx.x / 32 % 4 * 16) + lane % 16;
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        state.v[k] = ldmatrix_x4(plan::values::at(state.shared + plan::VALUES_AT, row, 16 * k + lane / 16 * 8));
+}
+// dP^T = V dO^T, of this warpgroup's rows or columns.
+template <class plan>
+DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backward_state<plan> &state, uint32_t values,
+                                            uint32_t dout) {
+    if (!plan::VALUES_IN_REGISTERS) {
+        sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(dp, values, dout);
+        return;
+    }
+    const uint64_t right = plan::queries::along_rows(dout);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        wgmma_registers<plan::PART, false>(dp, state.v[k].x, plan::queries::step_right(right, k), k > 0);
+    wgmma_commit();
+}
 // dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
@@ -568,8 +594,8 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
     struct word_x4 *p = state.p;
 
     douts.wait_full();
-    sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
-        dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
+    sm90_product_with_dout<plan>(dp, state, shared + plan::VALUES_AT + key_row * plan::values::SPAN,
+                                 dout + query * plan::queries::SPAN);
     // The last query that sees every key: the first key is the first to be out of sight.
     const uint32_t last_query = shared + plan::LAST_QUERY_AT;
     const int seen_whole = plan::SPANS ? (int)load_shared_word(last_query) : 0;
@@ -745,6 +771,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     if (plan::SPANS)
         sm90_backward_put_last_queries<plan>(a, block, shared);
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
+    if (plan::VALUES_IN_REGISTERS)
+        sm90_backward_take_values<plan>(state);
     if (plan::EARLY) {
         sm90_backward_begin<plan>(state, state.step);
         sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : block.first_tile * plan::QUERIES - block.first_key);
