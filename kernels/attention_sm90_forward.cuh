@@ -59,22 +59,6 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Division by a number that the host knows, by a product: what comes out of a division ptxas takes to differ among a
-// warp's lanes.
-struct sm90_divisor {
-    uint32_t divisor, multiplier, shift;
-};
-static struct sm90_divisor sm90_divisor_of(int divisor) {
-    struct sm90_divisor by = {(uint32_t)divisor, 0, 31};
-    while (1ull << by.shift < (uint64_t)by.divisor << 31)
-        by.shift++;
-    by.multiplier = (uint32_t)(((1ull << by.shift) + by.divisor - 1) / by.divisor);
-    return by;
-}
-// x / by.divisor, for 0 <= x < 2^31 (Granlund and Montgomery, 1994).
-DEVICE_FUNCTION int sm90_quotient(int x, const struct sm90_divisor &by) {
-    return (int)((uint64_t)(uint32_t)x * by.multiplier >> by.shift);
-}
 struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 16 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
@@ -87,8 +71,8 @@ struct sm90_forward_arguments {
     float scale_log2;
     struct sm90_divisor by_H, by_group; // H; H / Hkv
     // How rounds are divided, by sm90_forward_divide:
-    int pairs, turns_back;                 // 1: rounds are of halves of pairs; every other one goes backwards
-    int half, middle;                      // blocks / 2; a head's middle tile, -1 where it has none
+    int pairs, turns_back;                     // 1: rounds are of halves of pairs; every other one goes backwards
+    int half, middle;                          // blocks / 2; a head's middle tile, -1 where it has none
     struct sm90_divisor by_items, by_heads[2]; // tiles or pairs of a section; its heads, and the last section's
     // With plan::SPANS alone:
     const int32_t *first_key;        // (B, T)

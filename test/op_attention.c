@@ -820,7 +820,7 @@ static void quotients_are_divisions(void **state) {
 }
 
 static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {
-    blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a);
+    blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a, (int)blockIdx.x);
 }
 // Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on;
 // and each visits the tiles from its diagonal to the last, one way or the other.
