@@ -95,6 +95,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     // V is dP's left operand: in registers where they suffice, as FlashAttention-3 has it, which spares shared memory 2 KB
     // for each 16 columns and warpgroup. At head dims 64 and 128 they don't.
     static constexpr bool VALUES_IN_REGISTERS = D == 96;
+    // lse is loaded before the wait for S, delta before that for dP, as in FlashAttention-3, where registers suffice.
+    static constexpr bool LSE_FIRST = D == 96 || (D == 128 && !SPANS) || D == 256, DELTA_FIRST = D == 256;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
@@ -436,22 +438,39 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
+// The lse or delta of all columns; FIRST: there and not in the functions below, which load a pair when it is wanted.
+template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
+#pragma unroll
+    for (int n = 0; FIRST && n < N / 8; n++)
+        sm90_load_pair(pairs + 2 * n, from + (uint32_t)(32 * n));
+}
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t from, int n) {
+    if (FIRST) {
+        pair[0] = pairs[2 * n];
+        pair[1] = pairs[2 * n + 1];
+    } else {
+        sm90_load_pair(pair, from + (uint32_t)(32 * n));
+    }
+}
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float pair[2];
-        sm90_load_pair(pair, lse + (uint32_t)(32 * n));
+        sm90_load_now<N, FIRST>(pair, pairs, lse, n);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
 // Turns dP^T into dS^T.
-template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, uint32_t delta) {
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float pair[2];
-        sm90_load_pair(pair, delta + (uint32_t)(32 * n));
+        sm90_load_now<N, FIRST>(pair, pairs, delta, n);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
@@ -610,6 +629,8 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
     // The last query that sees every key: the first key is the first to be out of sight.
     const uint32_t last_query = shared + plan::LAST_QUERY_AT;
     const int seen_whole = plan::SPANS ? (int)load_shared_word(last_query) : 0;
+    float lse[PART / 4], delta[PART / 4];
+    sm90_load_first<PART, plan::LSE_FIRST>(lse, rows);
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
@@ -623,8 +644,9 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         const int seen[2] = {(int)load_shared_word(mine) - first, (int)load_shared_word(mine + 32) - first};
         sm90_backward_mask_queries<PART>(s, seen);
     }
-    sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
+    sm90_backward_probabilities<PART, plan::LSE_FIRST>(s, lse, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
+    sm90_load_first<PART, plan::DELTA_FIRST>(delta, rows + 4 * plan::QUERIES);
     // What uses P comes before the wait for dP, which ptxas would else move before the exponentials.
     if (plan::SPLIT_KEYS) { // dV runs while dS is made and exchanged
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
@@ -634,7 +656,7 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
-    sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
+    sm90_backward_scores<PART, plan::DELTA_FIRST>(dp, s, delta, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(state.ds, dp);
 
     sm90_put_scores<plan>(scores, w, state.ds);

@@ -433,12 +433,32 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
+// Adds the rows' sums up, of which `factor` becomes the inverse, and writes lse.
 template <class plan>
-DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
+DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
+                                      const struct sm90_forward_arguments &a, int head, int first) {
+    const int row = first + sm90_row();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = state.sum[half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        state.factor[half] = 1.0f / sum;
+        if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
+            a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
+    }
+}
+// The last O += P V, beside which the rows are finished.
+template <class plan>
+DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
+                                      const struct sm90_forward_arguments &a, int head, int first) {
     sm90_rescale<true>(state);
     c.p.v.wait_full();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_values<plan>(state, c.v_stage());
+    sm90_finish_rows<plan>(state, c.scale_log2, a, head, first);
+    wgmma_hold<2>(state.factor); // or the inverses would be made after the wait
+    c.p.v.wait_full();           // as in sm90_next_keys
     wgmma_wait<0>();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_release(c.p.v.empty());
@@ -451,23 +471,14 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O over the sums, by way of shared memory, and lse. Each warp copies its own rows. Where they go through the
-// queries' place, it is released once it has been read.
+// Writes O over the sums, by way of shared memory. Each warp copies its own rows. Where they go through the queries'
+// place, it is released once it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
                    const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile, uint32_t empty) {
-    const int first = tile.first + 64 * c.warpgroup, row = first + sm90_row();
+    const int first = tile.first + 64 * c.warpgroup;
     const uint32_t out = c.shared + plan::O_AT + (uint32_t)(c.warpgroup * plan::Q_BYTES);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum = state.sum[half];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        state.factor[half] = 1.0f / sum;
-        if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
-            a.lse[(int64_t)tile.head * a.T + row + 8 * half] = state.maximum[half] * c.scale_log2 + log2f(sum);
-    }
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
         state.o[i] *= state.factor[i / 2 % 2];
@@ -558,7 +569,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         }
         if (plan::O_APART)
             sm90_release(q.empty());
-        sm90_last_values<plan>(state, c);
+        sm90_last_values<plan>(state, c, a, tile.head, first);
         if (plan::SPANS)
 #pragma unroll 1
             for (; keys >= range.block_first; keys--)
