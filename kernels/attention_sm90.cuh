@@ -160,6 +160,24 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int l
     return largest;
 }
 
+// --- Divisions ----------------------------------------------------------------------------------------------------
+
+// Division by a number that the host knows, by a product: it takes a few clocks where a division takes a hundred, and
+// what comes out of a division ptxas takes to differ among a warp's lanes.
+struct sm90_divisor {
+    uint32_t divisor, multiplier, shift;
+};
+static struct sm90_divisor sm90_divisor_of(int divisor) {
+    struct sm90_divisor by = {(uint32_t)divisor, 0, 31};
+    while (1ull << by.shift < (uint64_t)by.divisor << 31)
+        by.shift++;
+    by.multiplier = (uint32_t)(((1ull << by.shift) + by.divisor - 1) / by.divisor);
+    return by;
+}
+// x / by.divisor, for 0 <= x < 2^31 (Granlund and Montgomery, 1994).
+DEVICE_FUNCTION int sm90_quotient(int x, const struct sm90_divisor &by) {
+    return (int)((uint64_t)(uint32_t)x * by.multiplier >> by.shift);
+}
 // --- Pipelines ----------------------------------------------------------------------------------------------------
 
 // STAGES buffers with a full and an empty barrier each, 8 bytes apart from the next: full[STAGES], then empty[STAGES].

@@ -92,6 +92,11 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     // EARLY: S of the next step is begun beside dQ and dK. DV_FIRST: dV is waited for before those two are begun, since
     // with P and dV in flight beside them ptxas runs short of registers (C7512).
     static constexpr bool EARLY = SPLIT_KEYS, DV_FIRST = D == 64 || D == 128;
+    // V is dP's left operand: in registers where they suffice, as FlashAttention-3 has it, which spares shared memory 2 KB
+    // for each 16 columns and warpgroup. At head dims 64 and 128 they don't.
+    static constexpr bool VALUES_IN_REGISTERS = D == 96;
+    // lse is loaded before the wait for S, delta before that for dP, as in FlashAttention-3, where registers suffice.
+    static constexpr bool LSE_FIRST = D == 96 || (D == 128 && !SPANS) || D == 256, DELTA_FIRST = D == 256;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
@@ -109,7 +114,9 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int DQ_AT = SCORES_AT + 2 * SCORES_STAGE_BYTES;
     static constexpr int ROWS_AT = DQ_AT + DQ_BUFFERS * DQ_BUFFER_BYTES;
     static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
-    static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
+    static constexpr int VALUES_FULL_AT = KEYS_FULL_AT + 8;
+    static constexpr int QUERY_BARRIERS_AT = VALUES_FULL_AT + 8,
+                         DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
     // Of even and of odd steps, and of the buffers, each of both warpgroups.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
     // With SPANS: of each key the last query that sees it, less the first key.
@@ -134,6 +141,8 @@ struct sm90_backward_arguments {
     int *counters;                          // (B, H, tiles): blocks that have added to dQ
     int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
+    // section * blocks; KV heads of a section, of the last one; gang, or 1; Hkv; heads
+    struct sm90_divisor by_section, by_units[2], by_gang, by_Hkv, by_heads;
     float scale;
     const float *rotary; // (T, D) or NULL
     uint32_t *amax;      // of dqkv, or NULL
@@ -155,21 +164,21 @@ DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, 
     return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
 }
 
-// The work of a block.
+// The work of a block, of which `index` is that of the grid.
 struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
 template <class plan>
-DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a) {
+DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int index) {
     struct sm90_backward_block block;
-    const int start = (int)blockIdx.x;
-    const int section = start / (a.section * a.blocks), within = start % (a.section * a.blocks);
-    const int left = a.B * a.Hkv - section * a.section, units = left < a.section ? left : a.section;
-    const int unit = section * a.section + within % units;
-    block.number = within / units;
-    block.b = unit / a.Hkv;
-    block.group = unit % a.Hkv;
+    const int section = sm90_quotient(index, a.by_section), within = index - section * (int)a.by_section.divisor;
+    const int first_unit = section * a.section;
+    const struct sm90_divisor &by_units = a.by_units[a.B * a.Hkv - first_unit < a.section];
+    block.number = sm90_quotient(within, by_units);
+    const int unit = first_unit + within - block.number * (int)by_units.divisor;
+    block.b = sm90_quotient(unit, a.by_Hkv);
+    block.group = unit - block.b * a.Hkv;
     block.first_key = block.number * plan::KEYS;
     const int diagonal = a.full ? 0 : block.first_key / plan::QUERIES;
     if (plan::SPANS) {
@@ -179,7 +188,7 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
         block.step = -1;
         return block;
     }
-    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
+    const bool ascends = a.gang > 0 && sm90_quotient(block.number, a.by_gang) % 2 == 1;
     block.first_tile = ascends ? diagonal : a.tiles - 1;
     block.end_tile = ascends ? a.tiles : diagonal - 1;
     block.step = ascends ? 1 : -1;
@@ -189,7 +198,8 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
 // The query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
 DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                        int i) {
-    return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
+    const int later = i + block.number;
+    return block.group * a.heads + (a.any_order ? later - sm90_quotient(later, a.by_heads) * a.heads : i);
 }
 
 // The cosines and sines of elements i and i + 1 at a position, from rope.cuh's table.
@@ -284,7 +294,8 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     }
 }
 
-// One thread: K and V, then Q, dO, lse and delta of each step.
+// One thread: K, then Q, lse, delta and dO of each step. V comes behind the first Q, so that the first S does not wait
+// for it.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                         const struct sm90_backward_block &block, uint32_t shared) {
@@ -295,12 +306,10 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
     struct sm90_pipeline<plan::DOUT_STAGES> douts = {
         shared + plan::DOUT_BARRIERS_AT, 0
     };
-    const uint32_t keys_full = shared + plan::KEYS_FULL_AT;
-    mbarrier_arrive_expect(keys_full, 2 * plan::KEYS_BYTES);
+    const uint32_t keys_full = shared + plan::KEYS_FULL_AT, values_full = shared + plan::VALUES_FULL_AT;
+    mbarrier_arrive_expect(keys_full, plan::KEYS_BYTES);
     sm90_load_chunks<typename plan::keys, D>(shared + plan::KEYS_AT, &a.k, keys_full, plan::KEY_CHUNK,
                                              a.H + block.group, block.first_key, block.b, false);
-    sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
-                                               a.H + a.Hkv + block.group, block.first_key, block.b, false);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
         for (int i = 0; i < a.heads; i++, queries.use++, douts.use++) {
             const int h = sm90_backward_head(a, block, i);
@@ -312,6 +321,11 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
             bulk_load(shared + plan::ROWS_AT + queries.stage() * plan::ROWS_BYTES,
                       a.rows + (uint64_t)(unsigned)((block.b * a.H + h) * a.tiles + tile) * (2 * QUERIES),
                       plan::ROWS_BYTES, queries.full());
+            if (queries.use == 0) {
+                mbarrier_arrive_expect(values_full, plan::KEYS_BYTES);
+                sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, values_full, plan::CHUNK,
+                                                           a.H + a.Hkv + block.group, block.first_key, block.b, false);
+            }
             douts.wait_empty();
             mbarrier_arrive_expect(douts.full(), plan::TILE_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES,
@@ -380,8 +394,9 @@ template <class plan> struct sm90_backward_state {
     int keys; // of the block, up to T: those past T are masked
     float scale_log2;
     float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
-    float s[plan::PART / 2];                                // S^T of the step, then P^T
-    struct word_x4 p[plan::PART / 16], ds[plan::PART / 16]; // P and dS of the step, as left operands
+    float s[plan::PART / 2];                                        // S^T of the step, then P^T
+    struct word_x4 p[plan::PART / 16], ds[plan::PART / 16];         // P and dS of the step, as left operands
+    struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
 // The pipelines of queries and of dO, at a step's stage.
@@ -424,22 +439,39 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
+// The lse or delta of all columns; FIRST: there and not in the functions below, which load a pair when it is wanted.
+template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
+#pragma unroll
+    for (int n = 0; FIRST && n < N / 8; n++)
+        sm90_load_pair(pairs + 2 * n, from + (uint32_t)(32 * n));
+}
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t from, int n) {
+    if (FIRST) {
+        pair[0] = pairs[2 * n];
+        pair[1] = pairs[2 * n + 1];
+    } else {
+        sm90_load_pair(pair, from + (uint32_t)(32 * n));
+    }
+}
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float pair[2];
-        sm90_load_pair(pair, lse + (uint32_t)(32 * n));
+        sm90_load_now<N, FIRST>(pair, pairs, lse, n);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
 // Turns dP^T into dS^T.
-template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, uint32_t delta) {
+template <int N, bool FIRST>
+DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float pair[2];
-        sm90_load_pair(pair, delta + (uint32_t)(32 * n));
+        sm90_load_now<N, FIRST>(pair, pairs, delta, n);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
@@ -502,6 +534,28 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
+    wgmma_commit();
+}
+// Brings this warp's 16 rows of V to registers.
+template <class plan> DEVICE_FUNCTION void sm90_backward_take_values(struct sm90_backward_state<plan> &state) {
+    const int lane = (int)(threadIdx.x % 32), row = 64 * state.warpgroup + (int)(threadIdx.x / 32 % 4 * 16) + lane % 16;
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        state.v[k] = ldmatrix_x4(plan::values::at(state.shared + plan::VALUES_AT, row, 16 * k + lane / 16 * 8));
+}
+// dP^T = V dO^T, of this warpgroup's rows or columns.
+template <class plan>
+DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backward_state<plan> &state, uint32_t values,
+                                            uint32_t dout) {
+    if (!plan::VALUES_IN_REGISTERS) {
+        sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(dp, values, dout);
+        return;
+    }
+    const uint64_t right = plan::queries::along_rows(dout);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        wgmma_registers<plan::PART, false>(dp, state.v[k].x, plan::queries::step_right(right, k), k > 0);
     wgmma_commit();
 }
 // dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
@@ -568,12 +622,16 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
     float *s = state.s;
     struct word_x4 *p = state.p;
 
+    if (!plan::EARLY)
+        mbarrier_wait(shared + plan::VALUES_FULL_AT, 0); // long true after the first step
     douts.wait_full();
-    sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
-        dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
+    sm90_product_with_dout<plan>(dp, state, shared + plan::VALUES_AT + key_row * plan::values::SPAN,
+                                 dout + query * plan::queries::SPAN);
     // The last query that sees every key: the first key is the first to be out of sight.
     const uint32_t last_query = shared + plan::LAST_QUERY_AT;
     const int seen_whole = plan::SPANS ? (int)load_shared_word(last_query) : 0;
+    float lse[PART / 4], delta[PART / 4];
+    sm90_load_first<PART, plan::LSE_FIRST>(lse, rows);
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
@@ -587,8 +645,9 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         const int seen[2] = {(int)load_shared_word(mine) - first, (int)load_shared_word(mine + 32) - first};
         sm90_backward_mask_queries<PART>(s, seen);
     }
-    sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
+    sm90_backward_probabilities<PART, plan::LSE_FIRST>(s, lse, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
+    sm90_load_first<PART, plan::DELTA_FIRST>(delta, rows + 4 * plan::QUERIES);
     // What uses P comes before the wait for dP, which ptxas would else move before the exponentials.
     if (plan::SPLIT_KEYS) { // dV runs while dS is made and exchanged
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
@@ -598,7 +657,7 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
-    sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
+    sm90_backward_scores<PART, plan::DELTA_FIRST>(dp, s, delta, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(state.ds, dp);
 
     sm90_put_scores<plan>(scores, w, state.ds);
@@ -787,8 +846,8 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
 }
 
 template <class plan>
-DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a,
-                                            const struct sm90_backward_block &block, uint32_t shared, int warpgroup) {
+DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
+                                            uint32_t shared, int warpgroup) {
     constexpr int COLUMNS = plan::COLUMNS;
     struct sm90_backward_state<plan> state;
     state.shared = shared;
@@ -804,6 +863,9 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
     if (plan::EARLY) {
         sm90_backward_begin<plan>(state, state.step);
+        mbarrier_wait(shared + plan::VALUES_FULL_AT, 0);
+        if (plan::VALUES_IN_REGISTERS)
+            sm90_backward_take_values<plan>(state);
         sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : block.first_tile * plan::QUERIES - block.first_key);
         int h = 1;
         for (int tile = block.first_tile; tile != block.end_tile; tile += block.step, h = 0)
@@ -821,6 +883,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
             }
     }
 
+    // Found again: kept throughout the steps, it would be spilled at head dim 128 with tables.
+    block = sm90_backward_block_of<plan>(a, hide_value((int)blockIdx.x));
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
@@ -844,7 +908,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     sm90_store_chunks<typename plan::values, plan::D>(&a.dv, shared + plan::VALUES_AT, plan::CHUNK,
                                                       a.H + a.Hkv + block.group, block.first_key, block.b);
     bulk_commit();
-    bulk_wait<0>();
+    bulk_wait_read<0>();
 }
 
 // Initialises the block's barriers. One thread calls.
@@ -852,6 +916,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
     mbarrier_init(shared + plan::KEYS_FULL_AT, 1);
+    mbarrier_init(shared + plan::VALUES_FULL_AT, 1);
     queries.open(8);
     douts.open(8);
     for (uint32_t w = 0; w < 2; w++) {
@@ -869,19 +934,27 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
     const uint32_t shared = shared_memory();
     const int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // known to be uniform
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&a.k);
+        tma_prefetch_map(&a.q);
+        tma_prefetch_map(&a.v);
+        tma_prefetch_map(&a.dout);
         sm90_backward_open<plan>(shared);
+    } else if (threadIdx.x == 128) {
+        tma_prefetch_map(&a.dk);
+        tma_prefetch_map(&a.dv);
+    }
     __syncthreads();
     // Each finds its block for itself: found before the branch, it would take more registers than the producers have.
     if (warpgroup > 0) {
         registers_increase<plan::CONSUMER_REGISTERS>();
-        sm90_backward_multiply<plan>(a, sm90_backward_block_of<plan>(a), shared, warpgroup - 1);
+        sm90_backward_multiply<plan>(a, sm90_backward_block_of<plan>(a, (int)blockIdx.x), shared, warpgroup - 1);
     } else {
         registers_decrease<plan::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            sm90_backward_load<plan>(a, sm90_backward_block_of<plan>(a), shared);
+            sm90_backward_load<plan>(a, sm90_backward_block_of<plan>(a, (int)blockIdx.x), shared);
         else if (threadIdx.x == 32 || threadIdx.x == 64)
-            sm90_backward_reduce<plan>(a, sm90_backward_block_of<plan>(a), shared, threadIdx.x == 64);
+            sm90_backward_reduce<plan>(a, sm90_backward_block_of<plan>(a, (int)blockIdx.x), shared, threadIdx.x == 64);
     }
 #elif defined(__CUDACC__)
     __trap(); // as in forward
@@ -1043,6 +1116,12 @@ static void sm90_backward_order(struct sm90_backward_arguments &a, struct attent
     a.blocks = (int)blocks_for(shape.T, keys);
     a.section = (units + sections - 1) / sections;
     a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
+    a.by_section = sm90_divisor_of(a.section * a.blocks);
+    a.by_units[0] = sm90_divisor_of(a.section);
+    a.by_units[1] = sm90_divisor_of(units - (units - 1) / a.section * a.section);
+    a.by_gang = sm90_divisor_of(a.gang > 0 ? a.gang : 1);
+    a.by_Hkv = sm90_divisor_of(a.Hkv);
+    a.by_heads = sm90_divisor_of(a.heads);
 }
 
 struct sm90_backward_launcher {

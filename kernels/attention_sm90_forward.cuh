@@ -69,6 +69,11 @@ struct sm90_forward_arguments {
     int section_heads; // 0: all at once
     int blocks;        // tiles of queries of a head
     float scale_log2;
+    struct sm90_divisor by_H, by_group; // H; H / Hkv
+    // How rounds are divided, by sm90_forward_divide:
+    int pairs, turns_back;                     // 1: rounds are of halves of pairs; every other one goes backwards
+    int half, middle;                          // blocks / 2; a head's middle tile, -1 where it has none
+    struct sm90_divisor by_items, by_heads[2]; // tiles or pairs of a section; its heads, and the last section's
     // With plan::SPANS alone:
     const int32_t *first_key;        // (B, T)
     struct sm90_forward_item *order; // (heads * blocks): in the workspace
@@ -80,54 +85,45 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
+// Sets what divides rounds into sections.
+static void sm90_forward_divide(struct sm90_forward_arguments &a) {
+    const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
+    a.pairs = a.section_heads > 0 && !a.full;
+    a.turns_back = a.section_heads == 0;
+    a.half = a.blocks / 2;
+    a.middle = a.blocks % 2 ? a.half : -1;
+    a.by_items = sm90_divisor_of(a.pairs ? section * a.half + a.blocks % 2 * ((section + 1) / 2) : section * a.blocks);
+    a.by_heads[0] = sm90_divisor_of(section);
+    a.by_heads[1] = sm90_divisor_of(last);
+}
+
 // This block's place in a round, where every other round goes backwards.
 DEVICE_FUNCTION int sm90_there_and_back(int round) {
     const int grid = (int)gridDim.x;
     return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
 }
-// Finds the tile of a round where all heads' last tiles come first; heads of one KV head are neighbours. False: there
-// is none.
-DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    const int at = sm90_there_and_back(round);
-    head = at % a.heads;
-    block = a.blocks - 1 - at / a.heads;
-    return block >= 0;
-}
-// Finds the section of heads, of `items` each, that has this block's item of the round, and the item's number in it.
-DEVICE_FUNCTION bool sm90_in_section(int &first_head, int &heads, int &within, const struct sm90_forward_arguments &a,
-                                     int round, int items) {
-    const int at = round * (int)gridDim.x + (int)blockIdx.x, section = at / items;
-    first_head = section * a.section_heads;
-    heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
-    within = at - section * items;
-    return heads > 0;
-}
-// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none. Pairs of a section: those of
-// tiles at the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle
-// ones.
-DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    const int half = a.blocks / 2, middles = a.blocks % 2;
-    int first_head, heads, within;
-    if (!sm90_in_section(first_head, heads, within, a, round / 2,
-                         a.section_heads * half + middles * ((a.section_heads + 1) / 2)))
-        return false;
-    const int middle = 2 * (within - heads * half) + round % 2;
-    if (within < heads * half) {
-        head = first_head + within % heads;
-        block = round % 2 ? within / heads : a.blocks - 1 - within / heads;
-    } else {
-        head = first_head + middle;
-        block = middles && middle < heads ? half : -1;
-    }
-    return true;
-}
-DEVICE_FUNCTION bool sm90_sections(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    int first_head, heads, within;
-    if (!sm90_in_section(first_head, heads, within, a, round, a.section_heads * a.blocks))
-        return false;
-    head = first_head + within % heads;
-    block = a.blocks - 1 - within / heads; // below 0: the last section has fewer heads than the others
-    return true;
+// a where all bits of `mask` are set, b where none is.
+DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
+// Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one KV
+// head are neighbours. Of pairs, an even round has the longer half, the odd one after it the shorter: those of tiles at
+// the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
+// False: there is no tile, nor in a later round. Without a branch: ptxas would take what the lanes do from there on to
+// differ, and move all addresses to uniform registers again in each step.
+DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
+                                      const struct sm90_forward_arguments &a) {
+    const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
+    const int grid = (int)gridDim.x, place = (int)blockIdx.x;
+    const int at = item * grid + sm90_either(backwards, grid - 1 - place, place);
+    const int section = sm90_quotient(at, a.by_items), within = at - section * (int)a.by_items.divisor;
+    const int first_head = section * (int)a.by_heads[0].divisor;
+    const struct sm90_divisor &by = a.by_heads[a.heads - first_head < (int)a.by_heads[0].divisor];
+    const int heads = (int)by.divisor, row = sm90_quotient(within, by);
+    const int middle = 2 * (within - heads * a.half) + odd, in_middle = -a.pairs & ~(middle >> 31);
+    const int alone = in_middle & ~((middle + 1 - heads) >> 31) & (1 - odd); // 1: it has no shorter half
+    tile.head = first_head + sm90_either(in_middle, middle, within - row * heads);
+    block = sm90_either(in_middle, a.middle, sm90_either(-odd, row, a.blocks - 1 - row));
+    tile.round = round + 1 + alone;
+    return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
 // Finds the tile of a round where `order` has them.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
@@ -148,14 +144,9 @@ template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
     if (plan::SPANS)
         return sm90_in_order(tile, a, tile.round++);
-    int block = -1;
-    while (block < 0) {
-        const int round = tile.round++;
-        if (!(a.section_heads == 0 ? sm90_longest_first(tile.head, block, a, round)
-              : a.full             ? sm90_sections(tile.head, block, a, round)
-                                   : sm90_pairs(tile.head, block, a, round)))
-            return false;
-    }
+    int block;
+    if (!sm90_in_sections(tile, block, a))
+        return false;
     tile.number++;
     tile.first = block * plan::QUERIES;
     return true;
@@ -240,7 +231,7 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
     const uint64_t stays = l2_evict_last(), passes = l2_evict_first();
     struct sm90_forward_tile tile = sm90_forward_begin();
     while (sm90_forward_next<plan>(tile, a)) {
-        const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
+        const int b = sm90_quotient(tile.head, a.by_H), h = tile.head - b * a.H, group = sm90_quotient(h, a.by_group);
         const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
         int end = 0;
         for (int keys = last; keys >= end; keys--) {
@@ -442,12 +433,32 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
+// Adds the rows' sums up, of which `factor` becomes the inverse, and writes lse.
 template <class plan>
-DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
+DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
+                                      const struct sm90_forward_arguments &a, int head, int first) {
+    const int row = first + sm90_row();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = state.sum[half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        state.factor[half] = 1.0f / sum;
+        if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
+            a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
+    }
+}
+// The last O += P V, beside which the rows are finished.
+template <class plan>
+DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
+                                      const struct sm90_forward_arguments &a, int head, int first) {
     sm90_rescale<true>(state);
     c.p.v.wait_full();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_values<plan>(state, c.v_stage());
+    sm90_finish_rows<plan>(state, c.scale_log2, a, head, first);
+    wgmma_hold<2>(state.factor); // or the inverses would be made after the wait
+    c.p.v.wait_full();           // as in sm90_next_keys
     wgmma_wait<0>();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_release(c.p.v.empty());
@@ -460,23 +471,14 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O over the sums, by way of shared memory, and lse. Each warp copies its own rows. Where they go through the
-// queries' place, it is released once it has been read.
+// Writes O over the sums, by way of shared memory. Each warp copies its own rows. Where they go through the queries'
+// place, it is released once it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
                    const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile, uint32_t empty) {
-    const int first = tile.first + 64 * c.warpgroup, row = first + sm90_row();
+    const int first = tile.first + 64 * c.warpgroup;
     const uint32_t out = c.shared + plan::O_AT + (uint32_t)(c.warpgroup * plan::Q_BYTES);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum = state.sum[half];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        state.factor[half] = 1.0f / sum;
-        if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
-            a.lse[(int64_t)tile.head * a.T + row + 8 * half] = state.maximum[half] * c.scale_log2 + log2f(sum);
-    }
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
         state.o[i] *= state.factor[i / 2 % 2];
@@ -490,7 +492,8 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
     async_proxy_fence();
     __syncwarp();
     if (elect_one()) {
-        sm90_copy_rows<plan::D>(&a.out, out, tile.head % a.H, first, tile.head / a.H);
+        const int b = sm90_quotient(tile.head, a.by_H);
+        sm90_copy_rows<plan::D>(&a.out, out, tile.head - b * a.H, first, b);
         bulk_commit();
         if (!plan::O_APART) {
             bulk_wait_read<0>();
@@ -508,7 +511,7 @@ struct sm90_forward_range {
 template <class plan>
 DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm90_forward_arguments &a,
                                                                 const struct sm90_forward_tile &tile, int first) {
-    const int b = tile.head / a.H;
+    const int b = sm90_quotient(tile.head, a.by_H);
     struct sm90_forward_range range;
     range.block_last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
     range.last = sm90_last_keys<plan>(a, first, 64);
@@ -530,8 +533,9 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
         const struct sm90_forward_range range = sm90_forward_range_of<plan>(a, tile, first);
-        const int first_keys[2] = {sm90_first_key<plan>(a, tile.head / a.H, first + sm90_row()),
-                                   sm90_first_key<plan>(a, tile.head / a.H, first + sm90_row() + 8)};
+        const int b = sm90_quotient(tile.head, a.by_H);
+        const int first_keys[2] = {sm90_first_key<plan>(a, b, first + sm90_row()),
+                                   sm90_first_key<plan>(a, b, first + sm90_row() + 8)};
         int keys = range.block_last;
 #pragma unroll
         for (int i = 0; i < plan::D / 2; i++)
@@ -565,7 +569,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         }
         if (plan::O_APART)
             sm90_release(q.empty());
-        sm90_last_values<plan>(state, c);
+        sm90_last_values<plan>(state, c, a, tile.head, first);
         if (plan::SPANS)
 #pragma unroll 1
             for (; keys >= range.block_first; keys--)
@@ -666,6 +670,9 @@ struct sm90_forward_launcher {
         a.section_heads = sm90_section_heads(shape, properties.l2CacheSize);
         a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
         a.scale_log2 = shape.scale * LOG2E;
+        a.by_H = sm90_divisor_of(a.H);
+        a.by_group = sm90_divisor_of(a.H / a.Hkv);
+        sm90_forward_divide(a);
         a.first_key = shape.first_key;
         a.order = buffers.order;
         if (!a.first_key) {

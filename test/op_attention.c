@@ -786,6 +786,7 @@ static void check_schedule(int heads, int blocks, int section_heads, int grid, b
     a.blocks = blocks;
     a.section_heads = section_heads;
     a.full = full;
+    sm90_forward_divide(a);
     const size_t bytes = (size_t)(heads * blocks + grid) * sizeof(int);
     int *visits = (int *)test_alloc(bytes), *work = visits + heads * blocks, least = INT_MAX, most = 0;
     memset(visits, 0, bytes);
@@ -822,8 +823,33 @@ static void test_forward_schedule(void **state) {
     }
 }
 
+// Where quotients by a product differ from divisions: counts that.
+static __global__ void quotients_kernel(struct sm90_divisor by, int *wrong) {
+    const uint64_t divisor = by.divisor, end = 1ull << 31;
+    for (uint64_t multiple = 0; multiple < end; multiple += divisor * (1 + end / divisor / 50))
+        for (int i = -1; i <= 1; i++) {
+            const uint64_t x = multiple + (uint64_t)(int64_t)i;
+            if (x < end && (uint64_t)sm90_quotient((int)x, by) != x / divisor)
+                atomicAdd(wrong, 1);
+        }
+    if ((uint64_t)sm90_quotient(INT_MAX, by) != INT_MAX / divisor)
+        atomicAdd(wrong, 1);
+}
+static void quotients_are_divisions(void **state) {
+    int *wrong = (int *)test_alloc(sizeof *wrong);
+    *wrong = 0;
+    for (int64_t divisor = 1; divisor <= INT_MAX; divisor += 1 + divisor / 8) {
+        LAUNCH(&dev, quotients_kernel, 1, 1, 0, sm90_divisor_of((int)divisor), wrong);
+        LAUNCH(&dev, quotients_kernel, 1, 1, 0, sm90_divisor_of((int)(INT_MAX - divisor + 1)), wrong);
+    }
+    for (int shift = 0; shift < 31; shift++)
+        LAUNCH(&dev, quotients_kernel, 1, 1, 0, sm90_divisor_of(1 << shift), wrong);
+    assert_int_equal(*wrong, 0);
+    free(wrong);
+}
+
 static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {
-    blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a);
+    blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a, (int)blockIdx.x);
 }
 // Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on;
 // and each visits the tiles from its diagonal to the last, one way or the other.
@@ -1805,6 +1831,7 @@ int main(void) {
         cmocka_unit_test(test_sm90_agrees),
 #ifdef PRECISION_BF16
         cmocka_unit_test(test_forward_schedule),
+        cmocka_unit_test(quotients_are_divisions),
         cmocka_unit_test(test_backward_sections),
         cmocka_unit_test(test_backward_order),
 #endif
