@@ -114,7 +114,9 @@ $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(cal
 	@echo $(LINKED) >$(B)/linked-for
 $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
-$(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)libcudnn.so.9)
+$(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared $$(EMULATE_LINK) -Wl$$(comma)-soname$$(comma)libcudnn.so.9)
+$(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)$$(@F))
+$(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
 $(foreach p,fp32 bf16 amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))

@@ -69,7 +69,7 @@ struct fused_plan {
 struct fused_library {
     struct cudnn_functions functions;
     struct cudnn_context *handle; // NULL: `obstacle` says why
-    char obstacle[160], description[48];
+    char obstacle[224], description[48];
     size_t version;
     int major, minor;    // of the GPU's compute capability
     cudaStream_t stream; // the handle's
@@ -81,7 +81,7 @@ struct fused_library {
 
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
-    char error[96];
+    char error[224];
     if (!dev->open) {
         snprintf(library->obstacle, sizeof library->obstacle, "no GPU is here");
         return;

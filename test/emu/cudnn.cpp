@@ -13,7 +13,8 @@
 // - descriptors and handles that were never made or were destroyed, a handle without a stream of the emulator,
 // - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
 // - a plan finalized while a graph is recorded, if its handle has a stream.
-// The workspace and all that is written hold NaN first. Environment:
+// As the library does, it aborts where libcudnn_graph.so.9, which it loads when it is first called, is not there or is
+// damaged. The workspace and all that is written hold NaN first. Environment:
 //   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 that
 //                      of the backward pass of keys that are no multiple of 128, below 9.10.0 of scores that are
 //                      masked by -infinity
@@ -21,6 +22,7 @@
 //                      finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
 #include "test/emu/cudnn_run.h"
+#include <dlfcn.h> // dlopen
 
 struct emu_cudnn_status_name {
     cudnnStatus_t status;
@@ -54,8 +56,19 @@ static const emu_cudnn_status_name emu_cudnn_status_names[] = {
 
 // ---- the library and its handles ----
 
-extern "C" size_t cudnnGetVersion(void) { return emu_cudnn_version(); }
+static void emu_cudnn_load_graph(const char *symbol) {
+    static void *const graph = dlopen("libcudnn_graph.so.9", RTLD_NOW);
+    if (graph)
+        return;
+    fprintf(stderr, "%s\nInvalid handle. Cannot load symbol %s\n", dlerror(), symbol);
+    abort();
+}
+extern "C" size_t cudnnGetVersion(void) {
+    emu_cudnn_load_graph("cudnnGetVersion");
+    return emu_cudnn_version();
+}
 extern "C" const char *cudnnGetErrorString(cudnnStatus_t status) {
+    emu_cudnn_load_graph("cudnnGetErrorString");
     for (const emu_cudnn_status_name &named : emu_cudnn_status_names)
         if (named.status == status)
             return named.name;
@@ -67,6 +80,7 @@ extern "C" void cudnnGetLastErrorString(char *message, size_t bytes) {
     emu_cudnn_error[0] = 0;
 }
 extern "C" cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
+    emu_cudnn_load_graph("cudnnCreate");
     EMU_CUDNN_HOLD(handle, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no place for a handle");
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("create"), CUDNN_STATUS_NOT_INITIALIZED, "EMU_CUDNN_REFUSE=create");
     *handle = new cudnnContext();
@@ -98,6 +112,7 @@ extern "C" cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, struct emu_stream 
 
 extern "C" cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                                       cudnnBackendDescriptor_t *descriptor) {
+    emu_cudnn_load_graph("cudnnBackendCreateDescriptor");
     EMU_CUDNN_HOLD(descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no place for a descriptor");
     EMU_CUDNN_HOLD(emu_cudnn_has_type(type), CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
                    "descriptors of type %d are not modelled", type);
