@@ -325,12 +325,19 @@ static struct fused_key fused_key_of(struct attention_shape s, bool backward, bo
 }
 
 // Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
+// Of the conditions of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
+// pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
+// 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                           bool any_order) {
-    const int widest = major == 9 ? 256 : 128;
+    const int widest = major == 9 && version >= 90500 ? 256 : 128;
     reason[0] = 0;
     if (major < 8)
         snprintf(reason, size, "needs compute capability 8.0");
+    else if (major >= 10 && version < 90700)
+        snprintf(reason, size, "before 9.7 takes no compute capability from 10.0 on");
+    else if (major == 12 && version < 91801)
+        snprintf(reason, size, "before 9.18.1 does not take compute capability 12.x");
     else if (version == 91000 || version == 91001)
         snprintf(reason, size, "versions 9.10.0 and 9.10.1 have known bugs");
     else if (s.softcap > 0)
@@ -338,14 +345,20 @@ static void fused_refuses(char *reason, size_t size, size_t version, int major, 
     else if (s.first_key)
         snprintf(reason, size, "has no documents and no windows");
     else if (s.head_dim > widest)
-        snprintf(reason, size, "takes heads of up to %d on this GPU, not %d", widest, s.head_dim);
+        snprintf(reason, size, "takes heads of up to %d on this GPU%s, not %d", widest,
+                 major == 9 && widest == 128 ? " before 9.5" : "", s.head_dim);
     else if (s.T == 1)
         snprintf(reason, size, "takes no sequences of one token");
     else if (s.T % 128 != 0 && version <= 91500)
         snprintf(reason, size, "before 9.15.1 takes only multiples of 128 tokens, not %d", s.T);
-    else if (major == 10 && version < 91800 && !any_order)
+    else if (major == 10 && version < 91801 && !any_order)
         snprintf(reason, size,
-                 "before 9.18 has no deterministic backward here (--deterministic-mode=false allows any)");
+                 "before 9.18.1 has no deterministic backward here (--deterministic-mode=false allows any)");
+    else if (major != 9 && major != 10 && !any_order)
+        snprintf(reason, size,
+                 "its deterministic backward is not proven on compute capability %d.x (--deterministic-mode=false "
+                 "allows any)",
+                 major);
 }
 // The same of one direction here, by asking the library for a plan.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward, bool any_order,

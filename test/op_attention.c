@@ -957,13 +957,21 @@ static void assert_refuses(const char *why, size_t version, int major, struct at
     else if (!strstr(reason, why))
         fail_msg("cuDNN %d, compute capability %d: \"%s\" instead of \"%s\"", (int)version, major, reason, why);
 }
-// What versions and GPUs can't do, by the conditions of NVIDIA's frontend.
+// What versions and GPUs can't do, by the conditions of NVIDIA's frontend and of TransformerEngine.
 static void test_fused_refuses(void **state) {
     struct attention_shape s = shape_of(1, 256, 2, 1, 128);
-    for (int major = 8; major <= 12; major++)
-        assert_refuses(major == 10 ? "before 9.18" : NULL, 90000, major, s, false);
-    assert_refuses(NULL, 91800, 10, s, false);
-    assert_refuses(NULL, 90000, 10, s, true);
+    static const int oldest[] = {90000, 90000, 90700, 90700, 91801}; // of 8.x to 12.x
+    for (int major = 8; major <= 12; major++) {
+        const char *unproven = major == 8 || major > 10 ? "not proven on compute capability" : NULL;
+        assert_refuses(NULL, (size_t)oldest[major - 8], major, s, true);
+        assert_refuses(unproven, 91801, major, s, false);
+        assert_refuses(unproven, 92600, major, s, false);
+        assert_refuses(major >= 10 ? "before 9.7 " : NULL, 90699, major, s, true);
+    }
+    assert_refuses("before 9.18.1 does not take compute capability 12.x", 91800, 12, s, true);
+    assert_refuses("before 9.18.1 has no deterministic backward", 91800, 10, s, false);
+    assert_refuses("--deterministic-mode=false", 91900, 12, s, false);
+    assert_refuses(NULL, 90000, 9, s, false);
     assert_refuses("compute capability 8.0", 91900, 7, s, true);
     assert_refuses("9.10.1", 91000, 9, s, true);
     assert_refuses("9.10.1", 91001, 9, s, true);
@@ -975,7 +983,8 @@ static void test_fused_refuses(void **state) {
     assert_refuses("one token", 91900, 9, s, true);
     s = shape_of(1, 256, 2, 1, 136);
     assert_refuses("heads of up to 128", 91900, 8, s, true);
-    assert_refuses(NULL, 91900, 9, s, true);
+    assert_refuses(NULL, 90500, 9, s, true);
+    assert_refuses("heads of up to 128 on this GPU before 9.5", 90499, 9, s, true);
     s.softcap = 1;
     assert_refuses("--attn-logit-softcapping", 91900, 9, s, true);
 }

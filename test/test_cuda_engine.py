@@ -202,6 +202,9 @@ class CudaEngine(unittest.TestCase):
             fused = ["--attention-backend", "fused"]
             result = run("--train-data", self.path + "/t_train_*.bin", "--device", "cuda", "--precision", "bf16", *LLAMA, *fused,
                          *TRAINING, "--train-steps", "1", "--val-every", "0", "--out", self.path + "/tried")
+            if "--deterministic-mode=false" in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
+                self.same_curve(LLAMA, "bf16", *fused, "--deterministic-mode=false")  # a GPU that has no other backward
+                return
             if "fused: " in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
                 self.skipTest(result.stderr.strip())  # no library, or one that refuses
             plain = self.same_curve(LLAMA, "bf16", *fused)
