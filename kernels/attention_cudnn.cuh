@@ -351,6 +351,10 @@ static void fused_refuses(char *reason, size_t size, size_t version, int major, 
         snprintf(reason, size, "takes no sequences of one token");
     else if (s.T % 128 != 0 && version <= 91500)
         snprintf(reason, size, "before 9.15.1 takes only multiples of 128 tokens, not %d", s.T);
+    else if (s.full && major == 9 && s.T % 128 == 64 && version < 92600)
+        // The keys past the end of the last tile have a score of 0: exp(0 - lse) is infinite where lse is below -88
+        // (cudnn-frontend's pull request 628, PyTorch's issue 196678). NVIDIA names a mend for 9.26.
+        snprintf(reason, size, "before 9.26 without a causal mask gives NaN for some inputs of %d tokens", s.T);
     else if (major == 10 && version < 91801 && !any_order)
         snprintf(reason, size,
                  "before 9.18.1 has no deterministic backward here (--deterministic-mode=false allows any)");

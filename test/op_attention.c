@@ -922,14 +922,39 @@ static void test_fused(void **state) {
             check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 != 0));
             s.num_query_groups = s.num_heads;
             s.full = true;
-            assert_true(backend_takes(ATTENTION_FUSED, s, 0));
-            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
+            const bool taken = backend_takes(ATTENTION_FUSED, s, 0);
+            assert_true(taken || s.T % 128 == 64); // which test_fused_low_scores has, by the versions that take it
+            if (taken)
+                check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
         }
     check_backend(ATTENTION_FUSED, shape_of(1, 130, 1, 1, 64), 20, 20, 0);
-    check_low_scores(ATTENTION_FUSED, shape_of(1, 192 - 31, 1, 1, 64));
     check_bits(ATTENTION_FUSED, shape_of(2, 130, 4, 2, 64), 0);
     check_agrees(ATTENTION_FUSED, shape_of(1, 200, 4, 2, 64));
     fused_too = !ON_GPU;
+}
+// Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
+static void test_fused_low_scores(void **state) {
+    static const int lengths[] = {192 - 31, 192, 704};
+    skip_without_fused();
+    for (int newer = 0; newer <= !ON_GPU; newer++) {
+#ifdef CUDA_EMULATED
+        attention_close(&dev); // which has asked for the version
+        setenv("EMU_CUDNN_VERSION", newer ? "92600" : "92503", 1);
+#endif
+        for (int i = 0; i < 3; i++) {
+            struct attention_shape s = shape_of(1, lengths[i], 1, 1, 64);
+            check_low_scores(ATTENTION_FUSED, s);
+            s.full = true;
+            if (backend_takes(ATTENTION_FUSED, s, 0))
+                check_low_scores(ATTENTION_FUSED, s);
+            else
+                assert_true(!newer && s.T % 128 == 64);
+        }
+    }
+#ifdef CUDA_EMULATED
+    attention_close(&dev);
+    unsetenv("EMU_CUDNN_VERSION");
+#endif
 }
 // What fused does not take, of a layer with a window or of a sequence of one token, flash computes in its place.
 static void check_in_place(struct attention_shape s) {
@@ -981,6 +1006,19 @@ static void test_fused_refuses(void **state) {
     assert_refuses(NULL, 91501, 9, s, true);
     s.T = 1;
     assert_refuses("one token", 91900, 9, s, true);
+    s.T = 192;
+    assert_refuses(NULL, 92503, 9, s, false);
+    s.full = true;
+    for (int T = 64; T < 1400; T += 128) {
+        s.T = T;
+        assert_refuses("before 9.26 without a causal mask", 92503, 9, s, true);
+        assert_refuses(NULL, 92600, 9, s, true);
+        assert_refuses(NULL, 92503, 10, s, true);
+        s.T = T + 32;
+        assert_refuses(NULL, 92503, 9, s, true);
+    }
+    s.T = 128;
+    assert_refuses(NULL, 92503, 9, s, true);
     s = shape_of(1, 256, 2, 1, 136);
     assert_refuses("heads of up to 128", 91900, 8, s, true);
     assert_refuses(NULL, 90500, 9, s, true);
@@ -1791,6 +1829,7 @@ int main(void) {
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
         cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_fused_low_scores),
 #ifdef PRECISION_BF16
         cmocka_unit_test(test_fused_refuses),
 #endif

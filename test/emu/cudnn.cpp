@@ -17,7 +17,8 @@
 // damaged. The workspace and all that is written hold NaN first. Environment:
 //   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 that
 //                      of the backward pass of keys that are no multiple of 128, below 9.10.0 of scores that are
-//                      masked by -infinity
+//                      masked by -infinity, below 9.26 on compute capability 9.0 dQ in rows of a low log-sum-exp,
+//                      without a mask, if the keys are 64 more than a multiple of 128
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
 //                      finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
@@ -346,6 +347,10 @@ static bool emu_cudnn_is_broken(const emu_cudnn_run *run) {
     const bool rest = run->graph->tensors.at(run->match.k).dims[3] % 128 != 0;
     return (version < 91000 && infinite) || (version <= 91500 && run->match.backward && rest);
 }
+static bool emu_cudnn_breaks_low_scores(const emu_cudnn_run *run) {
+    return run->match.backward && !run->match.causal && emu_cudnn_version() < 92600 &&
+           emu_cudnn_capability() / 10 == 9 && run->graph->tensors.at(run->match.k).dims[3] % 128 == 64;
+}
 extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_descriptor,
                                              cudnnBackendDescriptor_t pack_descriptor) {
     EMU_CUDNN_HOLD(handle && plan_descriptor && pack_descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER,
@@ -367,6 +372,7 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
     EMU_CUDNN_HOLD((uintptr_t)run->workspace % 16 == 0, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
                    "the workspace %p is not aligned to 16 bytes", (void *)run->workspace);
     run->broken = emu_cudnn_is_broken(run.get());
+    run->broken_low_scores = emu_cudnn_breaks_low_scores(run.get());
     const int status =
         handle->services->enqueue(handle->stream, "cudnnBackendExecute", [run] { emu_cudnn_run_graph(run.get()); });
     EMU_CUDNN_HOLD(status == 0, CUDNN_STATUS_EXECUTION_FAILED_CUDART, "the stream answers with CUDA's error %d",
