@@ -30,6 +30,7 @@
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // INFINITY
 #include <stdlib.h>                    // calloc, free
+#include <time.h>                      // clock_gettime
 
 // The unique ids of the graphs' tensors.
 enum fused_tensor {
@@ -69,10 +70,11 @@ struct fused_plan {
 struct fused_library {
     struct cudnn_functions functions;
     struct cudnn_context *handle; // NULL: `obstacle` says why
-    char obstacle[224], description[48];
+    char obstacle[256], name[24]; // name: with the version
     size_t version;
     int major, minor;    // of the GPU's compute capability
     cudaStream_t stream; // the handle's
+    double planning_s;   // what plans took to make, so far
     int planned;
     struct fused_plan plans[FUSED_PLANS];
 };
@@ -91,15 +93,15 @@ static void fused_open(struct fused_library *library, struct device *dev) {
         return;
     }
     library->version = library->functions.get_version();
-    snprintf(library->description, sizeof library->description, "cuDNN %d.%d.%d %s", (int)(library->version / 10000),
-             (int)(library->version / 100 % 100), (int)(library->version % 100), FLOATX_NAME);
+    snprintf(library->name, sizeof library->name, "cuDNN %d.%d.%d", (int)(library->version / 10000),
+             (int)(library->version / 100 % 100), (int)(library->version % 100));
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     library->major = properties.major;
     library->minor = properties.minor;
     const cudnn_status status = library->functions.create(&library->handle);
     if (status != CUDNN_STATUS_SUCCESS) {
         library->handle = NULL;
-        snprintf(library->obstacle, sizeof library->obstacle, "%s can't be opened: %s", library->description,
+        snprintf(library->obstacle, sizeof library->obstacle, "%s can't be opened: %s", library->name,
                  library->functions.get_error_string(status));
     }
 }
@@ -123,9 +125,7 @@ static void fused_close(struct device *dev) {
     free(library);
     dev->fused = NULL;
 }
-static const char *fused_describe(struct device *dev) {
-    return dev->open ? fused_library_of(dev)->description : "cuDNN " FLOATX_NAME;
-}
+static const char *fused_describe(struct device *dev) { return dev->open ? fused_library_of(dev)->name : "cuDNN"; }
 
 // ---- graphs ----
 
@@ -314,8 +314,12 @@ static struct fused_plan *fused_plan_for(struct fused_library *library, const st
     if (library->planned == FUSED_PLANS)
         return NULL;
     struct fused_plan *p = &library->plans[library->planned++];
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     p->key = *key;
     fused_make_plan(library, p);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    library->planning_s += (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     return p;
 }
 static struct fused_key fused_key_of(struct attention_shape s, bool backward, bool any_order) {
@@ -369,6 +373,7 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
                                     struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
     const struct fused_key key = fused_key_of(s, backward, any_order);
+    reason[0] = 0;
     if (!dev->open) { // planned for a machine that may have all that is needed
         fused_refuses(reason, size, SIZE_MAX, 9, s, any_order || !backward);
         return;
@@ -377,14 +382,15 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
         snprintf(reason, size, "%s", library->obstacle);
         return;
     }
-    fused_refuses(reason, size, library->version, library->major, s, any_order || !backward);
-    if (*reason)
-        return;
-    const struct fused_plan *p = fused_plan_for(library, &key);
-    if (p == NULL)
-        snprintf(reason, size, "keeps no more than %d plans", FUSED_PLANS);
-    else if (p->plan == NULL)
-        snprintf(reason, size, "refuses %s: %s", backward ? "backward" : "forward", p->builder.reason);
+    char why[224];
+    fused_refuses(why, sizeof why, library->version, library->major, s, any_order || !backward);
+    const struct fused_plan *p = *why ? NULL : fused_plan_for(library, &key);
+    if (!*why && p == NULL)
+        snprintf(why, sizeof why, "keeps no more than %d plans", FUSED_PLANS);
+    else if (!*why && p->plan == NULL)
+        snprintf(why, sizeof why, "refuses %s: %s", backward ? "backward" : "forward", p->builder.reason);
+    if (*why)
+        snprintf(reason, size, "%s: %s", library->name, why);
 }
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
@@ -403,20 +409,19 @@ static bool fused_leads(bool own, struct device *dev) {
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     return properties.major == 10 || (properties.major == 9 && !own);
 }
+// The GPU in words, for the report.
+static const char *fused_gpu(char *text, size_t size, struct device *dev) {
+    struct cudaDeviceProp properties;
+    if (!dev->open)
+        return "a GPU that is not open";
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    snprintf(text, size, "%d.%d", properties.major, properties.minor);
+    return text;
+}
 static bool fused_takes(struct attention_shape shape, struct device *dev) {
     char reason[256];
     fused_refuses_direction(reason, sizeof reason, shape, false, true, dev);
     return !*reason;
-}
-// Says of forward whether it gives the same bits when it is computed again.
-static const char *fused_promise(struct attention_shape shape, struct device *dev) {
-    const struct fused_key key = fused_key_of(shape, false, false);
-    if (!dev->open)
-        return "planned without asking it: no GPU is open";
-    const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
-    return p && p->plan && !p->may_differ
-               ? "by its own notes its forward is deterministic: recomputation changes no bit"
-               : "that recomputation changes no bit is not promised";
 }
 
 // ---- calls ----
@@ -448,6 +453,24 @@ static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct
 static size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
     const struct fused_key key = fused_key_of(shape, true, any_order);
     return fused_workspace_bytes(&key, dev);
+}
+
+// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
+static const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
+                                        struct device *dev) {
+    const struct fused_key key = fused_key_of(shape, false, false);
+    if (!dev->open)
+        return "planned without asking it: no GPU is open";
+    const double forward = (double)fused_forward_workspace_bytes(shape, dev) / (1 << 20);
+    const double backward = (double)fused_backward_workspace_bytes(shape, any_order, dev) / (1 << 20);
+    const struct fused_library *library = fused_library_of(dev);
+    const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
+    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward; %s",
+             library->planning_s, forward, backward,
+             p && p->plan && !p->may_differ
+                 ? "by its own notes its forward is deterministic: recomputation changes no bit"
+                 : "that recomputation changes no bit is not promised");
+    return text;
 }
 
 // The addresses of a call's tensors, by their ids; NULL: not in the graph.

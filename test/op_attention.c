@@ -1626,7 +1626,7 @@ static void amax_is_of_what_rope_leaves(void **state) {
 // The choice of a backend
 
 static struct attention_demands demands_of(float dropout) {
-    const struct attention_demands demands = {dropout, false, false};
+    const struct attention_demands demands = {dropout, NULL, false};
     return demands;
 }
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
@@ -1736,6 +1736,8 @@ static void test_choice_of_fused(void **state) {
     assert_int_equal(c.backend, ATTENTION_FUSED);
     assert_non_null(strstr(c.reason, "fused, cuDNN 9."));
     assert_non_null(strstr(c.reason, "asked for by --attention-backend fused"));
+    assert_non_null(strstr(c.reason, "plans made in "));
+    assert_non_null(strstr(c.reason, "MiB of workspace forward and "));
     assert_non_null(strstr(c.reason, "recomputation changes no bit"));
     setenv("NVTE_FLASH_ATTN", "0", 1);
     assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 64).backend, ATTENTION_FUSED);
@@ -1744,8 +1746,8 @@ static void test_choice_of_fused(void **state) {
     assert_fails(choose_fused_alone, &demands, "flash: --attention-backend fused|NVTE_FUSED_ATTN=0|unfused");
     unsetenv("NVTE_FLASH_ATTN");
     unsetenv("NVTE_FUSED_ATTN");
-    demands.documents = true;
-    assert_fails(choose_fused_alone, &demands, "fused: has no --reset-attention-mask");
+    demands.documents = "--perplexity";
+    assert_fails(choose_fused_alone, &demands, "fused: hides no documents from each other, as --perplexity asks");
     demands = demands_of(0.1f);
     assert_fails(choose_fused_alone, &demands, "fused: has no --attention-dropout");
 #ifdef CUDA_EMULATED
@@ -1765,8 +1767,22 @@ static void test_choice_of_fused(void **state) {
         c = choose_fused(ATTENTION_AUTO, demands, cases[i].head_dim);
         if (c.backend != cases[i].backend)
             fail_msg("compute capability %s, heads of %d: %s", cases[i].capability, cases[i].head_dim, c.reason);
-        assert_true(cases[i].head_dim != 256 || strstr(c.reason, "heads of up to 128"));
+        char why_own[64]; // of kernels of ours that could take fused's place
+        snprintf(why_own, sizeof why_own, "fused: %s",
+                 cases[i].head_dim == 256 ? "cuDNN 9.19.0: takes heads of up to 128" : "not taken by auto on ");
+        const char *fused = c.backend == ATTENTION_FUSED ? "by published figures faster" : why_own;
+        if (!strstr(c.reason, fused))
+            fail_msg("compute capability %s: \"%s\" without \"%s\"", cases[i].capability, c.reason, fused);
     }
+    setenv("EMU_CAPABILITY", "8.9", 1);
+    c = choose_fused(ATTENTION_AUTO, demands, 64);
+    assert_non_null(strstr(c.reason, "not taken by auto on 8.9: --attention-backend fused tries it"));
+    c = choose_fused(ATTENTION_FLASH, demands, 64);
+    assert_null(strstr(c.reason, "fused"));
+    setenv("NVTE_FUSED_ATTN", "0", 1);
+    c = choose_fused(ATTENTION_AUTO, demands, 64);
+    unsetenv("NVTE_FUSED_ATTN");
+    assert_non_null(strstr(c.reason, "fused: switched off by NVTE_FUSED_ATTN=0 in the environment"));
     demands.any_order = false;
     setenv("EMU_CAPABILITY", "9.0", 1);
     static const char *const refused[][2] = {
@@ -1796,7 +1812,7 @@ static void test_choice_without_flash(void **state) {
     if (first_backend() == ATTENTION_UNFUSED) {
         choose(ATTENTION_AUTO, NULL, NULL, &c);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
-        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16)"));
+        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16; fused: "));
         assert_fails(choose_flash, NULL, "flash: takes bf16 alone|unfused: --attention-backend flash");
     } else {
         c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), demands_of(0), &dev);
