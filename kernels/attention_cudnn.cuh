@@ -3,10 +3,10 @@
 //
 // cuDNN's attention engine is asked for by the graph of operations that it recognises: two products and a softmax
 // written out as maximum, difference, exponential, sum and quotient; backward, the five products of the gradient. This
-// form, not the single operation that versions from 9.13 on have besides, is what every version 9 takes, with a causal
-// mask (which the single operation has from 9.21 on) and backward (for which NVIDIA's frontend uses no other). Sources:
-// the graphs that NVIDIA's cudnn-frontend makes and the conditions under which it refuses to
-// (github.com/NVIDIA/cudnn-frontend, 1.2x: node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
+// form is what every version 9 takes. Backward NVIDIA's frontend makes no other; forward it makes a single operation
+// from 9.21 on, which is not tried here (docs/gpu/attention-cudnn.md). Sources: the graphs that NVIDIA's cudnn-frontend
+// makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend, 1.2x:
+// node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
 //
 // Q, K and V are read from packed qkv and their gradients written to packed dqkv, by strides. What forward keeps for
 // backward is the log-sum-exp of each row, as flash attention's.
@@ -398,10 +398,9 @@ static void fused_unavailable_reason(char *reason, size_t size, struct attention
     if (!*reason)
         fused_refuses_direction(reason, size, shape, true, any_order, dev);
 }
-// Whether fused is known to be faster than our kernels on this GPU; own: those of compute capability 9.0 are there. By
-// what others publish: on 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0
-// TransformerEngine, too, prefers cuDNN to kernels like those of 8.0. On 8.x it does not, and on 12.x cuDNN runs what
-// it runs on 8.x.
+// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
+// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
+// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
 static bool fused_leads(bool own, struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open)
