@@ -80,13 +80,15 @@ static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_cudnn.cuh" // fused_forward, fused_backward, fused_unavailable_reason
+#include "kernels/attention_cudnn.cuh"       // fused_forward, fused_backward, fused_unavailable_reason
+#include "kernels/attention_cudnn_check.cuh" // fused_check
 #else
 // In this build attention_choose never chooses fused: its reason says why.
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
+static void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
 static const char *fused_describe(struct device *dev) { return ""; }
 static bool fused_leads(bool own, struct device *dev) { return false; }
 static const char *fused_gpu(char *text, size_t size, struct device *dev) { return ""; }
@@ -215,6 +217,8 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         if (bytes > MOST_WORKSPACE * qkv_bytes)
             snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
     }
+    if (!*library)
+        fused_check(library, sizeof library, shape, demands.any_order, dev);
     if (*library)
         snprintf(reason, size, "fused: %s", library);
 }

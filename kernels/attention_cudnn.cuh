@@ -75,6 +75,7 @@ struct fused_library {
     int major, minor;    // of the GPU's compute capability
     cudaStream_t stream; // the handle's
     double planning_s;   // what plans took to make, so far
+    double distance;     // the largest from flash attention that attention_cudnn_check.cuh has seen
     int planned;
     struct fused_plan plans[FUSED_PLANS];
 };
@@ -464,8 +465,11 @@ static const char *fused_describe_plans(char *text, size_t size, struct attentio
     const double backward = (double)fused_backward_workspace_bytes(shape, any_order, dev) / (1 << 20);
     const struct fused_library *library = fused_library_of(dev);
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
-    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward; %s",
-             library->planning_s, forward, backward,
+    char held[48] = "";
+    if (library->distance > 0)
+        snprintf(held, sizeof held, "here within %.2g of flash; ", library->distance);
+    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward; %s%s",
+             library->planning_s, forward, backward, held,
              p && p->plan && !p->may_differ
                  ? "by its own notes its forward is deterministic: recomputation changes no bit"
                  : "that recomputation changes no bit is not promised");

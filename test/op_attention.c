@@ -1738,6 +1738,7 @@ static void test_choice_of_fused(void **state) {
     assert_non_null(strstr(c.reason, "asked for by --attention-backend fused"));
     assert_non_null(strstr(c.reason, "plans made in "));
     assert_non_null(strstr(c.reason, "MiB of workspace forward and "));
+    assert_non_null(strstr(c.reason, "; here within 0.00"));
     assert_non_null(strstr(c.reason, "recomputation changes no bit"));
     setenv("NVTE_FLASH_ATTN", "0", 1);
     assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 64).backend, ATTENTION_FUSED);
@@ -1792,6 +1793,22 @@ static void test_choice_of_fused(void **state) {
         assert_fails(choose_fused_alone, &demands, refused[i][1]);
     }
     unsetenv("EMU_CUDNN_REFUSE");
+    static const char *const faults[][2] = {{"forward", "its output is wrong on this GPU"},
+                                            {"backward", "its dV is wrong on this GPU"},
+                                            {"nan", "its dQ is wrong on this GPU"},
+                                            {"bits", "gives other bits"}};
+    for (int i = 0; i < 4; i++) {
+        char reason[320];
+        setenv("EMU_CUDNN_FAULT", faults[i][0], 1);
+        attention_close(&dev);
+        attention_fused_reason(reason, sizeof reason, ATTENTION_FUSED, shape_of(1, 128, 2, 1, 64), demands, &dev);
+        if (!strstr(reason, faults[i][1]))
+            fail_msg("EMU_CUDNN_FAULT=%s: \"%s\"", faults[i][0], reason);
+        c = choose_fused(ATTENTION_AUTO, demands, 80);
+        assert_int_equal(c.backend, ATTENTION_FLASH);
+        assert_non_null(strstr(c.reason, faults[i][1]));
+    }
+    unsetenv("EMU_CUDNN_FAULT");
     setenv("EMU_CUDNN_VERSION", "91001", 1);
     assert_fails(choose_fused_alone, &demands, "9.10.0 and 9.10.1 have known bugs");
     unsetenv("EMU_CUDNN_VERSION");

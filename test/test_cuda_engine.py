@@ -234,6 +234,20 @@ class CudaEngine(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("fused: cuDNN is incomplete", result.stdout)
 
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
+    def test_a_wrong_cudnn_is_not_taken(self):
+        """One whose results are not flash attention's, at the start: the reason, and own kernels or, if it is asked for, an error."""
+        arguments = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/wrong", *LLAMA, *TRAINING, "--train-steps", 1,
+                     "--val-every", 0, "--precision", "bf16", "--device", "cuda"]
+        environment = {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1", "EMU_CUDNN_FAULT": "backward"}
+        with unittest.mock.patch.dict(os.environ, environment):
+            result = run(*arguments, "--attention-backend", "fused")
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("fused: its dV is wrong on this GPU", result.stderr)
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("fused: its dV is wrong on this GPU", result.stdout)
+
     def test_fp8(self):
         """As in bf16: at most twice as far from the fp32 curve as the cpu target is. Scales of blocks are powers of two, so that the
         same values have the same codes: the first losses differ by far less than FP8 moves them. A tensor's scale, and with it all its

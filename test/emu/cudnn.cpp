@@ -21,6 +21,8 @@
 //                      without a mask, if the keys are 64 more than a multiple of 128
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
 //                      finalized; execute: no plan runs
+//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; backward: dV is; nan: one element of dQ is NaN; bits: an
+//                      element of O differs from run to run
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
 #include "test/emu/cudnn_run.h"
 #include <dlfcn.h> // dlopen
