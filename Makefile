@@ -183,7 +183,7 @@ test-long: $(call programs,$(LONG_TESTS))
 	test/run.sh $(LONG_TESTS)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn%.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn%.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED := -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
 CHECKED_AS_C := $(CC) -x c -std=gnu11 $(CHECKED)
 check-headers:

@@ -124,6 +124,7 @@ static void sm90_unavailable_reason(char *reason, size_t size, struct attention_
 static const char *sm90_describe(void) { return ""; }
 static size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
+static int64_t sm90_bias_chunks(struct attention_shape shape) { return 0; }
 static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                          void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");
@@ -330,6 +331,11 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
     case ATTENTION_AUTO: break;
     }
     fail("attention: no backend is chosen");
+}
+
+// Runs of rows that the backend's backward sums dqkv's columns over; 0: it makes no such sums.
+static int64_t attention_bias_chunks(enum attention_backend backend, struct attention_shape shape) {
+    return backend == ATTENTION_FLASH_SM90 ? sm90_bias_chunks(shape) : 0;
 }
 
 static void attention_check(enum attention_backend backend, struct attention_shape shape, struct dropout dropout) {

@@ -1,9 +1,10 @@
 // The gradient of a linear layer's bias, which is the sums of the columns of the gradient of the layer's output. On a
 // GPU the kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage
-// adds them up where the layer's own gradients are made. The gradient of q, k and v, which attention makes, is left to
-// the product of the weight's gradient, as every one is on the CPU, where that product sums it while it packs it. Casts
-// to FP8 sum their own.
+// adds them up where the layer's own gradients are made. What no such kernel makes, as the gradient of q, k and v by
+// attention's other backends than Hopper's and of normed q and k, is left to the product of the weight's gradient, as
+// every one is on the CPU, where that product sums it while it packs it. Casts to FP8 sum their own.
 #pragma once
+#include "attention.cuh"           // attention_bias_chunks
 #include "gpt_state.cuh"           // struct gpt and its buffers
 #include "kernels/activation.cuh"  // activation_bias_chunks
 #include "kernels/column_sums.cuh" // column_sums
@@ -11,8 +12,8 @@
 #include "mlp.cuh"                 // branch_is_added_as_it_is, mlp_chunk_tokens
 
 // What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:
-// the kernel that makes what is summed: a norm's backward, a residual addition's, or an activation's.
-enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION };
+// the kernel that makes what is summed: a norm's backward, a residual addition's, an activation's, or attention's.
+enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
 // The source for a branch's projection. The gradient of its output comes from the norm behind it, or is the residual
 // stream's gradient: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
@@ -29,13 +30,19 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_PRODUCT;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
 }
+// Runs of rows that attention's backward sums the gradient of q, k and v over.
+static int64_t attention_chunks(const struct gpt *m) {
+    const struct extent e = extent_of(m, PASS_TRAIN);
+    return attention_bias_chunks(m->backend, attention_shape_of(&m->config, e.B, e.T));
+}
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
     if (DEVICE_PRODUCTS_SUM_BIASES || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
     switch (linear) {
-    case LINEAR_QKV: return BIAS_BY_PRODUCT;
+    case LINEAR_QKV: // the norm of q and k goes on from attention's gradient
+        return attention_chunks(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_PRODUCT;
     case LINEAR_ATT_PROJ: return bias_source_of_projection(m, l, linear);
     case LINEAR_FC: return chunked ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
     case LINEAR_MLP_PROJ: return chunked ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
@@ -52,6 +59,7 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     case BIAS_BY_NORM: return norm_backward_chunks(N, C);
     case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C);
     case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
+    case BIAS_BY_ATTENTION: return attention_chunks(m);
     }
     return 0;
 }

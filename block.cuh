@@ -477,6 +477,7 @@ static void attention_core_backward(struct gpt *m, int l) {
     options.positions = positions_of(m, PASS_TRAIN);
     options.any_order = !m->config.deterministic_mode;
     options.amax = gradient_amax(m, l, LINEAR_QKV);
+    options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
     if (!s->qk_statistics)

@@ -231,8 +231,9 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Whether micro-step `index` of a step differs from others of its step: it starts or waits for collectives, which can't
-// be part of a graph; or gradients on the host start from zero in the first one, and are squared in the last.
+// Whether micro-step `index` of a step differs from others of its step: it starts or waits for collectives, which are
+// no part of a graph (docs/parallel.md says why); or gradients on the host start from zero in the first one, and are
+// squared in the last.
 static bool is_special(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     if (m->zero.grads_on_host && (index == 0 || m->last_micro_step))

@@ -46,6 +46,8 @@ static void sm90_forward(floatX *out,       // (B, T, H * D)
                          struct attention_shape shape, uint32_t *amax,
                          void *workspace, // used where shape.first_key is given
                          struct device *dev);
+// Runs of rows that backward sums dqkv's columns over.
+static int64_t sm90_bias_chunks(struct attention_shape shape);
 // The gradient of sm90_forward, and through RoPE where options.rotary is given; dqkv is written in full.
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape);
 static void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)

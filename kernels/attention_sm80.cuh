@@ -61,26 +61,29 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// `rows` queries or keys of one of `heads` heads a block; `spans` is the table of those rows.
+// `rows` queries or keys of one of `heads` heads a block.
+static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
+    return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
+}
+// What the kernel of a plan takes of the arguments; `spans` is the table of its rows.
 template <class plan>
-static void flash_launch(void (*kernel)(typename plan::arguments), int rows, int heads, const int32_t *spans,
-                         const struct flash_any_arguments &any, struct attention_shape shape, struct device *dev) {
+static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
+                                              const struct flash_any_arguments &any) {
     // Once a kernel: more than 48 KB of shared memory has to be asked for.
     static const cudaError_t prepared =
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
     cuda_check(prepared);
     struct flash_any_arguments with_spans = any;
     with_spans.spans = spans;
-    const typename plan::arguments a = with_spans; // what the instance takes of them
-    const dim3 grid(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
-    LAUNCH(dev, kernel, grid, plan::THREADS, plan::SHARED_BYTES, a);
+    return with_spans;
 }
 
 struct flash_forward_launcher {
     template <int D, bool DROPOUT, bool PADDED, flash_scores SCORES>
     static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
         typedef forward_plan<D, DROPOUT, PADDED, SCORES> plan;
-        flash_launch<plan>(flash_forward_kernel<plan>, plan::QUERIES, shape.num_heads, shape.first_key, a, shape, dev);
+        LAUNCH(dev, flash_forward_kernel<plan>, flash_grid(shape, plan::QUERIES, shape.num_heads), plan::THREADS,
+               plan::SHARED_BYTES, flash_prepare<plan>(flash_forward_kernel<plan>, shape.first_key, a));
     }
 };
 struct flash_backward_launcher {
@@ -88,10 +91,11 @@ struct flash_backward_launcher {
     static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
         typedef backward_query_plan<D, DROPOUT, PADDED, SCORES> query;
         typedef backward_key_plan<D, DROPOUT, PADDED, SCORES> key;
-        flash_launch<query>(flash_backward_query_kernel<query>, query::QUERIES, shape.num_heads, shape.first_key, a,
-                            shape, dev);
-        flash_launch<key>(flash_backward_key_kernel<key>, key::KEYS, shape.num_query_groups, shape.last_query, a, shape,
-                          dev);
+        LAUNCH(dev, flash_backward_query_kernel<query>, flash_grid(shape, query::QUERIES, shape.num_heads),
+               query::THREADS, query::SHARED_BYTES,
+               flash_prepare<query>(flash_backward_query_kernel<query>, shape.first_key, a));
+        LAUNCH(dev, flash_backward_key_kernel<key>, flash_grid(shape, key::KEYS, shape.num_query_groups), key::THREADS,
+               key::SHARED_BYTES, flash_prepare<key>(flash_backward_key_kernel<key>, shape.last_query, a));
     }
 };
 

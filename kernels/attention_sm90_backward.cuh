@@ -137,6 +137,7 @@ struct sm90_backward_arguments {
     float scale;
     const float *rotary; // (T, D) or NULL
     uint32_t *amax;      // of dqkv, or NULL
+    float *bias_partial; // (B, tiles, (H + 2 Hkv) D): sums of dqkv's columns, or NULL
     bool any_order, full;
     // With plan::SPANS alone:
     const int32_t *first_key, *last_query; // (B, T), both or neither NULL
@@ -659,6 +660,62 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
+// Where the sums of columns of a tile's rows belong, from a head's first column on.
+template <class plan>
+DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
+    return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
+}
+// The sums of a gradient's columns over a tile's first `rows` rows, which lie as an operand does. Both warpgroups
+// call; each thread leaves its rows' sums of 8 columns in `scratch`, (GROUPS, D) floats, for sm90_finish_sums.
+template <class plan> struct sm90_sums {
+    static constexpr int UNITS = plan::D / 8, GROUPS = 256 / UNITS, BYTES = GROUPS * plan::D * 4;
+};
+template <class plan, class operand>
+DEVICE_FUNCTION void sm90_sum_rows(uint32_t scratch, uint32_t tile, int rows) {
+    typedef sm90_sums<plan> sums;
+    const int thread = (int)threadIdx.x - 128, unit = thread % sums::UNITS, group = thread / sums::UNITS;
+    if (group >= sums::GROUPS)
+        return;
+    float columns[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll 4
+    for (int row = group; row < plan::KEYS; row += sums::GROUPS) {
+        const struct word_x4 words = load_shared_words(operand::at(tile, row, 8 * unit));
+#pragma unroll
+        for (int i = 0; i < 4 && row < rows; i++) {
+            columns[2 * i] += __uint_as_float(words.x[i] << 16);
+            columns[2 * i + 1] += __uint_as_float(words.x[i] & 0xffff0000u);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        store_shared_float(scratch + (uint32_t)(group * plan::D + 8 * unit + i) * 4, columns[i]);
+}
+template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, int column) {
+    float sum = 0;
+    for (int group = 0; group < sm90_sums<plan>::GROUPS; group++)
+        sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
+    return sum;
+}
+// Sums the columns of dK and dV of the block, which lie where K and V did, by way of the place of dS. The sums of all
+// of the block's keys are those of its first tile of queries; its other one has zeroes.
+template <class plan>
+DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
+                                   uint32_t shared) {
+    constexpr int D = plan::D, TILES = plan::KEYS / plan::QUERIES;
+    static_assert(2 * sm90_sums<plan>::BYTES <= 2 * plan::SCORES_STAGE_BYTES, "the sums lie where dS did");
+    const uint32_t scratch = shared + plan::SCORES_AT;
+    const int rows = a.T - block.first_key, first = block.first_key / plan::QUERIES;
+    sm90_sum_rows<plan, typename plan::keys>(scratch, shared + plan::KEYS_AT, rows);
+    sm90_sum_rows<plan, typename plan::values>(scratch + sm90_sums<plan>::BYTES, shared + plan::VALUES_AT, rows);
+    named_barrier_sync(1, 256);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x - 128; i < 2 * D; i += 256) {
+        const int value = i / D, column = i % D, head = a.H + value * a.Hkv + block.group;
+        const float sum = sm90_finish_sums<plan>(scratch + (uint32_t)value * sm90_sums<plan>::BYTES, column);
+        for (int tile = 0; tile < TILES && first + tile < a.tiles; tile++)
+            sm90_bias_at<plan>(a, block.b, first + tile, head)[column] = tile == 0 ? sum : 0;
+    }
+}
 // Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
 // shared memory that held the queries.
 template <class plan>
@@ -778,6 +835,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
         const uint32_t dv = sm90_amax_of_tile<typename plan::values, plan::KEYS_BYTES>(shared + plan::VALUES_AT, rows);
         amax_merge_warp(a.amax, amax_larger(dk, dv));
     }
+    if (a.bias_partial)
+        sm90_sum_keys<plan>(a, block, shared);
     if (threadIdx.x != 128)
         return;
     sm90_store_chunks<typename plan::keys, plan::D>(&a.dk, shared + plan::KEYS_AT, plan::KEY_CHUNK, a.H + block.group,
@@ -833,10 +892,36 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
+// Sums the columns of dQ of a tile and head, which lies in shared memory by rows. All threads call.
+template <class plan>
+DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
+                                      int head) {
+    constexpr int D = plan::D, ROW_BYTES = 2 * D + 16, WORDS = D / 2, GROUPS = SM90_QUERIES_THREADS / WORDS;
+    const int word = (int)threadIdx.x % WORDS, group = (int)threadIdx.x / WORDS, rows = a.T - tile * plan::QUERIES;
+    const uint32_t scratch = shared + plan::QUERIES * ROW_BYTES;
+    float low = 0, high = 0;
+#pragma unroll 8
+    for (int row = group; row < plan::QUERIES; row += GROUPS) {
+        const uint32_t x = load_shared_word(shared + (uint32_t)(row * ROW_BYTES + 4 * word));
+        low += row < rows ? __uint_as_float(x << 16) : 0.0f;
+        high += row < rows ? __uint_as_float(x & 0xffff0000u) : 0.0f;
+    }
+    if (group < GROUPS) {
+        store_shared_float(scratch + (uint32_t)(group * D + 2 * word) * 4, low);
+        store_shared_float(scratch + (uint32_t)(group * D + 2 * word + 1) * 4, high);
+    }
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < GROUPS && threadIdx.x < D; i++)
+        sum += load_shared_float(scratch + (uint32_t)(i * D + (int)threadIdx.x) * 4);
+    if (threadIdx.x < D)
+        sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
+}
 // dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
 // 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their
 // own. A thread has both halves of a head's columns: where a warpgroup had one of them, so do the first and the last
-// 128 threads one half of their quads. AMAX: a.amax is given.
+// 128 threads one half of their quads. AMAX: a.amax is given. Sums of columns are taken from there, too: behind the rows
+// lie those of SM90_QUERIES_THREADS / (D / 2) groups of them, (groups, D) floats.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -891,6 +976,8 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                     largest = sm90_amax_words(largest, words);
             }
         }
+        if (a.bias_partial)
+            sm90_sum_queries<plan>(a, shared, b, tile, h);
         __syncthreads();
     }
     if (AMAX)
@@ -916,6 +1003,10 @@ static struct sm90_backward_layout sm90_backward_layout_of(struct attention_shap
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
+}
+
+static int64_t sm90_bias_chunks(struct attention_shape shape) {
+    return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
 }
 
 template <class plan>
@@ -966,7 +1057,7 @@ struct sm90_backward_launcher {
                a);
         LAUNCH(dev, (a.amax ? sm90_backward_queries_kernel<plan, true> : sm90_backward_queries_kernel<plan, false>),
                dim3((unsigned)a.tiles, blocks_for(a.H, SM90_QUERIES_HEADS), (unsigned)a.B), SM90_QUERIES_THREADS,
-               plan::QUERIES * (2 * plan::D + 16), a);
+               plan::QUERIES * (2 * plan::D + 16) + (a.bias_partial ? 2 * SM90_QUERIES_THREADS * 4 : 0), a);
     }
     template <int D>
     static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
@@ -1027,6 +1118,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
     a.rotary = options.rotary;
     a.any_order = options.any_order;
     a.amax = options.amax;
+    a.bias_partial = options.bias_partial;
     a.positions = options.positions;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }

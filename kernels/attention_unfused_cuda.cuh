@@ -318,21 +318,18 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
     const int64_t k_at = (int64_t)u.H * u.D, v_at = (int64_t)(u.H + u.Hkv) * u.D;
     floatX *ds = (floatX *)workspace;
-    const auto queries_kernel =
-        shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>;
-    const auto keys_kernel = shape.first_key ? unfused_keys_kernel<UNFUSED_SPANS> : unfused_keys_kernel<UNFUSED_CAUSAL>;
     LAUNCH(dev,
            shape.softcap > 0 ? unfused_softmax_backward_kernel<UNFUSED_CAPPED>
            : shape.first_key ? unfused_softmax_backward_kernel<UNFUSED_SPANS>
                              : unfused_softmax_backward_kernel<UNFUSED_CAUSAL>,
            unfused_grid((int64_t)shape.B * u.H, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, ds, dout, qkv, out,
            probabilities, u);
-    LAUNCH(dev, queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false, qkv + k_at,
-           u.shape.scale, u);
-    LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv, u.qkv_stride,
-           u.shape.scale, u);
-    LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
-           u.out_stride, 1.0f, u);
+    LAUNCH(dev, shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>,
+           queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false, qkv + k_at, u.shape.scale, u);
+    LAUNCH(dev, shape.first_key ? unfused_keys_kernel<UNFUSED_SPANS> : unfused_keys_kernel<UNFUSED_CAUSAL>, keys,
+           TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv, u.qkv_stride, u.shape.scale, u);
+    LAUNCH(dev, shape.first_key ? unfused_keys_kernel<UNFUSED_SPANS> : unfused_keys_kernel<UNFUSED_CAUSAL>, keys,
+           TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout, u.out_stride, 1.0f, u);
     if (amax)
         fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }

@@ -24,7 +24,9 @@
 #endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
-// Most collectives in flight, which have an event each. More than a step begins, or the host would wait within a step.
+// Most collectives in flight, which have events each: where so many are, the host waits for the oldest. llama3-8b at
+// stage 1 begins about 1980 in a step (990 buckets of 32 MiB, each reduced and gathered). The GPU does not wait for a
+// host that is still half a step ahead of it.
 enum { NCCL_EVENTS = 1024 };
 
 struct nccl_queue {

@@ -107,7 +107,8 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 }
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
-// Enqueues kernel(arguments) on the device's stream. Types of arguments must be the kernel's own.
+// Enqueues kernel(arguments) on the device's stream. Types of arguments must be the kernel's own. Where one of
+// several instances is launched, all are named: scripts/count_launches.py counts by this text, not by a pointer's name.
 #define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                            \
     do {                                                                                                               \
         cudaLaunchConfig_t launch_ = {};                                                                               \

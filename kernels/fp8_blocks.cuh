@@ -304,10 +304,9 @@ template <enum fp8_format FORMAT, enum fp8_scaling SCALING>
 static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                               struct device *dev) {
     float *partial = to.dbias != NULL ? (float *)workspace : NULL;
-    void (*const kernel)(struct fp8_cast, float *, const floatX *, int64_t, int64_t) =
-        fp8_blocks_kernel<FORMAT, SCALING>;
     const dim3 tiles((unsigned)(N / FP8_BLOCK), (unsigned)(M / FP8_BLOCK)); // M up to 128 x 65535
-    LAUNCH(dev, kernel, tiles, FP8_BLOCKS_THREADS, FP8_BLOCKS_SHARED_BYTES, to, partial, x, M, N);
+    LAUNCH(dev, (fp8_blocks_kernel<FORMAT, SCALING>), tiles, FP8_BLOCKS_THREADS, FP8_BLOCKS_SHARED_BYTES, to, partial,
+           x, M, N);
     if (to.dbias != NULL)
         column_sums(to.dbias, partial, M / FP8_BLOCK, N, to.add_dbias, dev);
 }

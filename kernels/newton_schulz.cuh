@@ -21,7 +21,7 @@ static void newton_schulz_polynomial(floatX *square,     // (side, side)
 // In double, then rounded. A norm whose inverse no float holds is of subnormal elements alone, as a momentum's whose
 // gradients stay 0: they become less than 1, and not infinite.
 HOST_DEVICE float newton_schulz_factor(double squares, double divisor) {
-    return squares > 0 ? (float)fmin(1 / (divisor * sqrt(squares)), FLT_MAX) : 0;
+    return squares > 0 ? (float)fmin(1 / (divisor * sqrt(squares)), (double)FLT_MAX) : 0;
 }
 
 #ifdef TARGET_CUDA

@@ -541,13 +541,13 @@ static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *
     const bool amax = options.amax != NULL, partial = dx_partial != NULL;
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
     do {                                                                                                               \
-        const auto with_amax = partial ? norm_backward_kernel<row_threads, packs, true, true>                          \
-                                       : norm_backward_kernel<row_threads, packs, true, false>;                        \
-        const auto without = partial ? norm_backward_kernel<row_threads, packs, false, true>                           \
-                                     : norm_backward_kernel<row_threads, packs, false, false>;                         \
-        LAUNCH(dev, amax ? with_amax : without, (unsigned)runs, block_threads,                                         \
-               (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0), sums, dx, dx_partial,          \
-               residual, dout, x, weight, mean, rstd, N, C, options);                                                  \
+        LAUNCH(dev,                                                                                                    \
+               (amax ? (partial ? norm_backward_kernel<row_threads, packs, true, true>                                 \
+                                : norm_backward_kernel<row_threads, packs, true, false>)                               \
+                     : (partial ? norm_backward_kernel<row_threads, packs, false, true>                                \
+                                : norm_backward_kernel<row_threads, packs, false, false>)),                            \
+               (unsigned)runs, block_threads, (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0), \
+               sums, dx, dx_partial, residual, dout, x, weight, mean, rstd, N, C, options);                            \
     } while (0)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
         NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_SLOTS * NORM_THREADS / 32);

@@ -10,7 +10,7 @@ struct packed {
     floatX x[PACK];
 };
 
-DEVICE_FUNCTION bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+HOST_DEVICE bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 // Called before each 16-byte access: the emulator checks the access's address and order.
 DEVICE_FUNCTION void packed_check(const void *p, bool write) {

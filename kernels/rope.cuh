@@ -114,10 +114,11 @@ static void rope_rotate_all(floatX *qkv, const float *table, struct token_positi
     const int heads = H + Hkv, row_heads = H + 2 * Hkv;
     const int64_t threads = rows * blocks_for(amax ? row_heads : heads, ROPE_HEADS) * blocks_for(D / 2, PACK);
     const bool whole = D % (2 * PACK) == 0 && (uintptr_t)qkv % 16 == 0 && (uintptr_t)table % 16 == 0;
-    const auto with_amax = whole ? rope_kernel<true, true> : rope_kernel<false, true>;
-    const auto without = whole ? rope_kernel<true, false> : rope_kernel<false, false>;
-    LAUNCH(dev, amax ? with_amax : without, blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, positions,
-           rows, T, row_heads, heads, D, direction, amax);
+    LAUNCH(dev,
+           (amax ? (whole ? rope_kernel<true, true> : rope_kernel<false, true>)
+                 : (whole ? rope_kernel<true, false> : rope_kernel<false, false>)),
+           blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, positions, rows, T, row_heads, heads, D,
+           direction, amax);
 }
 
 #else

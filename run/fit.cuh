@@ -36,8 +36,8 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
-// The tokens of a chunk of logits: the fewest chunks with which the plan stays within the limits, and no more than as
-// planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's limit is not known.
+// The tokens of a chunk of logits: of 1, 2, 3, 4, 6, 8, 11, ... chunks the fewest with which the plan stays within the
+// limits, and no more than as planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's limit is not known.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` where the policy that was asked for does less than it seems to.
@@ -167,7 +167,7 @@ static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
     const int64_t planned = loss_chunk(&changed, model_shape_of(&changed, sizeof(floatX), false).Vp);
     if (!LOGITS_CHUNK_GROWS || changed.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
         return 0;
-    for (int64_t chunks = 1; chunks < (N + planned - 1) / planned; chunks += (chunks + 2) / 3) { // 1, 2, 3, 4, 6, 8, 11
+    for (int64_t chunks = 1; chunks < (N + planned - 1) / planned; chunks += (chunks + 2) / 3) {
         changed.loss_chunk_tokens = (int)(((N + chunks - 1) / chunks + 63) / 64 * 64);
         if (fit_is_within(fit_peaks(&g, fit_policy(&g)), limits))
             return changed.loss_chunk_tokens;

@@ -101,12 +101,14 @@ static void start_take_choice(struct config *config, const struct trainer_state 
 }
 
 // Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of
-// the same size: the sums then have the same bits.
+// the same size, named on this command line or not: the sums then have the same bits.
 static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
                                   const bool by_user[CONFIG_ROWS_MAX]) {
-    const int row = CONFIG_ROW(loss_chunk_tokens);
-    char text[OPTION_TEXT];
-    if (!by_user[row] && !by_user[CONFIG_ROW(micro_batch_size)] && !by_user[CONFIG_ROW(seq_length)])
+    const int row = CONFIG_ROW(loss_chunk_tokens), size = CONFIG_ROW(micro_batch_size);
+    char text[OPTION_TEXT], now[OPTION_TEXT];
+    const bool same = !by_user[size] || strcmp(option_text(now, &config_rows[size], config),
+                                               start_resolved(text, state, size)) == 0;
+    if (!by_user[row] && same)
         start_set(config, row, start_resolved(text, state, row));
 }
 

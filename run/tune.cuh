@@ -51,8 +51,10 @@ static struct matmul_algorithms *tune_allocate(void) {
         fail("out of memory");
     return algorithms;
 }
-// The file's text of the choices that are kept; the caller frees it.
-static char *tune_text(const struct matmul_library *library, const struct device *dev, size_t *bytes) {
+// The file's text of the choices that are kept and, as far as they have room, of the rows of `others`; the caller frees
+// it.
+static char *tune_text(const struct matmul_library *library, const struct matmul_algorithms *others,
+                       const struct device *dev, size_t *bytes) {
     struct matmul_algorithms *algorithms = tune_allocate();
     tune_describe_machine(algorithms, dev);
     for (int i = 0; i < library->choice_count; i++) {
@@ -65,16 +67,18 @@ static char *tune_text(const struct matmul_library *library, const struct device
         row->first_us = choice->first_us;
         row->us = choice->us;
     }
+    for (int i = 0; i < others->count && algorithms->count < MATMUL_ALGORITHMS_ROWS; i++)
+        algorithms->rows[algorithms->count++] = others->rows[i];
     char *text = matmul_algorithms_text(algorithms, tune_key_names, bytes);
     if (!text)
         fail("out of memory");
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text, where they are of this GPU and library; else *note says that they are not.
-// Returns what is wrong with the text, or NULL.
+// Keeps the choices of a file's text, where they are of this GPU and library; else *note says that they are not. Those
+// of other products than this run's go to `others`. Returns what is wrong with the text, or NULL.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
-                                  struct error_text *error) {
+                                  struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
     const char *problem =
         matmul_algorithms_parse(theirs, tune_key_names, (const unsigned char *)text, bytes, name, error);
@@ -85,13 +89,15 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
         snprintf(note, TUNE_TEXT, "%s: of cuBLASLt %lld on %s with %d multiprocessors, here %lld on %s with %d", name,
                  (long long)theirs->library, theirs->gpu, theirs->multiprocessors, (long long)ours->library, ours->gpu,
                  ours->multiprocessors);
-    int unused = 0;
+    others->count = 0;
     for (int i = 0; i < theirs->count && !problem && same; i++) {
         const struct matmul_choice choice = tune_choice_of(&theirs->rows[i]);
-        unused += !matmul_take_choice(r->dev.matmul, &choice);
+        if (!matmul_take_choice(r->dev.matmul, &choice))
+            others->rows[others->count++] = theirs->rows[i];
     }
-    if (unused > 0)
-        snprintf(note, TUNE_TEXT, "%s: %d of its %d products, which are not this run's", name, unused, theirs->count);
+    if (others->count > 0)
+        snprintf(note, TUNE_TEXT, "%s: %d of its %d products, which are not this run's", name, others->count,
+                 theirs->count);
     free(theirs);
     free(ours);
     return problem;
@@ -99,8 +105,9 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Keeps the choices of the checkpoint's file, else of the one in --out, if there is one. A broken one ends the run.
-static void tune_read(struct run *r, char path[PATH_MAX]) {
+// Keeps the choices of the checkpoint's file, else of the one in --out, if there is one, and in `others` what it has of
+// other products. A broken one ends the run.
+static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MOST_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->out};
     struct error_text error;
@@ -116,7 +123,7 @@ static void tune_read(struct run *r, char path[PATH_MAX]) {
     }
     const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a list of matmul algorithms", &error);
     if (!problem)
-        problem = tune_take_text(r, (const char *)data, (size_t)bytes, path, r->tuning_note, &error);
+        problem = tune_take_text(r, (const char *)data, (size_t)bytes, path, r->tuning_note, others, &error);
     if (problem)
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
@@ -165,67 +172,94 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
                       ", which saves %.1f %% of one run of each, %.1f %% at most", 100 * (1 - us / first_us),
                       100 * most);
     if (epilogues > 0 && n < (int)sizeof r->tuning)
-        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them", epilogues);
+        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them",
+                 epilogues);
+}
+// Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns 0, or
+// what failed as errno has it.
+static int tune_replace_file(const char *path, const char *text, size_t bytes) {
+    char temporary[PATH_MAX];
+    int problem = 0;
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.tmp", path) >= sizeof temporary)
+        return ENAMETOOLONG;
+    FILE *file = fopen(temporary, "w");
+    if (!file)
+        return errno;
+    if (fwrite(text, 1, bytes, file) != bytes || fflush(file) != 0 || fsync(fileno(file)) != 0)
+        problem = errno;
+    if (fclose(file) != 0 && !problem)
+        problem = errno;
+    if (!problem && rename(temporary, path) != 0)
+        problem = errno;
+    if (problem)
+        unlink(temporary);
+    return problem;
 }
 // Writes the file into the folder of --out, and gives its text to the checkpoints. Where it can't be written this is
 // said, and the run goes on.
 static void tune_write(struct run *r, char *text, size_t bytes) {
     char path[PATH_MAX];
     const bool fits = (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->out) < sizeof path;
-    FILE *file = fits ? fopen(path, "w") : NULL;
-    bool written = file && fwrite(text, 1, bytes, file) == bytes;
-    if (file)
-        written = fclose(file) == 0 && written;
-    if (!written)
+    const int problem = fits ? tune_replace_file(path, text, bytes) : ENAMETOOLONG;
+    if (problem)
         fprintf(stderr,
                 "train_gpt: %s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone\n", path,
-                strerror(errno));
+                strerror(problem));
     saver_set_algorithms(&r->saver, text, bytes);
 }
 
 // ---- All ranks ----
 
+// Gives rank 0's choices to the others. One whose GPU or library is another keeps the heuristics' first, and says so.
+static void tune_share(struct run *r) {
+    struct matmul_algorithms *others = tune_allocate();
+    struct error_text error;
+    const bool first = r->config->rank == 0;
+    size_t bytes = 0;
+    char *text = first ? tune_text(r->dev.matmul, others, &r->dev, &bytes) : NULL;
+    control_broadcast(r->parallel->control, &bytes, sizeof bytes, "the choice of matmul algorithms", true);
+    if (!first)
+        text = (char *)calloc(1, bytes);
+    if (!text)
+        fail("out of memory");
+    control_broadcast(r->parallel->control, text, bytes, "the choice of matmul algorithms", true);
+    const char *problem =
+        first ? NULL
+              : tune_take_text(r, text, bytes, "rank 0's choice of matmul algorithms", r->tuning_note, others, &error);
+    if (problem)
+        fail("%s", problem);
+    if (!first && *r->tuning_note)
+        fprintf(stderr, "train_gpt: rank %d does not use %s\n", r->config->rank, r->tuning_note);
+    free(text);
+    free(others);
+}
 // Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and
 // before the first step. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
-    char *text = NULL;
-    size_t bytes = 0;
     if (!c->matmul_tuning) {
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
         return;
     }
     const double begin = seconds_now();
+    struct matmul_algorithms *others = tune_allocate();
     matmul_list_begin(r->dev.matmul);
     gpt_rehearse(r->model);
     matmul_list_end(r->dev.matmul);
     if (c->rank == 0) {
-        tune_read(r, path);
+        tune_read(r, others, path);
         const int timed = tune_time(r);
         tune_describe(r, timed, seconds_now() - begin, path);
-        text = tune_text(r->dev.matmul, &r->dev, &bytes);
     }
-    if (r->parallel) {
-        struct error_text error;
-        control_broadcast(r->parallel->control, &bytes, sizeof bytes, "the choice of matmul algorithms", true);
-        if (c->rank > 0)
-            text = (char *)calloc(1, bytes);
-        if (!text)
-            fail("out of memory");
-        control_broadcast(r->parallel->control, text, bytes, "the choice of matmul algorithms", true);
-        const char *problem =
-            c->rank > 0 ? tune_take_text(r, text, bytes, "rank 0's choice of matmul algorithms", r->tuning_note, &error)
-                        : NULL;
-        if (problem)
-            fail("%s", problem);
-        if (c->rank > 0 && *r->tuning_note)
-            fprintf(stderr, "train_gpt: rank %d does not use %s\n", c->rank, r->tuning_note);
-    }
-    if (c->rank == 0)
+    if (r->parallel)
+        tune_share(r);
+    if (c->rank == 0) {
+        size_t bytes = 0;
+        char *text = tune_text(r->dev.matmul, others, &r->dev, &bytes);
         tune_write(r, text, bytes);
-    else
-        free(text);
+    }
+    free(others);
 }
 
 #else

@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
 """Counts what a training step launches on a GPU: kernels, matrix products, memsets, copies, collectives.
 
-  scripts/count_launches.py [--train-gpt build/emu/train_gpt] [OPTION...]   of a model with these options of train_gpt
+  scripts/count_launches.py [--train-gpt build/emu/train_gpt] [--ranks N] [OPTION...]
+                                            of a model with these options of train_gpt, in the form that train_gpt takes
 
 The emulator counts (`make emu`): runs of different numbers of steps and micro-steps differ by a step's, and by a micro-step's,
-work. Widths do not matter to the counts, so that a preset's layers are counted at small ones; an option that is given here
-overrides its small one. What a CUDA graph launches counts as often as it runs.
+work. It is a GPU of compute capability 9.0, but for another in EMU_CAPABILITY; heads are of 64, which its attention takes.
+Other widths do not matter to the counts, so that a preset's layers are counted at small ones; an option that is given here
+overrides its small one. The number of tokens matters to their sort alone (roofline.py: sort_launches). Matrix products are
+not tuned: --matmul-tuning may find epilogues that are faster than kernels, which are fewer then. What a CUDA graph launches
+counts as often as it runs.
+
+With --ranks the model is trained by so many ranks of mpirun, and rank 0's work is counted. A micro-step is what one more of them
+in a step adds: at ZeRO stages 0 and 1 it has no collectives, which are all in the rest of a step.
 """
 import argparse
 import collections
@@ -15,18 +22,33 @@ import subprocess
 import sys
 import tempfile
 
-SMALL = {"hidden-size": "64", "num-attention-heads": "2", "num-query-groups": "2", "kv-channels": "32", "ffn-hidden-size": "128",
-         "vocab-size": "256", "seq-length": "64", "micro-batch-size": "1"}
+SMALL = ["--hidden-size=64", "--num-attention-heads=2", "--num-query-groups=2", "--kv-channels=64", "--ffn-hidden-size=128",
+         "--vocab-size=256", "--seq-length=64", "--matmul-tuning=false", "--precision=bf16"]
+# What decides how much is trained, and where.
+OURS = ("--global-batch-size", "--train-steps", "--train-data", "--out", "--device")
+
+NO_WORK = ("an event", "a wait for an event", "a graph")
+CALLS = {"a copy": "cudaMemcpy", "messages": "ncclSend, ncclRecv",
+         **{name: name for name in ("cudaMemset", "cublasLtMatmul", "cudnnBackendExecute", "ncclReduceScatter", "ncclAllGather")}}
+
+# Rows of the page's table (roofline.py: LAUNCHES), and the names that they have.
+ROWS = {
+    "products": r"cublasLtMatmul",
+    "attention": r"sm90_\w+|flash_\w+|unfused_\w+|attention_\w+|cudnnBackendExecute",
+    "norms": r"norm_\w+|qk_norm_\w+|residual_\w+",
+    "RoPE": r"rope_kernel",
+    "GELU, SwiGLU": r"(gelu|squared_relu|swiglu|geglu)_\w+",
+    "bias gradients": r"column_sums_kernel|dbias_partial_kernel|activation_bias_sums_kernel",
+    "embedding": r"embedding_\w+|sort_\w+",
+    "loss": r"cross_entropy_kernel|losses_sum_kernel|logits_transform_kernel",
+    "AdamW, gradient norm": r"adamw_kernel|squares_\w+|gradient_check_kernel",
+    "collectives": r"nccl\w+(, nccl\w+)*|\w+_wire_kernel",
+    "dropout's counter, copies": r"dropout_step_kernel|cudaMem\w+",
+}
 
 
-def options_of(arguments):
-    """--name value pairs of a command line, by name."""
-    options = dict(SMALL)
-    for name, value in zip(arguments[::2], arguments[1::2]):
-        if not name.startswith("--"):
-            sys.exit(f"count_launches.py: '{name}': expected an option of train_gpt with its value")
-        options[name[2:]] = value
-    return options
+def refuse(message):
+    sys.exit(f"count_launches.py: {message}")
 
 
 def write_shard(path, tokens):
@@ -37,44 +59,99 @@ def write_shard(path, tokens):
         file.write(b"".join((i * 7 % 251).to_bytes(2, "little") for i in range(tokens)))
 
 
-def counts_of(program, options, folder, steps, micro_steps):
-    """How often each kind of work ran in a run of so many steps."""
-    counts = os.path.join(folder, f"counts_{steps}_{micro_steps}")
-    batch = int(options["micro-batch-size"]) * micro_steps
-    given = {**options, "global-batch-size": str(batch), "train-steps": str(steps), "train-data": os.path.join(folder, "train.bin"),
-             "out": os.path.join(folder, f"out_{steps}_{micro_steps}"), "device": "cuda", "precision": "bf16"}
-    command = [program] + [f"--{name}={value}" for name, value in given.items()]
-    run = subprocess.run(command, env={**os.environ, "EMU_WORK_COUNTS": counts}, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        sys.exit(f"count_launches.py: {' '.join(command)}\n{run.stderr}")
-    result = collections.Counter()
-    with open(counts, encoding="utf-8") as file:
+def options_of(arguments):
+    """(this script's options, those for train_gpt, which takes the last of an option that is given twice)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train-gpt", default="build/emu/train_gpt")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--micro-batch-size", type=int, default=1, help=argparse.SUPPRESS)  # the global one depends on it
+    known, given = parser.parse_known_args(arguments)
+    for argument in given:
+        if argument.split("=")[0] in OURS:
+            refuse(f"{argument}: it is chosen here, by what is counted")
+    if known.ranks < 1:
+        refuse(f"--ranks {known.ranks}: at least 1")
+    return known, SMALL + given
+
+
+def command_of(program, ranks, counts):
+    """The command that runs the program, a list, on so many ranks, of which rank 0 counts."""
+    if ranks == 1:
+        return ["env", f"EMU_WORK_COUNTS={counts}", *program]
+    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1", "-x", f"EMU_WORK_COUNTS={counts}", *program,
+            ":", "-n", str(ranks - 1), *program]
+
+
+def counts_by_text(path):
+    """(how often, the text of a launch or a call) that the emulator wrote."""
+    with open(path, encoding="utf-8") as file:
         for line in file:
-            count, name = line.split(" ", 1)
-            result[name_of(name.strip())] += int(count)
-    return result
+            times, text = line.rstrip("\n").split(" ", 1)
+            yield int(times), text
 
 
 def name_of(text):
-    """A kernel's name without its template's arguments, which the shape decides; what is no work of the GPU has none."""
-    names = {"an event": "", "a wait for an event": "", "a graph": "", "a copy": "cudaMemcpy", "kernel": "attention's kernels",
-             "amax ? with_amax : without": "norm_backward_kernel"}  # of pointers that were chosen before
-    return names[text] if text in names else re.sub(r"^.*?(\w+_kernel).*$", r"\1", text)
+    """The name of what was launched: of a kernel without its template's arguments, which the shape decides."""
+    kernels = set(re.findall(r"\w+_kernel\b", text))
+    if text in CALLS:
+        return CALLS[text]
+    if len(kernels) != 1:
+        refuse(f"'{text}' was launched, which names no kernel, or several: the macro LAUNCH takes the kernel's own name")
+    return kernels.pop()
 
 
-def count(program, arguments):
-    """(work of a micro-step, work of a step with one micro-step besides it), by name."""
-    options = options_of(arguments)
+def counts_of(known, options, folder, steps, micro_steps):
+    """How often each kind of work ran in a run of so many steps."""
+    name = f"{steps}_{micro_steps}"
+    counts = os.path.join(folder, "counts_" + name)
+    ours = {"micro-batch-size": known.micro_batch_size, "global-batch-size": known.micro_batch_size * micro_steps * known.ranks,
+            "train-steps": steps, "train-data": os.path.join(folder, "train.bin"), "out": os.path.join(folder, "out_" + name),
+            "device": "cuda"}
+    program = [known.train_gpt, *options, *(f"--{option}={value}" for option, value in ours.items())]
+    command = command_of(program, known.ranks, counts)
+    environment = {"EMU_CAPABILITY": "9.0", "EMU_DEVICES": str(known.ranks), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **os.environ}
+    environment.pop("EMU_WORK_COUNTS", None)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        refuse(f"{' '.join(command)}\n{run.stdout}{run.stderr}")
+    if not os.path.exists(counts):
+        refuse(f"{known.train_gpt} counted nothing: it is not the emulator's")
+    result = collections.Counter()
+    for times, text in counts_by_text(counts):
+        if text not in NO_WORK:
+            result[name_of(text)] += times
+    return result
+
+
+def less(counts, others):
+    """The difference, without names of which there is none: Counter's own hides what is below 0."""
+    result = collections.Counter(counts)
+    result.subtract(others)
+    return collections.Counter({name: times for name, times in result.items() if times != 0})
+
+
+def count(arguments):
+    """(work of a micro-step, work of a step with one micro-step besides it), by name; arguments as the script takes them."""
+    known, options = options_of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         write_shard(os.path.join(folder, "train.bin"), 1 << 14)
-        one, two = (counts_of(program, options, folder, steps, 1) for steps in (3, 4))
-        more = [counts_of(program, options, folder, steps, 2) for steps in (3, 4)]
-    step, step_of_two = two - one, more[1] - more[0]
-    micro_step = step_of_two - step
-    rest = step - micro_step
-    for table in (micro_step, rest):
-        table.pop("", None)
-    return micro_step, rest
+        one, two = (counts_of(known, options, folder, steps, 1) for steps in (3, 4))
+        more = [counts_of(known, options, folder, steps, 2) for steps in (3, 4)]
+    step = less(two, one)
+    micro_step = less(less(more[1], more[0]), step)
+    return micro_step, less(step, micro_step)
+
+
+def by_row(counts):
+    """Counts by the rows of the page's table."""
+    result = dict.fromkeys(ROWS, 0)
+    for name, times in counts.items():
+        rows = [row for row, names in ROWS.items() if re.fullmatch(names, name)]
+        if len(rows) != 1:
+            refuse(f"{name}: no row of the table has it, or several")
+        result[rows[0]] += times
+    return result
 
 
 def table(micro_step, rest):
@@ -86,13 +163,5 @@ def table(micro_step, rest):
     return "\n".join(lines)
 
 
-def main():
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train-gpt", default="build/emu/train_gpt")
-    known, rest = parser.parse_known_args()
-    print(table(*count(known.train_gpt, rest)))
-
-
 if __name__ == "__main__":
-    main()
+    print(table(*count(sys.argv[1:])))

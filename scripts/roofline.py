@@ -9,6 +9,7 @@ schedulers'. Bytes are those that the algorithm must move with every array read 
 twice shows as a difference to the measurement. bf16 activations and weights, fp32 gradients and moments, master weights in two
 halves of 16 bits. A step is of one micro-step.
 """
+import math
 import os
 import sys
 from typing import NamedTuple
@@ -20,6 +21,7 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "g
 
 NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
 ACTIVATION_ROWS = 64  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
+ATTENTION_ROWS = 64   # of attention's on Hopper (kernels/attention_sm90_backward.cuh), at least
 # Of an element in bf16: counted in sm_90a's machine code by scripts/count_sass.py; before, of GELU alone, by hand.
 INSTRUCTIONS_BEFORE = {"gelu forward": 34, "gelu backward": 44}
 INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 20.6, "swiglu forward": 13.9, "swiglu backward": 21.6}
@@ -57,18 +59,33 @@ class Design(NamedTuple):
     instructions: dict     # of an activation's element
 
 
-# Kernels, products, memsets and copies of a step of gpt2-124m in bf16: of a micro-step, and of the step besides it. Counted by
-# scripts/count_launches.py --preset gpt2-124m.
-LAUNCHES = """| | a micro-step | the rest of a step |
-|---|---|---|
-| before | 389 | 180: 148 of AdamW, 28 of the norm |
-| now | 352 | 6 |
-| of these: products | 147 | 0 |
-| attention | 36 | 0 |
-| norms, with the second stage of their weights' gradients | 75 | 0 |
-| GELU | 24 | 0 |
-| bias gradients: second stages, and the pass over qkv's where no epilogue sums it | 60 | 0 |
-| AdamW, gradient norm | 0 | 4 |"""
+# Kernels, products, memsets and copies of a step in bf16 on one GPU of compute capability 9.0: (of a micro-step, of the
+# step besides it), as scripts/count_launches.py --preset NAME counts them at 64 tokens; test/test_cuda_engine.py holds
+# these figures to it.
+LAUNCHES = {
+    "gpt2-124m": {"products": (147, 0), "attention": (48, 0), "norms": (75, 0), "RoPE": (0, 0), "GELU, SwiGLU": (24, 0),
+                  "bias gradients": (48, 0), "embedding": (4, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
+                  "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
+    "llama3.2-1b": {"products": (195, 0), "attention": (64, 0), "norms": (99, 0), "RoPE": (16, 0), "GELU, SwiGLU": (32, 0),
+                    "bias gradients": (0, 0), "embedding": (3, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
+                    "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
+}
+# Of gpt2-124m, at 64 tokens too, by the emulator at d323e87: AdamW was launched for each tensor.
+LAUNCHES_BEFORE, UPDATES_BEFORE = (401, 180), "180: 148 of AdamW, 28 of the norm"
+LAUNCHES_LABELS = {
+    "norms": "norms, with the second stage of their weights' gradients",
+    "bias gradients": "bias gradients: second stages",
+    "embedding": "embedding, whose backward sorts the tokens",
+}
+SORT_TILE, TOKEN_FEW = 4096, 64  # of kernels/embedding.cuh
+
+
+def sort_launches(tokens):
+    """Of the backward of an embedding of so many tokens, beside that of 64: of a bitonic sort, whose runs above a tile
+    double until they hold all tokens, each by steps between tiles and one within them; and the sums of frequent tokens."""
+    doublings = max(0, math.ceil(math.log2(tokens / SORT_TILE)))
+    return doublings * (doublings + 3) // 2 + (tokens > TOKEN_FEW)
+
 
 BEFORE = Design(False, False, 512 << 20, INSTRUCTIONS_BEFORE)
 NOW = Design(True, True, 0, INSTRUCTIONS)
@@ -91,10 +108,10 @@ def matmuls(name, s, inputs, outputs, design, chunks=1):
 
 def bias_gradients(s, design):
     """Bytes of a block's bias gradients: passes over what they sum, or the partial sums that producers write and a second stage
-    reads. The gradient of qkv, which attention makes, is summed by the epilogue of its weight's product, or by a pass."""
+    reads."""
     if not design.producers_sum:
         return 2 * s.N * (s.qkv + s.C + s.up + s.C)
-    return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up)
+    return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up + s.N / ATTENTION_ROWS * s.qkv)
 
 
 def kernels(s, design=None):
@@ -116,7 +133,8 @@ def kernels(s, design=None):
     ]
     if s.llama:
         rotated = 2 * s.N * (s.H + s.G) * s.D
-        layer += [("rope forward", 2 * rotated, 0),  # attention's backward undoes it within its own passes
+        # Attention's backward undoes it: for Hopper within its own passes, after the other backends by a pass like this.
+        layer += [("rope forward", 2 * rotated, 0),
                   ("swiglu forward", 3 * 2 * s.N * s.F, 0), ("swiglu backward", 5 * 2 * s.N * s.F, 0)]
     else:
         layer += [("gelu forward", 2 * 2 * s.N * s.F, 0), ("gelu backward", 3 * 2 * s.N * s.F, 0)]
@@ -160,9 +178,9 @@ def before_and_now():
     lines = ["## The step before and now", "",
              "Before: gradients zeroed, then added to; bias gradients by passes; logits in chunks of 512 MiB, each of which adds to the head's",
              "gradient; GELU by a polynomial and a division (34 and 44 instructions an element; SwiGLU's were not counted). Now: the first",
-             "micro-step overwrites; kernels that make a gradient sum its bias's, but for that of qkv, which is counted here with its product,",
-             "whose epilogue sums it where the library has one; all logits at once, where memory is free for them; activations by the units",
-             "for exponentials and reciprocals. What each takes off, in ms a step:", "",
+             "micro-step overwrites; kernels that make a gradient sum its bias's, attention's among them (on Hopper: elsewhere, and behind a norm",
+             "of q and k, the epilogue of the weight's product does, or a pass); all logits at once, where memory is free for them; activations",
+             "by the units for exponentials and reciprocals. What each takes off, in ms a step:", "",
              "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations |",
              "|---|---|---|---|---|---|---|---|"]
     for s in SHAPES:
@@ -172,9 +190,95 @@ def before_and_now():
                      f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
     lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
-              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.",
-              "", "What a step launches is counted by `scripts/count_launches.py`:", "", LAUNCHES]
+              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.", "",
+              "Elsewhere some passes are left: gradients that lie on the host sharded or in bf16 are zeroed in their slot before the first",
+              "micro-step's are added, beside a transfer that takes longer; with `--mlp-chunk-tokens` each chunk's products sum its biases; of two",
+              "parallel branches the attention projection's bias is summed again; sharded states take an AdamW launch a bucket, gradients on the",
+              "host two of the norm.",
+              "", "What a step launches is counted by `scripts/count_launches.py`: of one GPU with attention for Hopper, at the sizes of the",
+              "tables below, without epilogues that `--matmul-tuning` may find to be faster than kernels.", "",
+              *launches_table()]
     return "\n".join(lines) + "\n"
+
+
+def launches_table():
+    """LAUNCHES at the tokens of SHAPES."""
+    shapes = [s for s in SHAPES if s.name in LAUNCHES]
+    sorts = [sort_launches(s.N) for s in shapes]
+    before = f"{LAUNCHES_BEFORE[0] + sorts[0]} | {UPDATES_BEFORE}" + " | - | -" * (len(shapes) - 1)
+    lines = ["| | " + " | ".join(f"{s.name}: a micro-step | the rest of a step" for s in shapes) + " |",
+             "|---|" + "---|---|" * len(shapes), f"| before | {before} |"]
+    totals = [[sum(counts[i] for counts in LAUNCHES[s.name].values()) for i in (0, 1)] for s in shapes]
+    lines.append("| now | " + " | ".join(f"{total + more} | {rest}" for (total, rest), more in zip(totals, sorts)) + " |")
+    of_these = "of these: "
+    for row in LAUNCHES[shapes[0].name]:
+        cells = [LAUNCHES[s.name][row] for s in shapes]
+        if any(map(any, cells)):
+            more = sorts if row == "embedding" else [0] * len(shapes)
+            lines.append(f"| {of_these}{LAUNCHES_LABELS.get(row, row)} | "
+                         + " | ".join(f"{times + extra} | {rest}" for (times, rest), extra in zip(cells, more)) + " |")
+            of_these = ""
+    return lines
+
+
+# By hand, of a pair of bf16 that RoPE rotates in a tile of keys in shared memory: two unpacked, four products and
+# sums, one packed, and a share of the 16-byte loads and stores of keys and angles.
+ROTATION_INSTRUCTIONS = 8
+
+ROPE = """## Why RoPE is a pass of its own in forward
+
+It takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
+Backward has no such pass on Hopper,
+whose attention undoes RoPE where it stores dQ and dK; attention by mma.sync, by cuDNN and unfused is followed by one, which
+these tables do not have. What could take its place in forward:
+
+- **K rotated where attention loads it** saves K's share of the bytes, {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, but a tile \
+of keys is rotated again
+  for each tile of queries of each query head. At {each} instructions a pair of elements, estimated by hand, that is {small_more} issue
+  slots of a warp in a step at head dim {small.D}, beside its {small_issue}, and {large_more} at {large.D}, beside {large_issue} \
+([hopper.md](../hopper.md)). At {small.D} it
+  makes issue the bound: {clocks} clocks rather than {small_tile.clocks}, {lost_ms:.2f} ms of {small.name}'s step. At {large.D} it \
+has room beside the
+  tensor cores' {large_tile.mma} clocks, but the product with a tile would wait until every warp has rotated its part.
+- **Q rotated where attention loads it** is rotated once in forward. Backward would load a Q that is not rotated, and rotate
+  it again for each block of keys.
+- **The epilogue of qkv's product** is not ours to write in cuBLASLt. A product of our own costs more than the pass where it
+  is slower than cuBLASLt's by {small_share:.1f} % ({small.name}) and {large_share:.1f} % ({large.name}).
+"""
+
+
+def seconds_of(s, row):
+    """A row of the table of kernels."""
+    return sum(calls * least_seconds(size, flops) for name, calls, size, flops in kernels(s) if name == row)
+
+
+def forward_with_rotation(s):
+    """(a step of attention's forward for Hopper, instructions of each of its warps, those of rotating its keys besides,
+    the clocks of the step with them)."""
+    import hopper_ceiling  # it imports this module  # pylint: disable=import-outside-toplevel,cyclic-import
+    tile = hopper_ceiling.forward(s.D)
+    groups = tile.queries // 64  # warpgroups, each of which has a warp on each scheduler
+    more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)
+    return tile, tile.issue // groups, more, max(tile.clocks, tile.issue + groups * more)
+
+
+def rope():
+    """Why nothing else does what RoPE's pass does."""
+    figures = {"each": ROTATION_INSTRUCTIONS}
+    for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
+        seconds = seconds_of(s, "rope forward")
+        tile, issue, more, clocks = forward_with_rotation(s)
+        figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s, NOW),
+                    f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G),
+                    f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward"), f"{size}_tile": tile,
+                    f"{size}_issue": issue, f"{size}_more": more}
+        if size == "small":
+            assert clocks > tile.clocks  # as the text says
+            lost = (clocks - tile.clocks) / tile.mma * seconds_of(s, "attention forward")
+            figures |= {"clocks": clocks, "lost_ms": 1e3 * lost}
+        else:
+            assert clocks == tile.clocks == tile.mma
+    return ROPE.format(**figures)
 
 
 def table_of(s):
@@ -258,14 +362,14 @@ Those two rates are what an H200 is known to reach in a copy and in a large bf16
 and 989.5 TFLOP/s. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here is what
 is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.
 
-Not in it: launches (about 2 us each where no CUDA graph hides them), the tail of the last wave of blocks, and attention's
-own ceiling, which is lower than a matmul's on this design: see [attention-sm80.md](attention-sm80.md). Recomputation adds
-the forward rows of what it makes again, once more.
+Not in it: launches (about 2 us each where neither a CUDA graph hides them nor a host that is ahead of the GPU, as it is in
+training), the tail of the last wave of blocks, and attention's own ceiling, which is lower than a matmul's on this design: see
+[attention-sm80.md](attention-sm80.md). Recomputation adds the forward rows of what it makes again, once more.
 """
 
 
 def page():
-    lines = [HEAD, before_and_now(), muon_table()]
+    lines = [HEAD, before_and_now(), muon_table(), rope()]
     for s in SHAPES:
         lines += ["\n".join(table_of(s)), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -130,10 +130,6 @@ class Model:
                 times["head"][0] += seconds
             elif name.startswith("head"):
                 times["head"][backward] += seconds
-            elif name.startswith("rope"):  # one row for both
-                times["layer"][0] += seconds / 2 / s.L
-                times["layer"][1] += seconds / 2 / s.L
-                forward_of[name] = seconds / 2 / s.L
             else:
                 times["layer"][backward] += seconds / s.L
                 if not backward:

@@ -30,6 +30,14 @@ static void watch_phases(struct gpt *m, void (*on_phase)(struct gpt *)) {
     phase_watch.model = m;
 }
 
+// Makes the memory of all gradients NaN but for the gaps between tensors: the first micro-step of a step has to
+// overwrite each. Where a unit's gradients have a buffer, the plan's NaNs do that.
+static inline void forget_gradients(struct gpt *m) {
+    for (int i = 0; m->trains && !zero_has_unit_gradients(&m->zero) && i < m->table.num_tensors; i++)
+        memset((float *)m->zero.grads + m->table.tensors[i].offset, 0xff,
+               (size_t)m->table.tensors[i].count * sizeof(float));
+}
+
 // From an option line, as from the command line.
 static struct config config_of_options(const char *shape, const char *options) {
     enum { MAX_WORDS = 128, CONFIGS = 4, TEXT = 4096 };

@@ -264,6 +264,27 @@ struct result {
     floatX *out, *dqkv;
     void *saved;
 };
+// Hopper's sums of dqkv's columns: of queries over each of its tiles, of keys and values over each of its blocks, whose
+// other tiles have 0. At most 128 roundings of a partial sum.
+static void check_bias(const float *partial, const floatX *dqkv, struct attention_shape s) {
+    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+    const int queries = s.head_dim == 64 ? 128 : 64, keys = s.head_dim == 256 ? 64 : 128;
+    const int tiles = (s.T + queries - 1) / queries;
+    for (int64_t chunk = 0; chunk < attention_bias_chunks(ATTENTION_FLASH_SM90, s); chunk++)
+        for (int64_t c = 0; c < W; c++) {
+            const int first = (int)(chunk % tiles) * queries, run = c < (int64_t)s.num_heads * s.head_dim ? queries : keys;
+            double sum = 0, size = 0;
+            for (int t = first; first % run == 0 && t < first + run && t < s.T; t++) {
+                const double x = to_float(dqkv[(chunk / tiles * s.T + t) * W + c]);
+                sum += x;
+                size += fabs(x);
+            }
+            if (isfinite(sum))
+                assert_near(partial[chunk * W + c], sum, 128 * 0x1p-24 * size, c);
+            else
+                assert_false(isfinite(partial[chunk * W + c]));
+        }
+}
 static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend,
                               struct attention_shape s, struct dropout d, struct attention_backward_options options) {
     test_case_shape(s, d.p, backend == ATTENTION_FLASH_SM90 ? "flash, wgmma" : attention_name(backend));
@@ -277,6 +298,11 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
     uint32_t *amax = (uint32_t *)guarded(2 * sizeof *amax);
     amax[0] = amax[1] = amax_before;
     options.amax = amax_taken ? amax + 1 : NULL;
+    const int64_t qkv_width = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+    const size_t bias_bytes = (size_t)(attention_bias_chunks(backend, s) * qkv_width) * sizeof(float);
+    float *partial = (float *)guarded(bias_bytes);
+    memset(partial, 0xff, bias_bytes); // NaN
+    options.bias_partial = amax_taken && bias_bytes > 0 ? partial : NULL;
 #ifdef CUDA_EMULATED
     const uint64_t conflicts = emu_conflicts;
 #endif
@@ -290,6 +316,9 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
     assert_int_equal(amax[0], amax_taken ? amax_after(r.out, out_count(s)) : amax_before);
     assert_int_equal(amax[1], amax_taken ? amax_after(r.dqkv, qkv_count(s)) : amax_before);
     guarded_free(amax, 2 * sizeof *amax);
+    if (options.bias_partial)
+        check_bias(partial, r.dqkv, s);
+    guarded_free(partial, bias_bytes);
 #ifdef CUDA_EMULATED
     if (backend == ATTENTION_FLASH) // the rows that an ldmatrix reads lie in banks of their own
         assert_true(emu_conflicts == conflicts);

@@ -276,6 +276,7 @@ static struct gpt *engine_create(struct device *dev, const struct golden *g, con
     dev->matmul = matmul_create(dev);
     struct gpt *m = gpt_create(config, policy_none(config->num_layers), backend, dev);
     gpt_allocate(m);
+    forget_gradients(m);
     load_parameters(m, g);
     return m;
 }

@@ -98,6 +98,7 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
     if (parallel)
         gpt_open_collectives(s->model, &s->collectives, parallel, COLLECTIVES_HOST);
     gpt_allocate(s->model);
+    forget_gradients(s->model);
     if (parallel)
         gpt_connect(s->model, &s->collectives);
     enlarge_parameters(s->model);

@@ -71,6 +71,7 @@ static struct zoo_model *model_open(const char *folder, enum attention_backend b
     z->dev.matmul = matmul_create(&z->dev);
     z->m = gpt_create(&z->config, policy_none(z->config.num_layers), backend, &z->dev);
     gpt_allocate(z->m);
+    forget_gradients(z->m);
     const char *problem = model_load_folder(z->m, z->config.init_from, &exact, &error);
     if (problem)
         fail_msg("%s", problem);

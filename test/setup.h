@@ -55,6 +55,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     const struct fit f = fit_of(&s.config, backend, s.dev);
     s.model = gpt_create(&s.config, fit_policy(&f), backend, s.dev);
     gpt_allocate(s.model);
+    forget_gradients(s.model);
     s.tokens = (int64_t)s.config.micro_batch_size * s.config.seq_length;
     s.inputs = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.inputs);
     s.targets = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.targets);

@@ -15,6 +15,7 @@ from test_cli import write_shard
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import count_launches  # noqa: E402 pylint: disable=wrong-import-position
+import roofline  # noqa: E402 pylint: disable=wrong-import-position
 
 os.environ.setdefault("NVTE_FUSED_ATTN", "0")  # kernels of our own, but where a test asks for others
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
@@ -333,11 +334,42 @@ class CudaEngine(unittest.TestCase):
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_step(self):
-        """The update launches as often for any number of tensors; a micro-step as docs/gpu/kernels.md has it, by layers."""
-        micro_step, rest = count_launches.count(PROGRAM, ["--preset", "gpt2-124m", "--num-layers", "2", "--matmul-tuning", "false"])
-        layers, others = 28, 16
-        self.assertEqual((sum(micro_step.values()), sum(rest.values())), (2 * layers + others, 6), micro_step + rest)
-        self.assertEqual(rest["adamw_kernel"], 1)
+        """A step launches what docs/gpu/kernels.md has, row by row: counted at 2 and 3 layers, whose difference is a layer's."""
+        for shape in roofline.SHAPES:
+            if shape.name not in roofline.LAUNCHES:
+                continue
+            two, three = ([count_launches.by_row(counts) for counts in count_launches.count(
+                ["--train-gpt", PROGRAM, "--preset", shape.name, "--num-layers", layers])] for layers in ("2", "3"))
+            for part in (0, 1):
+                rows = {row: times + (shape.L - 2) * (three[part][row] - times) for row, times in two[part].items()}
+                self.assertEqual(rows, {row: cells[part] for row, cells in roofline.LAUNCHES[shape.name].items()}, shape.name)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
+    def test_launches_of_a_sort(self):
+        """The embedding's backward sorts more tokens by as many more launches as docs/gpu/kernels.md adds."""
+        known, options = count_launches.options_of(["--train-gpt", PROGRAM, "--num-layers", "1", "--micro-batch-size", "65",
+                                                    "--num-attention-heads", "1", "--num-query-groups", "1"])
+        with tempfile.TemporaryDirectory() as folder:
+            write_shard(folder + "/train.bin", [1] * 5000)
+            counts = count_launches.by_row(count_launches.counts_of(known, options, folder, steps=1, micro_steps=1))
+        self.assertEqual(counts["embedding"], roofline.LAUNCHES["gpt2-124m"]["embedding"][0] + roofline.sort_launches(65 * 64))
+        self.assertEqual([roofline.sort_launches(tokens) for tokens in (64, 65, 4096, 4097, 1 << 16)], [0, 1, 1, 3, 15])
+
+    def test_what_is_counted(self):
+        """A launch counts by its kernel's name, and one that names none, or several, is refused rather than miscounted."""
+        self.assertEqual(count_launches.name_of("(amax ? norm_forward_kernel<t, 1, true> : norm_forward_kernel<t, 1, false>)"),
+                         "norm_forward_kernel")
+        self.assertEqual(count_launches.name_of("ncclAllGather"), "ncclAllGather")
+        for text in ("amax ? with_amax : without", "kernel", "a ? rope_kernel<1> : norm_kernel<1>"):
+            with self.assertRaisesRegex(SystemExit, "names no kernel"):
+                count_launches.name_of(text)
+        with self.assertRaisesRegex(SystemExit, "no row of the table"):
+            count_launches.by_row({"unheard_of_kernel": 1})
+        known, options = count_launches.options_of(["--micro-batch-size=2", "--no-add-bias-linear", "--num-layers", "2", "--ranks", "2"])
+        self.assertEqual((known.micro_batch_size, known.ranks), (2, 2))
+        self.assertEqual(options[-3:], ["--no-add-bias-linear", "--num-layers", "2"])
+        with self.assertRaisesRegex(SystemExit, "--train-steps=2"):
+            count_launches.options_of(["--train-steps=2"])
 
     def test_a_plan_that_does_not_fit(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/big", "--preset", "llama3-8b", "--seq-length",

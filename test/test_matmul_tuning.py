@@ -128,7 +128,7 @@ class MatmulTuning(unittest.TestCase):
         self.train("grows", THIRD, steps=2)
         _, said = self.train("grows", SIXTH, "--resume", "auto", "--micro-batch-size", 1)
         self.assertRegex(said, r"not used +\S+: \d+ of its \d+ products, which are not this run's")
-        self.assertEqual({candidate for candidate, *_ in self.algorithms("grows")}, {5})
+        self.assertEqual({candidate for candidate, *_ in self.algorithms("grows")}, {2, 5})
 
     def test_another_librarys_file_is_not_used(self):
         self.train("version", THIRD, steps=2)
@@ -151,12 +151,32 @@ class MatmulTuning(unittest.TestCase):
         self.train("broken", {}, "--matmul-tuning=false", "--checkpoint-every", 0, steps=2)
 
     def test_a_file_that_cannot_be_written_is_said(self):
-        os.mkdir(self.path + "/closed")
-        os.symlink("/nowhere/" + NAME, self.path + "/closed/" + NAME)
-        _, said = self.train("closed", THIRD, steps=2)
-        self.assertIn("closed/%s: cannot be written: No such file" % NAME, said)
-        step = self.path + "/closed/checkpoints/" + os.listdir(self.path + "/closed/checkpoints")[0]
-        self.assertTrue(os.path.exists(step + "/" + NAME))
+        """And the one that was there stays."""
+        self.train("closed", {}, "--checkpoint-every", 0, steps=2)
+        was = self.algorithms("closed")
+        path = self.path + "/closed/" + NAME
+        for target, reason in (("/dev/full", "No space left on device"), ("/nowhere/x", "No such file")):
+            os.symlink(target, path + ".tmp")
+            _, said = self.train("closed", {}, "--micro-batch-size", 1, steps=2)
+            self.assertIn("%s: cannot be written: %s" % (path, reason), said)
+            self.assertEqual(self.algorithms("closed"), was)
+            if os.path.lexists(path + ".tmp"):
+                os.remove(path + ".tmp")
+            step = self.path + "/closed/checkpoints/" + os.listdir(self.path + "/closed/checkpoints")[0]
+            self.assertTrue(os.path.exists(step + "/" + NAME))
+            shutil.rmtree(self.path + "/closed/checkpoints")
+
+    def test_other_products_choices_stay_in_the_file(self):
+        first, _ = self.train("other", THIRD, "--checkpoint-every", 0)
+        was = self.algorithms("other")
+        self.train("other", SIXTH, "--checkpoint-every", 0, "--micro-batch-size", 1)
+        both = self.algorithms("other")
+        self.assertGreater(len(both), len(was))
+        self.assertEqual({row[0] for row in both}, {2, 5})
+        again, said = self.train("other", {}, "--checkpoint-every", 0)
+        self.assertRegex(said, r"(\d+) products, 0 timed in")
+        self.assertEqual(again, first)
+        self.assertCountEqual(self.algorithms("other"), both)
 
     def test_tuning_leaves_no_trace(self):
         """Where the first algorithms are the fastest, the same losses as without: wherever a step's buffers lie."""

@@ -194,6 +194,26 @@ static void a_run_without_histories_goes_on_with_those_of_any_length(void **stat
     }
 }
 
+// The chunk that was chosen by free memory, also where the command line is the first one with --resume.
+static void chunks_of_logits_stay_while_the_micro_batch_does(void **state) {
+    static const char *const asked[] = {"--train-data=t", "--micro-batch-size=8", NULL};
+    static const char *const then[] = {"--train-data=t", "--micro-batch-size=8", "--loss-chunk-tokens=4096", NULL};
+    struct old_run run = write_old(asked, then);
+    struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(asked)};
+    resume(&resumed);
+    assert_int_equal(resumed.config.loss_chunk_tokens, 4096);
+    resumed.words = (const char *const[]){"--micro-batch-size=8", "--seq-length=1024", NULL};
+    resume(&resumed);
+    assert_int_equal(resumed.config.loss_chunk_tokens, 4096);
+    resumed.words = (const char *const[]){"--micro-batch-size=8", "--loss-chunk-tokens=64", NULL};
+    resume(&resumed);
+    assert_int_equal(resumed.config.loss_chunk_tokens, 64);
+    resumed.words = (const char *const[]){"--micro-batch-size=4", NULL};
+    resume(&resumed);
+    assert_int_equal(resumed.config.loss_chunk_tokens, 0);
+    remove_old(&run);
+}
+
 static void a_run_in_fp32_does_not_go_on_in_fp8(void **state) {
     static const char *const words[] = {"--train-data=t", NULL};
     struct old_run run = write_old(words, words);
@@ -244,6 +264,7 @@ int main(void) {
         cmocka_unit_test(biases_of_an_old_run_are_those_of_all_linear_layers),
         cmocka_unit_test(fp8_may_change_when_a_run_goes_on_but_for_the_histories),
         cmocka_unit_test(a_run_without_histories_goes_on_with_those_of_any_length),
+        cmocka_unit_test(chunks_of_logits_stay_while_the_micro_batch_does),
         cmocka_unit_test(a_run_in_fp32_does_not_go_on_in_fp8),
         cmocka_unit_test(what_a_preset_sets_beside_an_option_goes_with_it),
         cmocka_unit_test(separate_documents_leaves_what_is_given_too),

@@ -20,6 +20,8 @@
 //                          with one that applies GELU's derivative:
 //   EMU_CUBLASLT_DGELU_TIMES
 //   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call, and GELU's derivative is ReLU's
+//   EMU_CUBLASLT_VARIES    the rank of an algorithm whose products have other bits in each call
+//   EMU_CUBLASLT_REFUSES   the rank of an algorithm that does not run
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
 //   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
@@ -790,6 +792,11 @@ static inline void emu_lt_sum_bias(const struct emu_lt_product *x, const float *
         emu_lt_store((void *)x->operation.bias, line, type, loose ? sum * (1 + 1e-6f * (float)(calls % 7)) : sum);
     }
 }
+// Whether a variable of the environment names this algorithm's rank.
+static inline bool emu_lt_is_named(const char *variable, const struct emu_lt_algo *algo) {
+    const char *text = getenv(variable);
+    return text && atoi(text) == algo->id - 60;
+}
 // The derivative of GELU in its tanh form.
 static inline float emu_lt_gelu_derivative(float x) {
     const double c = 0.79788456080286536, t = tanh(c * (x + 0.044715 * x * x * x));
@@ -798,6 +805,8 @@ static inline float emu_lt_gelu_derivative(float x) {
     return (float)(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 0.134145 * x * x));
 }
 static inline void emu_lt_run(const struct emu_lt_product *x) {
+    static int calls;
+    const float varied = emu_lt_is_named("EMU_CUBLASLT_VARIES", &x->algo) ? 1 + 0x1p-6f * (float)(++calls % 7) : 1;
     const bool sums_bias = emu_lt_sums_bias(&x->operation);
     emu_model_time(x->stream, emu_lt_seconds(&x->algo, &x->operation));
     emu_check_range(x->a, emu_lt_extent(&x->a_layout), "reads");
@@ -837,7 +846,7 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
         for (int64_t j = j0; j < j0 + EMU_LT_N && j < n; j++)
             for (int64_t i = i0; i < i0 + EMU_LT_M && i < m; i++) {
                 const int64_t at = j * x->d_layout.ld + i;
-                float value = sums[(j - j0) * EMU_LT_M + i - i0];
+                float value = varied * sums[(j - j0) * EMU_LT_M + i - i0];
                 if (x->keep)
                     value += emu_lt_load(x->d, at, x->d_layout.type);
                 if (x->operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
@@ -871,6 +880,8 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
     EMU_LT_DEMAND(scale == 1 && (keep == 0 || keep == 1), "only alpha 1 and beta 0 or 1 are modelled");
     EMU_LT_DEMAND(keep == 0 || c == d, "beta is not 0 and C is not D");
+    if (emu_lt_is_named("EMU_CUBLASLT_REFUSES", &algo))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     const struct emu_lt_product product = {*operation, *a_layout, *b_layout,       *d_layout, a,    b,
                                            d,          workspace, workspace_bytes, keep != 0, algo, stream};
     const cudaError_t status = emu_enqueue(stream, "cublasLtMatmul", [product] { emu_lt_run(&product); });

@@ -202,6 +202,30 @@ static void epilogues_that_err_are_not_taken(void **state) {
     fixture_free(&f);
 }
 
+// The fastest runs, but gives other bits each time; the first, and the second fastest, do not run.
+static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
+    static const struct {
+        const char *variable, *rank;
+        int chosen;
+    } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4},  {"EMU_CUBLASLT_REFUSES", "2", 4}, {"EMU_CUBLASLT_VARIES", "0", 2},
+                 {"EMU_CUBLASLT_REFUSES", "0", 2}, {"EMU_CUBLASLT_REFUSES", "7", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f = fixture_make();
+        setenv("EMU_CUBLASLT_TIMES", "9,8,3,8,5,8", 1);
+        setenv(cases[i].variable, cases[i].rank, 1);
+        list(&f, false);
+        tune(&f);
+        unsetenv("EMU_CUBLASLT_TIMES");
+        unsetenv(cases[i].variable);
+        for (int k = 0; k < f.dev.matmul->choice_count; k++) {
+            const struct matmul_choice *choice = &f.dev.matmul->choices[k];
+            assert_int_equal(choice->candidate, cases[i].chosen);
+            assert_true(isfinite(choice->first_us) && isfinite(choice->us));
+        }
+        fixture_free(&f);
+    }
+}
+
 static void a_choice_is_taken_where_it_can_be(void **state) {
     struct fixture f = fixture_make();
     setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
@@ -262,6 +286,7 @@ int main(void) {
         cmocka_unit_test(every_algorithm_is_right),
         cmocka_unit_test(the_fastest_is_chosen),
         cmocka_unit_test(epilogues_that_err_are_not_taken),
+        cmocka_unit_test(algorithms_that_vary_or_do_not_run_are_not_taken),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
     };
