@@ -27,14 +27,14 @@ enum attention_backend {
 
 // What a model asks of attention beside a shape.
 struct attention_demands {
-    float dropout;  // --attention-dropout
-    bool documents; // are separated: keys are hidden in every layer
-    bool any_order; // attention_backward_options's
+    float dropout;         // --attention-dropout
+    const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
+    bool any_order;        // attention_backward_options's
 };
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[512];               // the backend and why it was chosen, for the start-up report
+    char reason[640];               // the backend and why it was chosen, for the start-up report
 };
 
 // Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is known to be
@@ -80,16 +80,22 @@ static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_cudnn.cuh" // fused_forward, fused_backward, fused_unavailable_reason
+#include "kernels/attention_cudnn.cuh"       // fused_forward, fused_backward, fused_unavailable_reason
+#include "kernels/attention_cudnn_check.cuh" // fused_check
 #else
 // In this build attention_choose never chooses fused: its reason says why.
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
+static void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
 static const char *fused_describe(struct device *dev) { return ""; }
 static bool fused_leads(bool own, struct device *dev) { return false; }
-static const char *fused_promise(struct attention_shape shape, struct device *dev) { return ""; }
+static const char *fused_gpu(char *text, size_t size, struct device *dev) { return ""; }
+static const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
+                                        struct device *dev) {
+    return "";
+}
 static bool fused_takes(struct attention_shape shape, struct device *dev) { return false; }
 static void fused_close(struct device *dev) {}
 static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) { return 0; }
@@ -195,14 +201,14 @@ static void attention_sm90_unavailable_reason(char *reason, size_t size, struct 
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     enum { MOST_WORKSPACE = 8 }; // times qkv, of what is not asked for: dQ in fp32 and own dK and dV take up to 4
-    char library[256] = "";
+    char library[280] = "";
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
         return;
     if (demands.dropout > 0)
         snprintf(library, sizeof library, "has no --attention-dropout");
     else if (demands.documents)
-        snprintf(library, sizeof library, "has no --reset-attention-mask");
+        snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
     else
         fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
     if (!*library && wanted == ATTENTION_AUTO) { // some backward engines keep T x T numbers
@@ -212,8 +218,19 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         if (bytes > MOST_WORKSPACE * qkv_bytes)
             snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
     }
+    if (!*library)
+        fused_check(library, sizeof library, shape, demands.any_order, dev);
     if (*library)
         snprintf(reason, size, "fused: %s", library);
+}
+
+// Writes why auto, to which flash is left, does not ask whether fused could be used.
+static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted, struct device *dev) {
+    char gpu[32];
+    attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
+    if (!*reason)
+        snprintf(reason, size, "fused: not taken by auto on %s: --attention-backend fused tries it",
+                 fused_gpu(gpu, sizeof gpu, dev));
 }
 
 // Chooses among the backends that `reasons` leave, and writes what it is and why.
@@ -223,7 +240,7 @@ struct attention_reasons {
 };
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted) {
-    const bool sm90 = !*r->sm90;
+    const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && !DEVICE_MEMORY_IS_HOSTS;
     char not_sm90[192] = "";
     choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
     if (!sm90 && !DEVICE_MEMORY_IS_HOSTS)
@@ -231,16 +248,18 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
     snprintf(choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(),
              wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
                                        : "memory linear in the sequence length",
-             not_sm90, r->fused_leads ? "; " : "", r->fused_leads ? r->fused : "");
+             not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
-                                   enum attention_backend wanted, struct attention_shape shape, struct device *dev) {
+                                   enum attention_backend wanted, struct attention_shape shape, bool any_order,
+                                   struct device *dev) {
+    char plans[256];
     choice->backend = ATTENTION_FUSED;
-    snprintf(choice->reason, sizeof choice->reason, "fused, %s (%s; %s)", fused_describe(dev),
+    snprintf(choice->reason, sizeof choice->reason, "fused, %s bf16 (%s; %s)", fused_describe(dev),
              wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
-             : r->fused_leads          ? "faster on this GPU than the kernels of ours that take the shape"
+             : r->fused_leads          ? "by published figures faster on this GPU than our kernels that take the shape"
                                        : r->flash,
-             fused_promise(shape, dev));
+             fused_describe_plans(plans, sizeof plans, shape, any_order, dev));
 }
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
@@ -255,18 +274,21 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     attention_sm90_unavailable_reason(r.sm90, sizeof r.sm90, shape, demands.dropout, dev);
     r.fused_leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
-    snprintf(r.fused, sizeof r.fused, "fused: not asked");
     if (wanted == ATTENTION_FUSED || *r.flash || r.fused_leads) // else the library need not be loaded
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
+    else
+        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, dev);
 
     if (!*r.fused)
-        attention_choose_fused(&choice, &r, wanted, shape, dev);
+        attention_choose_fused(&choice, &r, wanted, shape, demands.any_order, dev);
     else if (!*r.flash)
         attention_choose_flash(&choice, &r, wanted);
     else if (!*r.unfused) {
         choice.backend = ATTENTION_UNFUSED;
-        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s)", unfused_describe(),
-                 wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash);
+        const bool says_fused = wanted == ATTENTION_AUTO && !DEVICE_MEMORY_IS_HOSTS;
+        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_describe(),
+                 wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash,
+                 says_fused ? "; " : "", says_fused ? r.fused : "");
     } else
         fail("no attention backend is left (%s; %s; %s): unset a switch or change --attention-backend", r.flash,
              r.fused, r.unfused);

@@ -3,10 +3,10 @@
 //
 // cuDNN's attention engine is asked for by the graph of operations that it recognises: two products and a softmax
 // written out as maximum, difference, exponential, sum and quotient; backward, the five products of the gradient. This
-// form, not the single operation that versions from 9.13 on have besides, is what every version 9 takes, with a causal
-// mask (which the single operation has from 9.21 on) and backward (for which NVIDIA's frontend uses no other). Sources:
-// the graphs that NVIDIA's cudnn-frontend makes and the conditions under which it refuses to
-// (github.com/NVIDIA/cudnn-frontend, 1.2x: node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
+// form is what every version 9 takes. Backward NVIDIA's frontend makes no other; forward it makes a single operation
+// from 9.21 on, which is not tried here (docs/gpu/attention-cudnn.md). Sources: the graphs that NVIDIA's cudnn-frontend
+// makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend, 1.2x:
+// node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
 //
 // Q, K and V are read from packed qkv and their gradients written to packed dqkv, by strides. What forward keeps for
 // backward is the log-sum-exp of each row, as flash attention's.
@@ -30,6 +30,7 @@
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // INFINITY
 #include <stdlib.h>                    // calloc, free
+#include <time.h>                      // clock_gettime
 
 // The unique ids of the graphs' tensors.
 enum fused_tensor {
@@ -69,10 +70,12 @@ struct fused_plan {
 struct fused_library {
     struct cudnn_functions functions;
     struct cudnn_context *handle; // NULL: `obstacle` says why
-    char obstacle[160], description[48];
+    char obstacle[256], name[24]; // name: with the version
     size_t version;
     int major, minor;    // of the GPU's compute capability
     cudaStream_t stream; // the handle's
+    double planning_s;   // what plans took to make, so far
+    double distance;     // the largest from flash attention that attention_cudnn_check.cuh has seen
     int planned;
     struct fused_plan plans[FUSED_PLANS];
 };
@@ -81,7 +84,7 @@ struct fused_library {
 
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
-    char error[96];
+    char error[224];
     if (!dev->open) {
         snprintf(library->obstacle, sizeof library->obstacle, "no GPU is here");
         return;
@@ -91,15 +94,15 @@ static void fused_open(struct fused_library *library, struct device *dev) {
         return;
     }
     library->version = library->functions.get_version();
-    snprintf(library->description, sizeof library->description, "cuDNN %d.%d.%d %s", (int)(library->version / 10000),
-             (int)(library->version / 100 % 100), (int)(library->version % 100), FLOATX_NAME);
+    snprintf(library->name, sizeof library->name, "cuDNN %d.%d.%d", (int)(library->version / 10000),
+             (int)(library->version / 100 % 100), (int)(library->version % 100));
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     library->major = properties.major;
     library->minor = properties.minor;
     const cudnn_status status = library->functions.create(&library->handle);
     if (status != CUDNN_STATUS_SUCCESS) {
         library->handle = NULL;
-        snprintf(library->obstacle, sizeof library->obstacle, "%s can't be opened: %s", library->description,
+        snprintf(library->obstacle, sizeof library->obstacle, "%s can't be opened: %s", library->name,
                  library->functions.get_error_string(status));
     }
 }
@@ -123,9 +126,7 @@ static void fused_close(struct device *dev) {
     free(library);
     dev->fused = NULL;
 }
-static const char *fused_describe(struct device *dev) {
-    return dev->open ? fused_library_of(dev)->description : "cuDNN " FLOATX_NAME;
-}
+static const char *fused_describe(struct device *dev) { return dev->open ? fused_library_of(dev)->name : "cuDNN"; }
 
 // ---- graphs ----
 
@@ -314,8 +315,12 @@ static struct fused_plan *fused_plan_for(struct fused_library *library, const st
     if (library->planned == FUSED_PLANS)
         return NULL;
     struct fused_plan *p = &library->plans[library->planned++];
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     p->key = *key;
     fused_make_plan(library, p);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    library->planning_s += (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     return p;
 }
 static struct fused_key fused_key_of(struct attention_shape s, bool backward, bool any_order) {
@@ -325,12 +330,19 @@ static struct fused_key fused_key_of(struct attention_shape s, bool backward, bo
 }
 
 // Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
+// Of the conditions of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
+// pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
+// 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                           bool any_order) {
-    const int widest = major == 9 ? 256 : 128;
+    const int widest = major == 9 && version >= 90500 ? 256 : 128;
     reason[0] = 0;
     if (major < 8)
         snprintf(reason, size, "needs compute capability 8.0");
+    else if (major >= 10 && version < 90700)
+        snprintf(reason, size, "before 9.7 takes no compute capability from 10.0 on");
+    else if (major == 12 && version < 91801)
+        snprintf(reason, size, "before 9.18.1 does not take compute capability 12.x");
     else if (version == 91000 || version == 91001)
         snprintf(reason, size, "versions 9.10.0 and 9.10.1 have known bugs");
     else if (s.softcap > 0)
@@ -338,20 +350,31 @@ static void fused_refuses(char *reason, size_t size, size_t version, int major, 
     else if (s.first_key)
         snprintf(reason, size, "has no documents and no windows");
     else if (s.head_dim > widest)
-        snprintf(reason, size, "takes heads of up to %d on this GPU, not %d", widest, s.head_dim);
+        snprintf(reason, size, "takes heads of up to %d on this GPU%s, not %d", widest,
+                 major == 9 && widest == 128 ? " before 9.5" : "", s.head_dim);
     else if (s.T == 1)
         snprintf(reason, size, "takes no sequences of one token");
     else if (s.T % 128 != 0 && version <= 91500)
         snprintf(reason, size, "before 9.15.1 takes only multiples of 128 tokens, not %d", s.T);
-    else if (major == 10 && version < 91800 && !any_order)
+    else if (s.full && major == 9 && s.T % 128 == 64 && version < 92600)
+        // The keys past the end of the last tile have a score of 0: exp(0 - lse) is infinite where lse is below -88
+        // (cudnn-frontend's pull request 628, PyTorch's issue 196678). NVIDIA names a mend for 9.26.
+        snprintf(reason, size, "before 9.26 without a causal mask gives NaN for some inputs of %d tokens", s.T);
+    else if (major == 10 && version < 91801 && !any_order)
         snprintf(reason, size,
-                 "before 9.18 has no deterministic backward here (--deterministic-mode=false allows any)");
+                 "before 9.18.1 has no deterministic backward here (--deterministic-mode=false allows any)");
+    else if (major != 9 && major != 10 && !any_order)
+        snprintf(reason, size,
+                 "its deterministic backward is not proven on compute capability %d.x (--deterministic-mode=false "
+                 "allows any)",
+                 major);
 }
 // The same of one direction here, by asking the library for a plan.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward, bool any_order,
                                     struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
     const struct fused_key key = fused_key_of(s, backward, any_order);
+    reason[0] = 0;
     if (!dev->open) { // planned for a machine that may have all that is needed
         fused_refuses(reason, size, SIZE_MAX, 9, s, any_order || !backward);
         return;
@@ -360,14 +383,15 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
         snprintf(reason, size, "%s", library->obstacle);
         return;
     }
-    fused_refuses(reason, size, library->version, library->major, s, any_order || !backward);
-    if (*reason)
-        return;
-    const struct fused_plan *p = fused_plan_for(library, &key);
-    if (p == NULL)
-        snprintf(reason, size, "keeps no more than %d plans", FUSED_PLANS);
-    else if (p->plan == NULL)
-        snprintf(reason, size, "refuses %s: %s", backward ? "backward" : "forward", p->builder.reason);
+    char why[224];
+    fused_refuses(why, sizeof why, library->version, library->major, s, any_order || !backward);
+    const struct fused_plan *p = *why ? NULL : fused_plan_for(library, &key);
+    if (!*why && p == NULL)
+        snprintf(why, sizeof why, "keeps no more than %d plans", FUSED_PLANS);
+    else if (!*why && p->plan == NULL)
+        snprintf(why, sizeof why, "refuses %s: %s", backward ? "backward" : "forward", p->builder.reason);
+    if (*why)
+        snprintf(reason, size, "%s: %s", library->name, why);
 }
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
@@ -375,10 +399,9 @@ static void fused_unavailable_reason(char *reason, size_t size, struct attention
     if (!*reason)
         fused_refuses_direction(reason, size, shape, true, any_order, dev);
 }
-// Whether fused is known to be faster than our kernels on this GPU; own: those of compute capability 9.0 are there. By
-// what others publish: on 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0
-// TransformerEngine, too, prefers cuDNN to kernels like those of 8.0. On 8.x it does not, and on 12.x cuDNN runs what
-// it runs on 8.x.
+// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
+// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
+// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
 static bool fused_leads(bool own, struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open)
@@ -386,20 +409,19 @@ static bool fused_leads(bool own, struct device *dev) {
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     return properties.major == 10 || (properties.major == 9 && !own);
 }
+// The GPU in words, for the report.
+static const char *fused_gpu(char *text, size_t size, struct device *dev) {
+    struct cudaDeviceProp properties;
+    if (!dev->open)
+        return "a GPU that is not open";
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    snprintf(text, size, "%d.%d", properties.major, properties.minor);
+    return text;
+}
 static bool fused_takes(struct attention_shape shape, struct device *dev) {
     char reason[256];
     fused_refuses_direction(reason, sizeof reason, shape, false, true, dev);
     return !*reason;
-}
-// Says of forward whether it gives the same bits when it is computed again.
-static const char *fused_promise(struct attention_shape shape, struct device *dev) {
-    const struct fused_key key = fused_key_of(shape, false, false);
-    if (!dev->open)
-        return "planned without asking it: no GPU is open";
-    const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
-    return p && p->plan && !p->may_differ
-               ? "by its own notes its forward is deterministic: recomputation changes no bit"
-               : "that recomputation changes no bit is not promised";
 }
 
 // ---- calls ----
@@ -431,6 +453,27 @@ static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct
 static size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
     const struct fused_key key = fused_key_of(shape, true, any_order);
     return fused_workspace_bytes(&key, dev);
+}
+
+// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
+static const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
+                                        struct device *dev) {
+    const struct fused_key key = fused_key_of(shape, false, false);
+    if (!dev->open)
+        return "planned without asking it: no GPU is open";
+    const double forward = (double)fused_forward_workspace_bytes(shape, dev) / (1 << 20);
+    const double backward = (double)fused_backward_workspace_bytes(shape, any_order, dev) / (1 << 20);
+    const struct fused_library *library = fused_library_of(dev);
+    const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
+    char held[48] = "";
+    if (library->distance > 0)
+        snprintf(held, sizeof held, "here within %.2g of flash; ", library->distance);
+    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward; %s%s",
+             library->planning_s, forward, backward, held,
+             p && p->plan && !p->may_differ
+                 ? "by its own notes its forward is deterministic: recomputation changes no bit"
+                 : "that recomputation changes no bit is not promised");
+    return text;
 }
 
 // The addresses of a call's tensors, by their ids; NULL: not in the graph.

@@ -21,12 +21,15 @@
 // Plain C11 and C++17: the stand-in for the library that tests load is compiled with this file, too.
 #pragma once
 #include <assert.h>  // static_assert
-#include <dlfcn.h>   // dlopen, dlsym
+#include <dlfcn.h>   // dlopen, dlsym, dlinfo
+#include <link.h>    // struct link_map
 #include <stdbool.h> // bool
 #include <stddef.h>  // size_t
 #include <stdint.h>  // int64_t
 #include <stdio.h>   // snprintf
+#include <stdlib.h>  // getenv
 #include <string.h>  // memcpy
+#include <unistd.h>  // access
 
 struct cudnn_context;    // a library handle: a GPU and a stream
 struct cudnn_descriptor; // any object of the backend API
@@ -186,6 +189,36 @@ struct cudnn_functions {
                             struct cudnn_descriptor *variant_pack); // enqueues, on the handle's stream
 };
 
+// Loads one of the libraries that libcudnn.so.9, a mere shim, loads itself when it is first called: the one beside the
+// shim, which its rpath makes it prefer, or else the one that the dynamic linker finds.
+static inline bool cudnn_load_part(void *shim, const char *name, char *reason, size_t size) {
+    struct link_map *map = NULL;
+    char path[4096];
+    const char *from = name;
+    const char *slash = dlinfo(shim, RTLD_DI_LINKMAP, &map) == 0 && map ? strrchr(map->l_name, '/') : NULL;
+    if (slash &&
+        snprintf(path, sizeof path, "%.*s/%s", (int)(slash - map->l_name), map->l_name, name) < (int)sizeof path &&
+        access(path, F_OK) == 0)
+        from = path;
+    if (dlopen(from, RTLD_NOW | RTLD_LOCAL))
+        return true;
+    const char *error = dlerror();
+    snprintf(reason, size, "cuDNN is incomplete: %s", error ? error : name);
+    return false;
+}
+// The shim aborts the process at its first call where a part is missing or damaged: they are loaded before it, so that
+// this is an error like any other. NVIDIA's configuration without precompiled kernels has the first two alone (the
+// guide of cuDNN's frontend, "cuDNN Library Configuration").
+static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
+    static const char *const parts[] = {"libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9",
+                                        "libcudnn_engines_precompiled.so.9", "libcudnn_heuristic.so.9"};
+    const char *configuration = getenv("CUDNN_LIB_CONFIG");
+    const int count = configuration && strcmp(configuration, "GRAPH_JIT_ONLY") == 0 ? 2 : 4;
+    for (int i = 0; i < count; i++)
+        if (!cudnn_load_part(shim, parts[i], reason, size))
+            return false;
+    return true;
+}
 // Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list) and its
 // functions. Returns whether all are there; if not, writes the reason. The library stays loaded until the program ends.
 static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, size_t size) {
@@ -208,6 +241,8 @@ static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, s
         snprintf(reason, size, "%s", error ? error : "libcudnn.so.9 can't be loaded");
         return false;
     }
+    if (!cudnn_load_parts(library, reason, size))
+        return false;
     for (int i = 0; i < COUNT; i++)
         if ((found[i] = dlsym(library, names[i])) == NULL) {
             snprintf(reason, size, "libcudnn.so.9 has no %s", names[i]);

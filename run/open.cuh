@@ -44,7 +44,10 @@ static struct attention_choice choose_attention(struct run *r) {
     const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     struct attention_demands demands;
     demands.dropout = c->attention_dropout;
-    demands.documents = c->reset_attention_mask || config_scores(c);
+    demands.documents = c->reset_attention_mask ? "--reset-attention-mask"
+                        : *c->eval_tasks        ? "--eval-tasks"
+                        : *c->perplexity        ? "--perplexity"
+                                                : NULL;
     demands.any_order = !c->deterministic_mode;
     return attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
 }

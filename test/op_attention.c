@@ -977,14 +977,39 @@ static void test_fused(void **state) {
             check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 != 0));
             s.num_query_groups = s.num_heads;
             s.full = true;
-            assert_true(backend_takes(ATTENTION_FUSED, s, 0));
-            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
+            const bool taken = backend_takes(ATTENTION_FUSED, s, 0);
+            assert_true(taken || s.T % 128 == 64); // which test_fused_low_scores has, by the versions that take it
+            if (taken)
+                check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
         }
     check_backend(ATTENTION_FUSED, shape_of(1, 130, 1, 1, 64), 20, 20, 0);
-    check_low_scores(ATTENTION_FUSED, shape_of(1, 192 - 31, 1, 1, 64));
     check_bits(ATTENTION_FUSED, shape_of(2, 130, 4, 2, 64), 0);
     check_agrees(ATTENTION_FUSED, shape_of(1, 200, 4, 2, 64));
     fused_too = !ON_GPU;
+}
+// Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
+static void test_fused_low_scores(void **state) {
+    static const int lengths[] = {192 - 31, 192, 704};
+    skip_without_fused();
+    for (int newer = 0; newer <= !ON_GPU; newer++) {
+#ifdef CUDA_EMULATED
+        attention_close(&dev); // which has asked for the version
+        setenv("EMU_CUDNN_VERSION", newer ? "92600" : "92503", 1);
+#endif
+        for (int i = 0; i < 3; i++) {
+            struct attention_shape s = shape_of(1, lengths[i], 1, 1, 64);
+            check_low_scores(ATTENTION_FUSED, s);
+            s.full = true;
+            if (backend_takes(ATTENTION_FUSED, s, 0))
+                check_low_scores(ATTENTION_FUSED, s);
+            else
+                assert_true(!newer && s.T % 128 == 64);
+        }
+    }
+#ifdef CUDA_EMULATED
+    attention_close(&dev);
+    unsetenv("EMU_CUDNN_VERSION");
+#endif
 }
 // What fused does not take, of a layer with a window or of a sequence of one token, flash computes in its place.
 static void check_in_place(struct attention_shape s) {
@@ -1012,13 +1037,21 @@ static void assert_refuses(const char *why, size_t version, int major, struct at
     else if (!strstr(reason, why))
         fail_msg("cuDNN %d, compute capability %d: \"%s\" instead of \"%s\"", (int)version, major, reason, why);
 }
-// What versions and GPUs can't do, by the conditions of NVIDIA's frontend.
+// What versions and GPUs can't do, by the conditions of NVIDIA's frontend and of TransformerEngine.
 static void test_fused_refuses(void **state) {
     struct attention_shape s = shape_of(1, 256, 2, 1, 128);
-    for (int major = 8; major <= 12; major++)
-        assert_refuses(major == 10 ? "before 9.18" : NULL, 90000, major, s, false);
-    assert_refuses(NULL, 91800, 10, s, false);
-    assert_refuses(NULL, 90000, 10, s, true);
+    static const int oldest[] = {90000, 90000, 90700, 90700, 91801}; // of 8.x to 12.x
+    for (int major = 8; major <= 12; major++) {
+        const char *unproven = major == 8 || major > 10 ? "not proven on compute capability" : NULL;
+        assert_refuses(NULL, (size_t)oldest[major - 8], major, s, true);
+        assert_refuses(unproven, 91801, major, s, false);
+        assert_refuses(unproven, 92600, major, s, false);
+        assert_refuses(major >= 10 ? "before 9.7 " : NULL, 90699, major, s, true);
+    }
+    assert_refuses("before 9.18.1 does not take compute capability 12.x", 91800, 12, s, true);
+    assert_refuses("before 9.18.1 has no deterministic backward", 91800, 10, s, false);
+    assert_refuses("--deterministic-mode=false", 91900, 12, s, false);
+    assert_refuses(NULL, 90000, 9, s, false);
     assert_refuses("compute capability 8.0", 91900, 7, s, true);
     assert_refuses("9.10.1", 91000, 9, s, true);
     assert_refuses("9.10.1", 91001, 9, s, true);
@@ -1028,9 +1061,23 @@ static void test_fused_refuses(void **state) {
     assert_refuses(NULL, 91501, 9, s, true);
     s.T = 1;
     assert_refuses("one token", 91900, 9, s, true);
+    s.T = 192;
+    assert_refuses(NULL, 92503, 9, s, false);
+    s.full = true;
+    for (int T = 64; T < 1400; T += 128) {
+        s.T = T;
+        assert_refuses("before 9.26 without a causal mask", 92503, 9, s, true);
+        assert_refuses(NULL, 92600, 9, s, true);
+        assert_refuses(NULL, 92503, 10, s, true);
+        s.T = T + 32;
+        assert_refuses(NULL, 92503, 9, s, true);
+    }
+    s.T = 128;
+    assert_refuses(NULL, 92503, 9, s, true);
     s = shape_of(1, 256, 2, 1, 136);
     assert_refuses("heads of up to 128", 91900, 8, s, true);
-    assert_refuses(NULL, 91900, 9, s, true);
+    assert_refuses(NULL, 90500, 9, s, true);
+    assert_refuses("heads of up to 128 on this GPU before 9.5", 90499, 9, s, true);
     s.softcap = 1;
     assert_refuses("--attn-logit-softcapping", 91900, 9, s, true);
 }
@@ -1634,7 +1681,7 @@ static void amax_is_of_what_rope_leaves(void **state) {
 // The choice of a backend
 
 static struct attention_demands demands_of(float dropout) {
-    const struct attention_demands demands = {dropout, false, false};
+    const struct attention_demands demands = {dropout, NULL, false};
     return demands;
 }
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
@@ -1744,6 +1791,9 @@ static void test_choice_of_fused(void **state) {
     assert_int_equal(c.backend, ATTENTION_FUSED);
     assert_non_null(strstr(c.reason, "fused, cuDNN 9."));
     assert_non_null(strstr(c.reason, "asked for by --attention-backend fused"));
+    assert_non_null(strstr(c.reason, "plans made in "));
+    assert_non_null(strstr(c.reason, "MiB of workspace forward and "));
+    assert_non_null(strstr(c.reason, "; here within 0.00"));
     assert_non_null(strstr(c.reason, "recomputation changes no bit"));
     setenv("NVTE_FLASH_ATTN", "0", 1);
     assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 64).backend, ATTENTION_FUSED);
@@ -1752,8 +1802,8 @@ static void test_choice_of_fused(void **state) {
     assert_fails(choose_fused_alone, &demands, "flash: --attention-backend fused|NVTE_FUSED_ATTN=0|unfused");
     unsetenv("NVTE_FLASH_ATTN");
     unsetenv("NVTE_FUSED_ATTN");
-    demands.documents = true;
-    assert_fails(choose_fused_alone, &demands, "fused: has no --reset-attention-mask");
+    demands.documents = "--perplexity";
+    assert_fails(choose_fused_alone, &demands, "fused: hides no documents from each other, as --perplexity asks");
     demands = demands_of(0.1f);
     assert_fails(choose_fused_alone, &demands, "fused: has no --attention-dropout");
 #ifdef CUDA_EMULATED
@@ -1773,8 +1823,22 @@ static void test_choice_of_fused(void **state) {
         c = choose_fused(ATTENTION_AUTO, demands, cases[i].head_dim);
         if (c.backend != cases[i].backend)
             fail_msg("compute capability %s, heads of %d: %s", cases[i].capability, cases[i].head_dim, c.reason);
-        assert_true(cases[i].head_dim != 256 || strstr(c.reason, "heads of up to 128"));
+        char why_own[64]; // of kernels of ours that could take fused's place
+        snprintf(why_own, sizeof why_own, "fused: %s",
+                 cases[i].head_dim == 256 ? "cuDNN 9.19.0: takes heads of up to 128" : "not taken by auto on ");
+        const char *fused = c.backend == ATTENTION_FUSED ? "by published figures faster" : why_own;
+        if (!strstr(c.reason, fused))
+            fail_msg("compute capability %s: \"%s\" without \"%s\"", cases[i].capability, c.reason, fused);
     }
+    setenv("EMU_CAPABILITY", "8.9", 1);
+    c = choose_fused(ATTENTION_AUTO, demands, 64);
+    assert_non_null(strstr(c.reason, "not taken by auto on 8.9: --attention-backend fused tries it"));
+    c = choose_fused(ATTENTION_FLASH, demands, 64);
+    assert_null(strstr(c.reason, "fused"));
+    setenv("NVTE_FUSED_ATTN", "0", 1);
+    c = choose_fused(ATTENTION_AUTO, demands, 64);
+    unsetenv("NVTE_FUSED_ATTN");
+    assert_non_null(strstr(c.reason, "fused: switched off by NVTE_FUSED_ATTN=0 in the environment"));
     demands.any_order = false;
     setenv("EMU_CAPABILITY", "9.0", 1);
     static const char *const refused[][2] = {
@@ -1784,6 +1848,22 @@ static void test_choice_of_fused(void **state) {
         assert_fails(choose_fused_alone, &demands, refused[i][1]);
     }
     unsetenv("EMU_CUDNN_REFUSE");
+    static const char *const faults[][2] = {{"forward", "its output is wrong on this GPU"},
+                                            {"backward", "its dV is wrong on this GPU"},
+                                            {"nan", "its dQ is wrong on this GPU"},
+                                            {"bits", "gives other bits"}};
+    for (int i = 0; i < 4; i++) {
+        char reason[320];
+        setenv("EMU_CUDNN_FAULT", faults[i][0], 1);
+        attention_close(&dev);
+        attention_fused_reason(reason, sizeof reason, ATTENTION_FUSED, shape_of(1, 128, 2, 1, 64), demands, &dev);
+        if (!strstr(reason, faults[i][1]))
+            fail_msg("EMU_CUDNN_FAULT=%s: \"%s\"", faults[i][0], reason);
+        c = choose_fused(ATTENTION_AUTO, demands, 80);
+        assert_int_equal(c.backend, ATTENTION_FLASH);
+        assert_non_null(strstr(c.reason, faults[i][1]));
+    }
+    unsetenv("EMU_CUDNN_FAULT");
     setenv("EMU_CUDNN_VERSION", "91001", 1);
     assert_fails(choose_fused_alone, &demands, "9.10.0 and 9.10.1 have known bugs");
     unsetenv("EMU_CUDNN_VERSION");
@@ -1804,7 +1884,7 @@ static void test_choice_without_flash(void **state) {
     if (first_backend() == ATTENTION_UNFUSED) {
         choose(ATTENTION_AUTO, NULL, NULL, &c);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
-        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16)"));
+        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16; fused: "));
         assert_fails(choose_flash, NULL, "flash: takes bf16 alone|unfused: --attention-backend flash");
     } else {
         c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), demands_of(0), &dev);
@@ -1838,6 +1918,7 @@ int main(void) {
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
         cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_fused_low_scores),
 #ifdef PRECISION_BF16
         cmocka_unit_test(test_fused_refuses),
 #endif

@@ -3,6 +3,7 @@ train_gpt, on none. Skipped where the program has no cuda target or finds no GPU
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,8 +48,8 @@ FP8_SIZES = ["--num-layers", "2", "--seq-length", "128", "--global-batch-size", 
 FP32_TOLERANCE = 1e-4
 
 
-def run(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+def run(*arguments, program=PROGRAM):
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=600)
 
 
 def missing():
@@ -202,11 +203,51 @@ class CudaEngine(unittest.TestCase):
             fused = ["--attention-backend", "fused"]
             result = run("--train-data", self.path + "/t_train_*.bin", "--device", "cuda", "--precision", "bf16", *LLAMA, *fused,
                          *TRAINING, "--train-steps", "1", "--val-every", "0", "--out", self.path + "/tried")
+            if "--deterministic-mode=false" in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
+                self.same_curve(LLAMA, "bf16", *fused, "--deterministic-mode=false")  # a GPU that has no other backward
+                return
             if "fused: " in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
                 self.skipTest(result.stderr.strip())  # no library, or one that refuses
             plain = self.same_curve(LLAMA, "bf16", *fused)
             self.assertIn("fused, cuDNN", self.output)
             self.no_policy_changes_a_bit([*LLAMA, *fused], "bf16", plain, [POLICIES[1], POLICIES[2], POLICIES[5]])
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
+    def test_an_incomplete_cudnn_is_no_abort(self):
+        """A library that libcudnn.so.9 needs is damaged: said, with own kernels in its place or, if fused is asked for, as an error.
+        The stand-in, as the library, aborts when it is called without its part of the graph API."""
+        program = shutil.copy(PROGRAM, self.path)
+        arguments = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/incomplete", *LLAMA, *TRAINING, "--train-steps", 1,
+                     "--val-every", 0, "--precision", "bf16", "--device", "cuda"]
+        parts = ["graph", "engines_runtime_compiled", "engines_precompiled", "heuristic"]
+        names = ["libcudnn.so.9", *("libcudnn_%s.so.9" % part for part in parts)]
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1"}):
+            for damaged in names[1:]:
+                for name in names:
+                    shutil.copy(os.path.join(os.path.dirname(PROGRAM), name), self.path)
+                with open(os.path.join(self.path, damaged), "w", encoding="ascii") as f:
+                    f.write("no library\n")
+                result = run(*arguments, "--attention-backend", "fused", program=program)
+                self.assertEqual(result.returncode, 2, (damaged, result.stderr))
+                for words in ("fused: cuDNN is incomplete", "/%s: " % damaged):
+                    self.assertIn(words, result.stderr)
+            result = run(*arguments, program=program)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("fused: cuDNN is incomplete", result.stdout)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
+    def test_a_wrong_cudnn_is_not_taken(self):
+        """One whose results are not flash attention's, at the start: the reason, and own kernels or, if it is asked for, an error."""
+        arguments = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/wrong", *LLAMA, *TRAINING, "--train-steps", 1,
+                     "--val-every", 0, "--precision", "bf16", "--device", "cuda"]
+        environment = {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1", "EMU_CUDNN_FAULT": "backward"}
+        with unittest.mock.patch.dict(os.environ, environment):
+            result = run(*arguments, "--attention-backend", "fused")
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("fused: its dV is wrong on this GPU", result.stderr)
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("fused: its dV is wrong on this GPU", result.stdout)
 
     def test_fp8(self):
         """As in bf16: at most twice as far from the fp32 curve as the cpu target is. Scales of blocks are powers of two, so that the

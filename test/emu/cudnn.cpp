@@ -13,14 +13,19 @@
 // - descriptors and handles that were never made or were destroyed, a handle without a stream of the emulator,
 // - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
 // - a plan finalized while a graph is recorded, if its handle has a stream.
-// The workspace and all that is written hold NaN first. Environment:
+// As the library does, it aborts where libcudnn_graph.so.9, which it loads when it is first called, is not there or is
+// damaged. The workspace and all that is written hold NaN first. Environment:
 //   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 that
 //                      of the backward pass of keys that are no multiple of 128, below 9.10.0 of scores that are
-//                      masked by -infinity
+//                      masked by -infinity, below 9.26 on compute capability 9.0 dQ in rows of a low log-sum-exp,
+//                      without a mask, if the keys are 64 more than a multiple of 128
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
 //                      finalized; execute: no plan runs
+//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; backward: dV is; nan: one element of dQ is NaN; bits: an
+//                      element of O differs from run to run
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
 #include "test/emu/cudnn_run.h"
+#include <dlfcn.h> // dlopen
 
 struct emu_cudnn_status_name {
     cudnnStatus_t status;
@@ -54,8 +59,19 @@ static const emu_cudnn_status_name emu_cudnn_status_names[] = {
 
 // ---- the library and its handles ----
 
-extern "C" size_t cudnnGetVersion(void) { return emu_cudnn_version(); }
+static void emu_cudnn_load_graph(const char *symbol) {
+    static void *const graph = dlopen("libcudnn_graph.so.9", RTLD_NOW);
+    if (graph)
+        return;
+    fprintf(stderr, "%s\nInvalid handle. Cannot load symbol %s\n", dlerror(), symbol);
+    abort();
+}
+extern "C" size_t cudnnGetVersion(void) {
+    emu_cudnn_load_graph("cudnnGetVersion");
+    return emu_cudnn_version();
+}
 extern "C" const char *cudnnGetErrorString(cudnnStatus_t status) {
+    emu_cudnn_load_graph("cudnnGetErrorString");
     for (const emu_cudnn_status_name &named : emu_cudnn_status_names)
         if (named.status == status)
             return named.name;
@@ -67,6 +83,7 @@ extern "C" void cudnnGetLastErrorString(char *message, size_t bytes) {
     emu_cudnn_error[0] = 0;
 }
 extern "C" cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
+    emu_cudnn_load_graph("cudnnCreate");
     EMU_CUDNN_HOLD(handle, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no place for a handle");
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("create"), CUDNN_STATUS_NOT_INITIALIZED, "EMU_CUDNN_REFUSE=create");
     *handle = new cudnnContext();
@@ -98,6 +115,7 @@ extern "C" cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, struct emu_stream 
 
 extern "C" cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                                       cudnnBackendDescriptor_t *descriptor) {
+    emu_cudnn_load_graph("cudnnBackendCreateDescriptor");
     EMU_CUDNN_HOLD(descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no place for a descriptor");
     EMU_CUDNN_HOLD(emu_cudnn_has_type(type), CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
                    "descriptors of type %d are not modelled", type);
@@ -331,6 +349,10 @@ static bool emu_cudnn_is_broken(const emu_cudnn_run *run) {
     const bool rest = run->graph->tensors.at(run->match.k).dims[3] % 128 != 0;
     return (version < 91000 && infinite) || (version <= 91500 && run->match.backward && rest);
 }
+static bool emu_cudnn_breaks_low_scores(const emu_cudnn_run *run) {
+    return run->match.backward && !run->match.causal && emu_cudnn_version() < 92600 &&
+           emu_cudnn_capability() / 10 == 9 && run->graph->tensors.at(run->match.k).dims[3] % 128 == 64;
+}
 extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_descriptor,
                                              cudnnBackendDescriptor_t pack_descriptor) {
     EMU_CUDNN_HOLD(handle && plan_descriptor && pack_descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER,
@@ -352,6 +374,7 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
     EMU_CUDNN_HOLD((uintptr_t)run->workspace % 16 == 0, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
                    "the workspace %p is not aligned to 16 bytes", (void *)run->workspace);
     run->broken = emu_cudnn_is_broken(run.get());
+    run->broken_low_scores = emu_cudnn_breaks_low_scores(run.get());
     const int status =
         handle->services->enqueue(handle->stream, "cudnnBackendExecute", [run] { emu_cudnn_run_graph(run.get()); });
     EMU_CUDNN_HOLD(status == 0, CUDNN_STATUS_EXECUTION_FAILED_CUDART, "the stream answers with CUDA's error %d",

@@ -12,7 +12,8 @@ struct emu_cudnn_run {
     std::map<int64_t, float> values; // of what is by value: as it was when the call was made
     char *workspace;
     int64_t workspace_bytes;
-    bool broken; // a version whose result is wrong for this shape
+    bool broken;            // a version whose result is wrong for this shape
+    bool broken_low_scores; // the same of dQ alone, in rows whose log-sum-exp is low
 };
 typedef std::vector<float> emu_cudnn_data; // as if packed, the last dimension first
 
@@ -343,9 +344,31 @@ static void emu_cudnn_write(const emu_cudnn_run *run, const emu_cudnn_tensor &t,
     });
 }
 
+// Where a tile's keys past the end have a score of 0, exp(0 - lse) is infinite: NaN in rows of dQ whose lse is low.
+static void emu_cudnn_break_low_scores(const emu_cudnn_run *run, emu_cudnn_data *dq) {
+    const emu_cudnn_data lse = emu_cudnn_read(run, run->graph->tensors.at(run->match.stats));
+    const size_t width = dq->size() / lse.size();
+    for (size_t i = 0; i < dq->size(); i++)
+        if (isinf(expf(-lse[i / width])))
+            (*dq)[i] = NAN;
+}
+// What a library that is wrong without saying so would do to a result: EMU_CUDNN_FAULT.
+static void emu_cudnn_plant(const emu_cudnn_run *run, int64_t uid, int64_t turn, emu_cudnn_data *result) {
+    const char *const fault = getenv("EMU_CUDNN_FAULT");
+    const bool forward = !run->match.backward && uid == run->match.o;
+    const auto is = [&](const char *name, bool here) { return fault && here && strcmp(fault, name) == 0; };
+    if (is("forward", forward) || is("backward", run->match.backward && uid == run->match.dv))
+        for (float &x : *result)
+            x *= 1.1f;
+    if (is("nan", run->match.backward && uid == run->match.dq))
+        result->back() = NAN;
+    if (is("bits", forward))
+        (*result)[0] += (float)(turn / 2 % 2); // a backward pass may be between two forward
+}
 // The queue's work. What is written holds NaN before, and so does the workspace, from end to end.
 static void emu_cudnn_run_graph(const emu_cudnn_run *run) {
-    static int64_t turn; // sums that are made by many blocks at once have another order each time
+    static int64_t turn, runs; // sums that are made by many blocks at once have another order each time
+    runs++;
     const emu_cudnn_graph &graph = *run->graph;
     emu_cudnn_check_memory(run);
     if (run->workspace_bytes > 0)
@@ -379,6 +402,9 @@ static void emu_cudnn_run_graph(const emu_cudnn_run *run) {
         case EMU_REDUCTION: emu_cudnn_run_reduction(o, y, &result, from[0]); break;
         case EMU_RESHAPE: emu_cudnn_run_reshape(y, &result, from[0]); break;
         }
+        if (run->broken_low_scores && o.y == run->match.dq)
+            emu_cudnn_break_low_scores(run, &result);
+        emu_cudnn_plant(run, o.y, runs, &result);
         if (!y.is_virtual)
             emu_cudnn_write(run, y, run->broken ? NULL : &result);
         for (const int64_t uid : emu_cudnn_reads(o))
