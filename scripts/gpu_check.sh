@@ -8,7 +8,7 @@
 #   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
 #   attention        op tests of attention, bf16 and fp32
 #   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
-#   train_table      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
+#   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute policy
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
@@ -249,32 +249,52 @@ train_run() {
     step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
 token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
+# train_case PRESET:LENGTH:BATCH POLICY: a run of the table of training, of tokens of the preset's vocabulary.
+train_case() {
+    local preset length batch policy=$2 data=llama options=()
+    IFS=: read -r preset length batch <<<"$1"
+    case $preset in
+    demo) data=bytes ;;
+    gpt2*) data=gpt2 ;;
+    esac
+    # What does not fit with fp32 states takes smaller ones, within what the GPU has less its context and its libraries.
+    if [ "$policy" = auto ]; then
+        options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
+    fi
+    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" --max-position-embeddings "$length" \
+        --micro-batch-size "$batch" --recompute-granularity "$policy" "${options[@]}" --train-steps $((small ? 6 : 14)) \
+        --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda
+}
+# Model, T and B. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md. All of ours come before
+# PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
 train_table() {
-    local presets="gpt2-124m gpt2-1558m llama3.2-1b" lengths="1024 4096" tokens=16384 preset length policies policy data
+    local case preset length batch policy
+    local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16 qwen2.5-0.5b:1024:16 qwen2.5-1.5b:1024:16"
+    local lossy="qwen2.5-7b:1024:4" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
-        presets=demo lengths=64 tokens=64
+        peers=demo:64:1 lossy=$peers others=
     fi
     is_built "$train_gpt" train_table && token_shards || return
-    for length in $lengths; do
-        for policies in none "selective full"; do # what stands beside PyTorch's first
-            for preset in $presets; do
-                case $preset in
-                demo) data=bytes ;;
-                llama*) data=llama ;;
-                *) data=gpt2 ;;
-                esac
-                for policy in $policies; do
-                    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
-                        --max-position-embeddings "$length" --micro-batch-size $((tokens / length)) \
-                        --recompute-granularity "$policy" --train-steps $((small ? 6 : 14)) --train-data "$work/data/${data}_*.bin" \
-                        --precision bf16 --device cuda
-                done
-                if [ "$policies" = none ] && torch_is_here; then
-                    step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" \
-                        --length "$length" --batch $((tokens / length))
-                fi
-            done
+    for case in $peers; do
+        train_case "$case" none
+    done
+    for case in $lossy; do
+        train_case "$case" auto
+    done
+    for case in $peers; do
+        IFS=: read -r preset length batch <<<"$case"
+        if torch_is_here; then
+            step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
+                --batch "$batch"
+        fi
+    done
+    for case in $peers; do
+        for policy in selective full; do
+            train_case "$case" $policy
         done
+    done
+    for case in $others; do
+        train_case "$case" none
     done
 }
 
@@ -444,6 +464,7 @@ done
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 cuobjdump=$(command -v cuobjdump || echo "$(dirname "$(readlink -f "$nvcc")")/cuobjdump")
 # A copy of the tree may belong to another user than this one, which git asks to be told.
+gpu_memory_mib=$(sed -n 's/.*, \([0-9]*\) MiB$/\1/p' <<<"$gpu")
 commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --abbrev=12 || cat .packed_commit; } 2>/dev/null)
 report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit

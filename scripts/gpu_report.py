@@ -22,6 +22,7 @@ docs/gpu/measured.md, from the reports that were published:
   gpu_report.py publish RESULTS [FOLDER]   puts a report into FOLDER, docs/gpu if left out, and writes the page anew
   gpu_report.py page [--check] [FOLDER]    the page on stdout, or whether FOLDER has that page
 """
+import array
 import glob
 import json
 import math
@@ -68,7 +69,10 @@ def write_shard(path, tokens, width):
     magic, version = {2: (20240520, 1), 4: (20240801, 7)}[width]
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", magic, version, len(tokens), *[0] * 253))
-        file.write(struct.pack(f"<{len(tokens)}{'H' if width == 2 else 'I'}", *tokens))
+        values = array.array("H" if width == 2 else "I", tokens)
+        if sys.byteorder == "big":
+            values.byteswap()
+        values.tofile(file)
 
 
 def data(folder):
@@ -82,9 +86,10 @@ def data(folder):
             text += file.read() + b"\0"
     write_shard(f"{folder}/bytes_000.bin", text, 2)
     numbers = random.Random(1)
-    count = 16 * 16384 + 1  # the benchmark's steps
-    write_shard(f"{folder}/gpt2_000.bin", [numbers.randrange(50257) for _ in range(count)], 2)
-    write_shard(f"{folder}/llama_000.bin", [numbers.randrange(128256) for _ in range(count)], 4)
+    # 14 steps of any benchmark read no token twice: 64 x 1024 of one rank, 8 x 16 x 1024 of eight.
+    count = 14 * 8 * 16384 + 1
+    write_shard(f"{folder}/gpt2_000.bin", numbers.choices(range(50257), k=count), 2)
+    write_shard(f"{folder}/llama_000.bin", numbers.choices(range(128256), k=count), 4)  # tokens of Qwen2.5's vocabulary, too
     return 0
 
 
@@ -128,7 +133,7 @@ def measure(folder, options, ranks=1):
                              "--log-every", "1000", *options], ranks)
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
            "length": int(option(options, "--seq-length", 0)), "batch": int(option(options, "--micro-batch-size", 0)),
-           "policy": option(options, "--recompute-granularity", "none")}
+           "policy": option(options, "--recompute-granularity", "none") + ", lossy states" * ("--allow-lossy-states" in options)}
     if status != 0:
         said = [line for line in output.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
         row["error"] = said[-1].removeprefix("train_gpt: ").split(". ")[0] if said else f"status {status}"
@@ -244,11 +249,11 @@ def attention_table(rows):
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
-    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["engine"] == "torch"))
+    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["batch"], row["engine"] == "torch"))
     lines = ["| model | T | B | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        same = [r for r in rows if (r["preset"], r["length"]) == (row["preset"], row["length"])]
+        same = [r for r in rows if all(r[name] == row[name] for name in ("preset", "length", "batch"))]
         peer = next((r.get("tokens_per_second") for r in same if r["engine"] == "torch"), None)
         rate, mfu = row.get("tokens_per_second"), row.get("mfu")
         if row["engine"] == "torch" and rate:  # the same flops a token as ours, so the same MFU at the same rate

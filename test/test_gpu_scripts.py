@@ -1,5 +1,6 @@
 """What of scripts/gpu_check.sh runs without a GPU: the pages, the comparison of curves, the start of ranks, the report, and all of it
 from end to end in a rehearsal on the emulator."""
+import array
 import json
 import os
 import re
@@ -135,6 +136,19 @@ if rank == 0:
                      "loss": 7.0 - step, "grad_norm": 2.0, "comm_ms": 3.0, "comm_exposed_ms": 1.0, "comm_bytes": 5000000}
             f.write(json.dumps({**entry, **(error if step == 2 and (ranks > 1 or "--fp8-format" in options) else {})}) + "\\n")
 ''' % sys.executable
+
+
+class Data(unittest.TestCase):
+    def test_no_measurement_reads_a_token_twice(self):
+        """14 steps of 65536 tokens, or of eight ranks' 16384 each."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(script("gpu_report.py", "data", folder).returncode, 0)
+            for name, width, vocabulary in (("gpt2", 2, 50257), ("llama", 4, 128256)):
+                with open(f"{folder}/{name}_000.bin", "rb") as file:
+                    header, tokens = array.array("i", file.read(1024)), array.array({2: "H", 4: "I"}[width], file.read())
+                self.assertGreater(len(tokens), 14 * max(64 * 1024, 8 * 16384))
+                self.assertEqual(header[2], len(tokens))
+                self.assertTrue(vocabulary * 0.99 < max(tokens) < vocabulary)
 
 
 class Ranks(unittest.TestCase):
@@ -381,6 +395,7 @@ class Report(unittest.TestCase):
             {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30, "planned_bytes": 11 << 30}])
         self.add("train_table", "torch_124m_1024", output=[
             {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30}])
+        self.add("train_table", "train_124m_1024_64", output=[{**train, "engine": "ours", "batch": 64, "tokens_per_second": 6e5}])
         self.add("train_table", "train_124m_1024_full", status=1, output=[
             {**train, "engine": "ours", "policy": "full", "error": "failed"}])
         # Runs that other stages need are no rows of the table of training.
@@ -402,14 +417,15 @@ class Report(unittest.TestCase):
         script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
         text = self.page()
         for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
-                     "12 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
+                     "13 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
                      "no time left: three (no time left); skipped: four (not installed).",
                      "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
                      "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
                      "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
                      "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |\n"
                      "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |\n"
-                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",
+                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |\n"
+                     "| gpt2-124m | 1024 | 64 | ours | none | 600000 | - | - | - | - |",
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
                      "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
                      "| gpt2-1558m | 1024 | 16 | hybrid tensorwise | 75000 | 1.25 | 1.24 | 1.25 | 60.00 | 68.00 | 3.1416 | 3.1400 |",
@@ -752,11 +768,11 @@ class Rehearsal(unittest.TestCase):
             self.assertEqual((flash, cudnn), (expected, "-"))
         table = self.table(text, "Training")
         self.assertEqual([(row[0], row[3], row[4]) for row in table],
-                         [("demo", "ours", policy) for policy in ("none", "selective", "full")] + [("demo", "torch", "none")])
-        for row in table[:3]:
-            measured = checks[f"train_demo_64_{row[4]}"]["rows"][0]
+                         [("demo", "ours", policy) for policy in ("none", "auto, lossy states", "selective", "full")] + [("demo", "torch", "none")])
+        for row in table[:4]:
+            measured = checks[f"train_demo_64_{row[4].split(',')[0]}"]["rows"][0]
             self.assertEqual(row[5], f"{measured['tokens_per_second']:.0f}")
-        self.assertEqual(table[3][5], "4321")
+        self.assertEqual(table[4][5], "4321")
         self.assertEqual([(row[1], row[2], row[3]) for row in self.table(text, "Several ranks")], [("2", "sockets", "0"), ("2", "sockets", "3")])
         self.assertEqual([row[0] for row in self.table(text, "Checks")], ALL_STAGES)
 
@@ -767,7 +783,7 @@ class Rehearsal(unittest.TestCase):
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
-                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_some_fp8_bf16", "op_rope_bf16",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "auto", "selective", "full")], "torch_demo_64", "op_some_fp8_bf16", "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
         skipped = ["build", "unit_for_hopper", "memory_managed", "fp8_training", "ranks_nccl", "sanitizer"]
         self.assertEqual(outcomes, {"op_attention_bf16": "failed", **{name: "passed" for name in passed},
@@ -795,7 +811,7 @@ class Rehearsal(unittest.TestCase):
         for name in set(checks) - {"op_attention_bf16", "op_attention_fp32", "memory_managed", "memory_pinned"}:
             self.assertEqual(checks[name], before[name])
         self.assertIn("failed: none", text)
-        self.assertEqual(len(self.table(text, "Training")), 4)
+        self.assertEqual(len(self.table(text, "Training")), 5)
         run = self.start("later", "--stages", "unit", STAND_IN_GPU="Other")
         output, _ = run.communicate(timeout=120)
         self.assertEqual(run.returncode, 2, output)

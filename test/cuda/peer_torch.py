@@ -21,24 +21,26 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), Llama shape
+# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), Llama shape, biases of q, k and v
 PRESETS = {
-    "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False),
-    "gpt2-1558m": (48, 1600, 25, 25, 6400, 50304, False),
-    "llama3.2-1b": (16, 2048, 32, 8, 8192, 128256, True),
-    "demo": (4, 128, 4, 2, 384, 384, True),
-    "tiny-gpt2": (2, 32, 4, 4, 128, 128, False),
-    "tiny-llama": (2, 32, 4, 2, 64, 128, True),
+    "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False, True),
+    "gpt2-1558m": (48, 1600, 25, 25, 6400, 50304, False, True),
+    "llama3.2-1b": (16, 2048, 32, 8, 8192, 128256, True, False),
+    "qwen2.5-0.5b": (24, 896, 14, 2, 4864, 151936, True, True),
+    "qwen2.5-1.5b": (28, 1536, 12, 2, 8960, 151936, True, True),
+    "demo": (4, 128, 4, 2, 384, 384, True, False),
+    "tiny-gpt2": (2, 32, 4, 4, 128, 128, False, True),
+    "tiny-llama": (2, 32, 4, 2, 64, 128, True, False),
 }
 
 
 class Attention(nn.Module):
     """Causal attention; grouped heads and rotary positions (half-split form) for Llama shapes."""
 
-    def __init__(self, hidden, heads, groups, llama):
+    def __init__(self, hidden, heads, groups, llama, qkv_bias):
         super().__init__()
         self.heads, self.groups, self.size, self.llama = heads, groups, hidden // heads, llama
-        self.qkv = nn.Linear(hidden, (heads + 2 * groups) * self.size, bias=not llama)
+        self.qkv = nn.Linear(hidden, (heads + 2 * groups) * self.size, bias=qkv_bias)
         self.projection = nn.Linear(hidden, hidden, bias=not llama)
 
     def forward(self, x, rope):
@@ -58,11 +60,11 @@ def rotate(x, rope):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden, heads, groups, ffn, llama):
+    def __init__(self, hidden, heads, groups, ffn, llama, qkv_bias):
         super().__init__()
         norm = nn.RMSNorm if llama else nn.LayerNorm
         self.norm1, self.norm2 = norm(hidden, eps=1e-5), norm(hidden, eps=1e-5)
-        self.attention = Attention(hidden, heads, groups, llama)
+        self.attention = Attention(hidden, heads, groups, llama, qkv_bias)
         self.up = nn.Linear(hidden, 2 * ffn if llama else ffn, bias=not llama)
         self.down = nn.Linear(ffn, hidden, bias=not llama)
         self.llama = llama
@@ -81,11 +83,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A GPT-2 or Llama shape with a tied head; returns the mean loss."""
 
-    def __init__(self, layers, hidden, heads, groups, ffn, vocabulary, llama, length):
+    def __init__(self, layers, hidden, heads, groups, ffn, vocabulary, llama, qkv_bias, length):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = None if llama else nn.Embedding(length, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, groups, ffn, llama) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, groups, ffn, llama, qkv_bias) for _ in range(layers))
         self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(hidden, eps=1e-5)
         for parameter in self.parameters():
             if parameter.dim() > 1:
