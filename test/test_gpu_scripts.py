@@ -422,10 +422,10 @@ class Report(unittest.TestCase):
                      "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
                      "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
                      "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
-                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |\n"
-                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |\n"
-                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |\n"
-                     "| gpt2-124m | 1024 | 64 | ours | none | 600000 | - | - | - | - |",
+                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 578750 | 0.86 | 12.00 | 11.00 | 1.25 |\n"
+                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | 578750 | - | - | - | - |\n"
+                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | - | - | 14.00 | - | - |\n"
+                     "| gpt2-124m | 1024 | 64 | ours | none | 600000 | - | 578750 | 1.04 | - | - | - |",
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
                      "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
                      "| gpt2-1558m | 1024 | 16 | hybrid tensorwise | 75000 | 1.25 | 1.24 | 1.25 | 60.00 | 68.00 | 3.1416 | 3.1400 |",
@@ -434,6 +434,33 @@ class Report(unittest.TestCase):
             self.assertIn(line, text)
         for number in ("77777", "88888", "99999"):
             self.assertNotIn(number, text)
+
+    def test_goals(self):
+        """The best of a model's runs at the goal's length, the worst of attention's shapes; rates are judged against peers alone."""
+        attention = {"bench": "attention", "mask": "causal", "head_dim": 128, "heads": 16, "groups": 16, "batch": 4, "length": 4096}
+        train = {"bench": "train", "engine": "ours", "preset": "gpt2-1558m", "length": 1024, "batch": 16, "policy": "none"}
+        self.start("gpu=Some GPU")
+        self.assertIn("**Goals: 0 met, 0 missed, 8 not measured**", self.page())
+        self.add("attention_table", "attention", output=[
+            {**attention, "engine": engine, "direction": direction, "length": length, "tflops": rate}
+            for direction, length, engine, rate in (
+                ("forward", 4096, "ours", 600), ("forward", 4096, "torch cudnn", 500), ("forward", 4096, "torch flash", 400),
+                ("forward", 8192, "ours", 630), ("forward", 8192, "torch cudnn", 600), ("forward", 1024, "ours", 100),
+                ("forward", 1024, "torch cudnn", 500), ("backward", 4096, "ours", 480), ("backward", 4096, "torch flash", 500),
+                ("deterministic backward", 4096, "ours", 480))])
+        self.add("train_table", "train", output=[
+            {**train, "mfu": 0.57, "tokens_per_second": 6e4}, {**train, "policy": "selective", "mfu": 0.54, "tokens_per_second": 5.5e4},
+            {**train, "length": 4096, "mfu": 0.7, "tokens_per_second": 6e4}, {**train, "preset": "qwen2.5-0.5b", "error": "failed"},
+            {**train, "preset": "gpt2-124m", "batch": 64, "tokens_per_second": 578750.0, "mfu": None}])
+        text = self.page()
+        for line in ("**Goals: 2 met, 2 missed, 4 not measured**",
+                     "- met: attention, forward, head dim 128, T >= 4096: 1.05 at causal, 16/16 heads, T 8192; the goal is 1.00 ",
+                     "- missed: attention, backward, head dim 128, T >= 4096: 0.96 at causal, 16/16 heads, T 4096; ",
+                     "- not measured: attention, deterministic backward, ", "- met: gpt2-124m, T 1024: 578750, B 64, none; the goal is 578750 (",
+                     "- missed: gpt2-1558m, T 1024: 57.0 % MFU, B 16, none; the goal is 60.0 % MFU (", "- not measured: qwen2.5-0.5b, ",
+                     "| gpt2-1558m | 1024 | 16 | ours | none | 60000 | 57.0 % | 60.0 % MFU | 0.95 |",
+                     "| gpt2-1558m | 4096 | 16 | ours | none | 60000 | 70.0 % | - | - |"):
+            self.assertIn(line, text)
 
     def test_outcomes(self):
         self.start("gpu=Some GPU")
