@@ -7,12 +7,13 @@
 #   build            what the stages named need, for this GPU
 #   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
 #   attention        op tests of attention, bf16 and fp32
+#   model            op tests of matrix products and of whole models, bf16
+#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
 #   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
 #   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute policy
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
-#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
 #   ranks            10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs,
 #                    and NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
 #   sanitize         compute-sanitizer's memcheck and racecheck on the small ones
@@ -31,7 +32,7 @@
 # Exit status: 0 every check that ran passed, 1 one failed or hung, 2 wrong use, 77 there is no GPU.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-all=build,unit,attention,attention_table,train_table,fp8,ops,curve,ranks,sanitize
+all=build,unit,attention,model,curve,attention_table,train_table,fp8,ops,ranks,sanitize
 stages=$all
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
@@ -197,11 +198,12 @@ op_tests() {
     done
 }
 attention() { op_tests op_attention_bf16 op_attention_fp32; }
+model() { op_tests op_matmul_bf16 op_gpt_bf16; } # a table's figures count once these pass
 is_fp8_test() { [[ $1 == */op_*fp8* ]]; }
 ops() {
     local test names=()
-    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
-        [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
+    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do # but those of attention and model
+        [[ ! -f $test || $test == */op_@(attention_@(bf16|fp32)|@(matmul|gpt)_bf16) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
     if [ -n "$rehearsal" ] || [ ! -x "$cuobjdump" ]; then
@@ -456,6 +458,8 @@ for tool in make g++ timeout realpath; do
     fi
 done
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
+# What torch.compile made of a model serves later checks, and goes with this run unless a folder is named.
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/torchinductor}"
 trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the signal's name is of now

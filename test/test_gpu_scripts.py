@@ -694,7 +694,7 @@ class Waits(unittest.TestCase):
 # ---- the rehearsal ----
 
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")
-ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "fp8", "ops", "curve", "ranks", "sanitize"]
+ALL_STAGES = ["build", "unit", "attention", "model", "curve", "attention_table", "train_table", "fp8", "ops", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
 TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
                "batch": 1, "length": 64, "ms": 1.0, "tflops": 123.0},
@@ -713,7 +713,7 @@ esac
 case "$1 $2 $3" in
 "-c "*"import torch"*) echo 9.9 of a stand-in ;;
 "test/cuda/peer_torch.py attention "*) cat "$STAND_IN_FOLDER/attention" ;;
-"test/cuda/peer_torch.py train "*) cat "$STAND_IN_FOLDER/train" ;;
+"test/cuda/peer_torch.py train "*) case $TORCHINDUCTOR_CACHE_DIR in */torchinductor) cat "$STAND_IN_FOLDER/train" ;; esac ;;
 *) exec {sys.executable} "$@" ;;
 esac
 """}
@@ -722,6 +722,8 @@ PROGRAMS = {
     "unit_first": "#!/bin/sh\nprintf '1..2\\nok 1 - products\\nok 2 - copies\\n'\n",
     "unit_for_hopper": "#!/bin/sh\necho 'unit_for_hopper: needs compute capability 9.0'\nexit 77\n",
     "op_attention_bf16": "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nnot ok 2 - backward\\n'\nexit 1\n",
+    "op_matmul_bf16": "#!/bin/sh\nprintf '1..1\\nok 1 - products\\n'\n",
+    "op_gpt_bf16": "#!/bin/sh\n[ $CUDA_LAUNCH_BLOCKING = 0 ] && printf '1..1\\nok 1 - loss\\n'\n",
     "op_some_fp8_bf16": "#!/bin/sh\nprintf '1..1\\nok 1 - casts\\n'\n",
     "op_attention_fp32": "#!/bin/sh\n[ $TEST_MEMORY = pinned ] && [ $CUDA_LAUNCH_BLOCKING = 1 ] || exit 3\nprintf '1..1\\nok 1 - memory\\n'\n",
 }
@@ -810,7 +812,8 @@ class Rehearsal(unittest.TestCase):
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
-                  *[f"train_demo_64_{policy}" for policy in ("none", "auto", "selective", "full")], "torch_demo_64", "op_some_fp8_bf16", "op_rope_bf16",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "auto", "selective", "full")], "torch_demo_64", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
+                  "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
         skipped = ["build", "unit_for_hopper", "memory_managed", "fp8_training", "ranks_nccl", "sanitizer"]
         self.assertEqual(outcomes, {"op_attention_bf16": "failed", **{name: "passed" for name in passed},
@@ -822,6 +825,11 @@ class Rehearsal(unittest.TestCase):
             log = file.read()
         for name in passed:
             self.assertIn(f"==== {name} of ", log)
+        # What shows that the figures are a correct engine's comes before them, and ours before PyTorch's, which may take long.
+        order = ["op_attention_fp32", "op_gpt_bf16", "curve_llama_bf16", "attention_ours", "train_demo_64_none", "train_demo_64_auto",
+                 "torch_demo_64", "train_demo_64_full", "op_some_fp8_bf16", "op_rope_bf16"]
+        self.assertEqual(sorted(order, key=lambda name: log.index(f"==== {name} of ")), order)
+        self.assertIn("==== op_gpt_bf16 of model", log)
         self.assertEqual(sorted(os.listdir(self.path + "/all")), ["gpu_check.json", "gpu_check.log", "gpu_check.md"])
 
     def test_a_later_run_adds(self):
