@@ -141,6 +141,15 @@ install_wheels() {
     step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
     export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
 }
+# cuDNN is loaded by its name alone, and PyTorch's lies in a wheel's folder, where no loader looks.
+find_cudnn() {
+    local folder
+    while read -r folder; do
+        if [ -e "$folder/cudnn/lib/libcudnn.so.9" ]; then
+            export LD_LIBRARY_PATH="$folder/cudnn/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+        fi
+    done < <("$python" -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
+}
 build() {
     local named=$stages target targets=()
     if [ -n "$rehearsal" ]; then
@@ -473,6 +482,7 @@ commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --
 report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
 [ ! -d .deps/wheels ] || install_wheels
+find_cudnn
 for stage in ${stages//,/ }; do
     $stage
 done

@@ -62,7 +62,10 @@ GOALS = {
 GOAL_LENGTH = 1024
 # Attention is to be as fast as the fastest peer from this length on, with heads of this size.
 ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
-PEERS = ("torch flash", "torch cudnn")
+# What attention is timed by: the heads of columns. Those of PEERS are what ours is held against; sm_80's sums in one order alone.
+ENGINES = {"ours": "ours", "ours sm_80": "ours for sm_80", "fused": "cuDNN from here", "torch flash": "PyTorch flash",
+           "torch cudnn": "PyTorch cuDNN"}
+PEERS = ("fused", "torch flash", "torch cudnn")
 DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
@@ -256,16 +259,24 @@ def over_peers(rates, shape):
     return ours / best if ours and best else None
 
 
-def attention_table(rows):
+def attention_table(rows, *directions):
     shapes, rates = attention_rates(rows)
-    lines = ["| | mask | head dim | heads | B | T | ours | PyTorch flash | PyTorch cuDNN | ours / better |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    shapes = [shape for shape in shapes if shape[0] in directions]
+    columns = ["ours", "ours sm_80", *PEERS]
+    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better |",
+             "|" + "---|" * (7 + len(columns))]
     for shape in shapes:
         direction, mask, head_dim, heads, groups, batch, length = shape
-        cells = " | ".join(number(rates.get((engine, shape))) for engine in ("ours", *PEERS))
+        cells = " | ".join(number(rates.get((engine, shape))) for engine in columns)
         lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {cells} | "
                      f"{number(over_peers(rates, shape), '{:.2f}')} |")
     return lines if shapes else []
+
+
+def refusals(rows):
+    """What engine did not take how many shapes, and why."""
+    why = [(row["engine"], row["error"]) for row in rows if row.get("bench") == "attention" and "error" in row]
+    return [f"- {ENGINES.get(engine, engine)}: {error} ({why.count((engine, error))} times)" for engine, error in dict.fromkeys(why)]
 
 
 def goal_of(row):
@@ -397,7 +408,10 @@ def report_lines(results):
     lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} checks passed; found: {named(found, 'passed')}; failed: {named(checks, 'failed')}; "
               f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
               f"skipped: {named(checks, 'skipped')}."]
-    for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows_of_stage("attention_table"))),
+    attention_rows = rows_of_stage("attention_table")
+    for title, table in (("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
+                         ("Attention's backward, deterministic, TFLOP/s, bf16", attention_table(attention_rows, "deterministic backward")),
+                         ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",

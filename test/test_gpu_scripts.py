@@ -390,7 +390,9 @@ class Report(unittest.TestCase):
             {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
             {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0}])
         self.add("attention_table", "attention_torch", output=[
-            {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"}])
+            {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"},
+            {**attention, "engine": "torch cudnn", "error": "none", "mask": "full"}, {**attention, "engine": "ours sm_80", "tflops": 190.0},
+            {**attention, "direction": "backward", "engine": "fused", "tflops": 325.0}])
         self.add("train_table", "train_124m_1024_none", output=[
             {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30, "planned_bytes": 11 << 30}])
         self.add("train_table", "torch_124m_1024", output=[
@@ -419,9 +421,10 @@ class Report(unittest.TestCase):
         for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
                      "13 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
                      "no time left: three (no time left); skipped: four (not installed).",
-                     "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
-                     "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
-                     "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
+                     "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 190 | - | 200 | - | 1.50 |\n"
+                     "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | 325 | - | - | 0.80 |\n",
+                     "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - | - | - |\n",
+                     "- PyTorch cuDNN: none (2 times)\n",
                      "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 578750 | 0.86 | 12.00 | 11.00 | 1.25 |\n"
                      "| gpt2-124m | 1024 | 16 | ours | full | failed | - | 578750 | - | - | - | - |\n"
                      "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | - | - | 14.00 | - | - |\n"
@@ -541,7 +544,7 @@ class Page(unittest.TestCase):
             with open(docs + "/measured.md", encoding="utf-8") as file:
                 text = file.read()
             for line in ("## NVIDIA Some 200, 580.1, 9.0\n", "### Attention, TFLOP/s, bf16\n",
-                         "| forward | causal | 64 | 32/32 | 16 | 1024 | 321 | - | - | - |\n"):
+                         "| forward | causal | 64 | 32/32 | 16 | 1024 | 321 | - | - | - | - | - |\n"):
                 self.assertIn(line, text)
             with open(docs + "/measured-nvidia-some-200.json", encoding="utf-8") as file:
                 self.assertNotIn("/some/folder", file.read())
@@ -786,13 +789,14 @@ class Rehearsal(unittest.TestCase):
     def test_every_table_has_its_rows(self):
         checks, text = self.read("all")
         self.assertIn("**A rehearsal by the programs in programs: no figure here is a GPU's.**", text)
-        ours = {(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]}
+        ours, fused_rows = ({(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]
+                             if row["engine"] == engine} for engine in ("ours", "fused"))
         self.assertEqual(len(ours), 12, self.output)  # three directions, two head dims, MHA and grouped heads
-        table = self.table(text, "Attention")
-        self.assertEqual(len(table), len(ours))
-        for direction, mask, head_dim, heads, _, length, rate, flash, cudnn, _ in table:
-            row = ours[direction, int(head_dim), int(heads.split("/")[0])]
-            self.assertEqual((mask, length, rate), ("causal", "64", f"{row['tflops']:.0f}"))
+        table, apart = self.table(text, "Attention, TFLOP/s"), self.table(text, "Attention's backward, deterministic")
+        self.assertEqual((len(table), len(apart)), (8, 4))
+        for direction, mask, head_dim, heads, _, length, rate, _, fused, flash, cudnn, *_ in table + apart:
+            row, by_cudnn = (rows[direction, int(head_dim), int(heads.split("/")[0])] for rows in (ours, fused_rows))
+            self.assertEqual((mask, length, rate, fused), ("causal", "64", f"{row['tflops']:.0f}", f"{by_cudnn['tflops']:.0f}"))
             expected = "123" if (direction, head_dim, heads) == ("forward", "64", "2/2") else "-"
             self.assertEqual((flash, cudnn), (expected, "-"))
         table = self.table(text, "Training")

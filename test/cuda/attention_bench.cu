@@ -1,7 +1,8 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
 // scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
 // over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
-// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one.
+// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one, which is
+// deterministic. By cuDNN ("fused") where it takes the shape; where not, its row says why.
 // --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
 #include "attention.cuh"             // attention_choose, attention_forward, attention_backward
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
@@ -111,6 +112,17 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     device_free(b.workspace, workspace_bytes);
 }
 
+// A reason as a JSON string takes it: a loader's message may quote.
+static void print_refused(struct attention_shape s, char *reason) {
+    for (char *c = reason; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ')
+            *c = '\'';
+    printf("{\"bench\": \"attention\", \"engine\": \"fused\", \"head_dim\": %d, \"heads\": %d, \"groups\": %d, "
+           "\"batch\": %d, \"length\": %d, \"error\": \"%s\"}\n",
+           s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, reason);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv) {
     const bool small = argc == 2 && strcmp(argv[1], "--small") == 0;
     const int tokens = small ? 64 : 16384, grouped_heads = small ? 8 : 64;
@@ -127,7 +139,9 @@ int main(int argc, char **argv) {
                                             false};
                 char reason[256];
                 fused_unavailable_reason(reason, sizeof reason, s, false, &dev);
-                if (!*reason)
+                if (*reason)
+                    print_refused(s, reason);
+                else
                     bench(s, ATTENTION_FUSED, "fused", &dev);
                 const struct attention_demands demands = {0, false, false};
                 const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, demands, &dev).backend;
