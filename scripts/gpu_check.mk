@@ -20,13 +20,13 @@ GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 gpu-train-table gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
 gpu-model: $(GPU_MODEL_OPS:%=$G/op_%_bf16) $G/memory_probe
-gpu-attention-table: $G/attention_bench
+gpu-attention-table: $G/attention_bench $G/device_rates
 gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
-gpu-rehearsal: $(B)/emu/attention_bench
-$(B)/emu/attention_bench: | $(B)/emu/libcudnn.so.9
+gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates
+$(B)/emu/attention_bench $(B)/emu/device_rates: | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@

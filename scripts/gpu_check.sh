@@ -9,7 +9,7 @@
 #   attention        op tests of attention, bf16 and fp32
 #   model            op tests of matrix products and of whole models, bf16
 #   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
-#   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
+#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
 #   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute policy
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
@@ -235,6 +235,7 @@ print(torch.__version__, "with CUDA", torch.version.cuda, "and cuDNN", torch.bac
 }
 attention_table() {
     local built=yes
+    ! is_built "$programs/device_rates" || step device_rates 60 "$programs/device_rates" ${small:+--small}
     is_built "$programs/attention_bench" attention_ours || built=
     [ -z "$built" ] || step attention_ours 120 "$programs/attention_bench" ${small:+--small}
     if torch_is_here; then

@@ -50,6 +50,8 @@ CURVE_TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp8": 6e-2}
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 # tokens/s over bf16's that FP8 is to reach, with all of a model's layers: what llmq does at 1.5B and 7B on an H100.
 FP8_AIMS = {"gpt2-1558m": 1.24, "llama3-8b": 1.38}
+# Bytes and flops a second by which docs/gpu/kernels.md predicts, an H200's.
+PREDICTED_BY = (4.3e12, 790e12)
 # What training in bf16 at T = 1024 is to reach on one H100: the field of a row, its value and whose figure it is. llmq's are of
 # steps of 524,288 tokens, so that AdamW's share of a step is less there than at the batches that are timed here.
 GOALS = {
@@ -279,6 +281,19 @@ def refusals(rows):
     return [f"- {ENGINES.get(engine, engine)}: {error} ({why.count((engine, error))} times)" for engine, error in dict.fromkeys(why)]
 
 
+def rates_list(rows):
+    """What bounds this GPU's kernels, beside what predictions take for it."""
+    row = next((row for row in rows if row.get("bench") == "rates"), None)
+    if not row:
+        return []
+    copied, multiplied = row["copy_bytes_per_s"], row["matmul_flops_per_s"]
+    return [f"- A copy: {copied * 1e-12:.2f} TB/s, {copied / PREDICTED_BY[0]:.2f} of the {PREDICTED_BY[0] * 1e-12:g} by which "
+            "kernels.md predicts.",
+            f"- A product of {row['matmul_size']}^3 in bf16: {multiplied * 1e-12:.0f} TFLOP/s, {multiplied / PREDICTED_BY[1]:.2f} of "
+            f"the {PREDICTED_BY[1] * 1e-12:.0f} there.",
+            "- A kernel that kernels.md has bound by bytes takes its time there over the first ratio, at least; one by flops, over the second."]
+
+
 def goal_of(row):
     """The field that a row of the table of training is judged by, and its goal; None and None where it has none."""
     if row["engine"] == "ours" and row["length"] == GOAL_LENGTH and row["preset"] in GOALS:
@@ -409,7 +424,8 @@ def report_lines(results):
               f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
               f"skipped: {named(checks, 'skipped')}."]
     attention_rows = rows_of_stage("attention_table")
-    for title, table in (("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
+    for title, table in (("What this GPU can do", rates_list(attention_rows)),
+                         ("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
                          ("Attention's backward, deterministic, TFLOP/s, bf16", attention_table(attention_rows, "deterministic backward")),
                          ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),

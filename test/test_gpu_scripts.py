@@ -389,6 +389,8 @@ class Report(unittest.TestCase):
             {**attention, "engine": "ours", "tflops": 300.0},
             {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
             {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0}])
+        self.add("attention_table", "device_rates", output=[
+            {"bench": "rates", "copy_bytes_per_s": 3.01e12, "matmul_size": 8192, "matmul_flops_per_s": 711e12}])
         self.add("attention_table", "attention_torch", output=[
             {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"},
             {**attention, "engine": "torch cudnn", "error": "none", "mask": "full"}, {**attention, "engine": "ours sm_80", "tflops": 190.0},
@@ -419,12 +421,13 @@ class Report(unittest.TestCase):
         script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
         text = self.page()
         for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
-                     "13 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
+                     "14 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
                      "no time left: three (no time left); skipped: four (not installed).",
                      "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 190 | - | 200 | - | 1.50 |\n"
                      "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | 325 | - | - | 0.80 |\n",
                      "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - | - | - |\n",
-                     "- PyTorch cuDNN: none (2 times)\n",
+                     "- PyTorch cuDNN: none (2 times)\n", "- A copy: 3.01 TB/s, 0.70 of the 4.3 by which ",
+                     "- A product of 8192^3 in bf16: 711 TFLOP/s, 0.90 of the 790 there.",
                      "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 578750 | 0.86 | 12.00 | 11.00 | 1.25 |\n"
                      "| gpt2-124m | 1024 | 16 | ours | full | failed | - | 578750 | - | - | - | - |\n"
                      "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | - | - | 14.00 | - | - |\n"
@@ -752,7 +755,7 @@ class Rehearsal(unittest.TestCase):
         # With the variables of the make that runs this test, or another build would take the place of that one.
         subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
                         "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
-        for name in ("train_gpt", "op_rope_bf16", "attention_bench"):
+        for name in ("train_gpt", "op_rope_bf16", "attention_bench", "device_rates"):
             program = os.path.join(emulator, name)
             if os.path.exists(program):
                 os.symlink(program, f"{cls.path}/programs/{name}")
@@ -815,7 +818,7 @@ class Rehearsal(unittest.TestCase):
         outcomes = {name: check["outcome"] for name, check in checks.items()}
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
-        passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
+        passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
                   *[f"train_demo_64_{policy}" for policy in ("none", "auto", "selective", "full")], "torch_demo_64", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
                   "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
