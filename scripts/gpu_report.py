@@ -66,8 +66,34 @@ GOAL_LENGTH = 1024
 ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
 # What attention is timed by: the heads of columns. Those of PEERS are what ours is held against; sm_80's sums in one order alone.
 ENGINES = {"ours": "ours", "ours sm_80": "ours for sm_80", "fused": "cuDNN from here", "torch flash": "PyTorch flash",
-           "torch cudnn": "PyTorch cuDNN"}
-PEERS = ("fused", "torch flash", "torch cudnn")
+           "torch cudnn": "PyTorch cuDNN", "fa3": "FA3"}
+PEERS = ("fused", "torch flash", "torch cudnn", "fa3")
+
+
+def lengths(*rates, first=2048):
+    return {first << i: rate for i, rate in enumerate(rates)}
+
+
+# TFLOP/s that others have published, by name, direction, mask, head dim, heads and key-value heads, then by T.
+PUBLISHED = {
+    ("FA4 on H200", "forward", "causal", 128, 64, 8): lengths(522, 619, 675, 702, 638),
+    ("cuDNN 9.27 on H200", "forward", "causal", 128, 64, 8): lengths(534, 616, 655, 633, 619),
+    ("FA4 on H200", "forward", "full", 128, 64, 8): lengths(671, 734, 756, 686, 679),
+    ("cuDNN 9.27 on H200", "forward", "full", 128, 64, 8): lengths(660, 687, 701, 640, 622),
+    ("FA4 on H200", "backward", "causal", 128, 64, 8): lengths(446, 558, 629, 606, 610),
+    ("cuDNN 9.27 on H200", "backward", "causal", 128, 64, 8): lengths(402, 495, 526, 539, 528),
+    ("FA4 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(362, 478, 555, 557, 564),
+    ("cuDNN 9.27 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(367, 433, 463, 454),
+    ("FA3 on H100", "forward", "causal", 64, 32, 32): {16384: 473},
+    ("FA3 on H100", "forward", "causal", 128, 16, 16): {16384: 616},
+    ("FA3 on H100", "forward", "full", 128, 16, 16): {16384: 648},
+    ("FA3 on H100", "backward", "full", 64, 32, 32): {16384: 474},
+    ("FA3 on H100", "backward", "full", 128, 16, 16): {16384: 561},
+    ("FA3 on H100", "backward", "causal", 128, 16, 16): {1024: 182},
+}
+PUBLISHED_SOURCES = [
+    "Published: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September 2026, at B = 2; FA3 by the",
+    "FlashAttention-3 paper. Backward is counted as 2.5 x forward and causal as half, as here. No goal is judged by them."]
 DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
@@ -261,18 +287,24 @@ def over_peers(rates, shape):
     return ours / best if ours and best else None
 
 
+def published(shape):
+    direction, mask, head_dim, heads, groups, _, length = shape
+    found = [(name, figures.get(length)) for (name, *of), figures in PUBLISHED.items() if of == [direction, mask, head_dim, heads, groups]]
+    return ", ".join(f"{name} {rate}" for name, rate in found if rate) or "-"
+
+
 def attention_table(rows, *directions):
     shapes, rates = attention_rates(rows)
     shapes = [shape for shape in shapes if shape[0] in directions]
     columns = ["ours", "ours sm_80", *PEERS]
-    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better |",
-             "|" + "---|" * (7 + len(columns))]
+    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better | published, not measured here |",
+             "|" + "---|" * (8 + len(columns))]
     for shape in shapes:
         direction, mask, head_dim, heads, groups, batch, length = shape
         cells = " | ".join(number(rates.get((engine, shape))) for engine in columns)
         lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {cells} | "
-                     f"{number(over_peers(rates, shape), '{:.2f}')} |")
-    return lines if shapes else []
+                     f"{number(over_peers(rates, shape), '{:.2f}')} | {published(shape)} |")
+    return [*lines, "", *PUBLISHED_SOURCES] if shapes else []
 
 
 def refusals(rows):

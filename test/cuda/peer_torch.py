@@ -2,7 +2,8 @@
 """The same work in PyTorch, as a peer to measure against; scripts/gpu_check.sh runs it.
 
   peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
-                                               deterministic backward, causal and full
+                                               deterministic backward, causal and full; FlashAttention-3, where its
+                                               flash_attn_interface is installed: PyTorch's flash is FlashAttention-2
   peer_torch.py train --preset NAME --length T --batch B [--steps N] [--float8]
                                                tokens/s and peak memory of a training step; --float8: linear layers by torchao,
                                                in its default recipe, tensorwise
@@ -11,6 +12,7 @@ A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, t
 AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first.
 """
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -163,33 +165,47 @@ def median_ms(function, repeats=11):
     return statistics.median(start.elapsed_time(end) for start, end in zip(starts, ends))
 
 
+def flash_attention_3():
+    """flash_attn_func of FlashAttention-3; None where it is not installed."""
+    try:
+        from flash_attn_interface import flash_attn_func  # pylint: disable=import-outside-toplevel
+        return flash_attn_func
+    except (ImportError, OSError):
+        return None
+
+
 def measure_attention(name, backend, causal, heads, groups, head_dim, length):
+    """backend: one of PyTorch's, or FlashAttention-3's function."""
     batch = max(1, 16384 // length)
 
     def tensor(count):  # as a view of a packed projection: (B, T, heads, D) in memory
         x = torch.randn(batch, length, count, head_dim, device="cuda", dtype=torch.bfloat16)
-        return x.transpose(1, 2).requires_grad_()
+        return (x if callable(backend) else x.transpose(1, 2)).requires_grad_()
 
     q, k, v = tensor(heads), tensor(groups), tensor(groups)
     dout = torch.randn_like(q)
 
-    def forward():
+    def forward(deterministic):
+        if callable(backend):
+            out = backend(q, k, v, causal=causal, deterministic=deterministic)
+            return out[0] if isinstance(out, tuple) else out  # of some versions with the row sums
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
 
     flops = (2.0 if causal else 4.0) * batch * heads * length * length * head_dim
     row = {"bench": "attention", "engine": name, "mask": "causal" if causal else "full", "head_dim": head_dim, "heads": heads,
            "groups": groups, "batch": batch, "length": length}
     for direction in ("forward", "backward", "deterministic backward"):
-        torch.use_deterministic_algorithms(direction.startswith("deterministic"))
+        deterministic, backward = direction.startswith("deterministic"), direction != "forward"
+        torch.use_deterministic_algorithms(deterministic)
         try:
-            with torch.nn.attention.sdpa_kernel([backend]):
-                out = forward()
-                backward = direction != "forward"
-                ms = median_ms((lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)) if backward else forward)
+            with contextlib.nullcontext() if callable(backend) else torch.nn.attention.sdpa_kernel([backend]):
+                out = forward(deterministic)
+                ms = median_ms((lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)) if backward else
+                               (lambda: forward(False)))
                 print(json.dumps({**row, "direction": direction, "ms": ms,
                                   "tflops": (2.5 if backward else 1) * flops / ms * 1e-9}), flush=True)
-        except RuntimeError as error:
-            print(json.dumps({**row, "direction": direction, "error": str(error).splitlines()[0]}), flush=True)
+        except (RuntimeError, TypeError) as error:
+            print(json.dumps({**row, "direction": direction, "error": (str(error).splitlines() or [repr(error)])[0]}), flush=True)
         finally:
             torch.use_deterministic_algorithms(False)
 
@@ -197,12 +213,14 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
 def attention(arguments):
     torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over its memory that no training wants
     backends = torch.nn.attention.SDPBackend
+    peers = [("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION), ("fa3", flash_attention_3())]
     for head_dim in (64, 128):
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
             for length in (1024,) if arguments.quick else (1024, 2048, 4096, 8192, 16384):
                 for causal in (True, False):
-                    for name, backend in (("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION)):
-                        measure_attention(name, backend, causal, heads, groups, head_dim, length)
+                    for name, backend in peers:
+                        if backend is not None:
+                            measure_attention(name, backend, causal, heads, groups, head_dim, length)
     return 0
 
 
