@@ -897,6 +897,16 @@ class Rehearsal(unittest.TestCase):
         self.assertEqual(checks["unit_hangs"]["output"], ["begun"])
         self.assertEqual(checks["op_attention_fp32"]["outcome"], "passed")  # what comes after it runs
 
+    def test_no_check_passed(self):
+        """A machine on which all is skipped has shown nothing."""
+        write_program(f"{self.path}/programs/memory_probe", "#!/bin/sh\necho none\nexit 1\n")
+        self.addCleanup(write_program, f"{self.path}/programs/memory_probe", PROGRAMS["memory_probe"])
+        run = self.start("nothing", "--stages", "build,attention")
+        output, _ = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, 1, output)
+        self.assertIn("\n0 passed, 0 failed, ", output)
+        self.assertIn("the host and the GPU see no memory in common", output)
+
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
         begin = time.monotonic()
