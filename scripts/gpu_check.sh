@@ -287,7 +287,7 @@ train_table() {
     local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16 qwen2.5-0.5b:1024:16 qwen2.5-1.5b:1024:16"
     local lossy="qwen2.5-7b:1024:4" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
-        peers=demo:64:1 lossy=$peers others=
+        peers=demo:64:1 lossy='' others='' # auto measures rates first, for which an emulator takes minutes
     fi
     is_built "$train_gpt" train_table && token_shards || return
     for case in $peers; do

@@ -114,7 +114,7 @@ def write_shard(path, tokens, width):
     magic, version = {2: (20240520, 1), 4: (20240801, 7)}[width]
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", magic, version, len(tokens), *[0] * 253))
-        values = array.array("H" if width == 2 else "I", tokens)
+        values = array.array("H" if width == 2 else "I", list(tokens))  # of bytes it would take the memory as it is
         if sys.byteorder == "big":
             values.byteswap()
         values.tofile(file)
