@@ -1,5 +1,6 @@
 # What scripts/gpu_check.sh builds, by the Makefile's own rules for nvcc: for each of its stages the programs that it runs.
 # make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; gpu-rehearsal is what a rehearsal needs beside `make emu`.
+# gpu-programs is what a first visit to a GPU needs, to be built elsewhere and brought along by scripts/gpu_pack.sh --programs.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
@@ -16,7 +17,8 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 
-.PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
+.PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal gpu-programs
+gpu-programs: gpu-unit gpu-attention gpu-model gpu-curve gpu-attention-table gpu-train-table
 gpu-train-table gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
 gpu-model: $(GPU_MODEL_OPS:%=$G/op_%_bf16) $G/memory_probe

@@ -144,14 +144,21 @@ install_wheels() {
     step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
     export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
 }
-# cuDNN is loaded by its name alone, and PyTorch's lies in a wheel's folder, where no loader looks.
-find_cudnn() {
-    local folder
-    while read -r folder; do
-        if [ -e "$folder/cudnn/lib/libcudnn.so.9" ]; then
-            export LD_LIBRARY_PATH="$folder/cudnn/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# cuDNN is loaded by its name alone, and PyTorch's lies in a wheel's folder, where no loader looks. Programs that were built on
+# another machine name its folders of cuBLASLt and NCCL; where these aren't here, the wheels' and nvcc's are looked through.
+find_libraries() {
+    local wheel folder needed=
+    ! ldd "$train_gpt" 2>/dev/null | grep -q 'lib\(cublasLt\|nccl\).*not found' || needed=yes
+    while read -r wheel; do
+        if [ -e "$wheel/cudnn/lib/libcudnn.so.9" ]; then
+            export LD_LIBRARY_PATH="$wheel/cudnn/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
         fi
+        for folder in "$wheel"/{cu13,cublas,nccl}/lib; do
+            [ -z "$needed" ] || [ ! -d "$folder" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+        done
     done < <("$python" -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
+    folder=$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64
+    [ -z "$needed" ] || [ ! -d "$folder" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
 }
 build() {
     local named=$stages target targets=()
@@ -486,7 +493,7 @@ commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --
 report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
 [ ! -d .deps/wheels ] || install_wheels
-find_cudnn
+find_libraries
 for stage in ${stages//,/ }; do
     $stage
 done

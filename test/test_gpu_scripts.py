@@ -676,6 +676,43 @@ class Pack(unittest.TestCase):
         self.assertIn("more than the 60", result.stderr)
 
 
+    def test_programs(self):
+        """Stripped, in the folders where gpu_check.sh looks; one that needs a library that isn't packed is refused."""
+        tree = self.folder + "/tree"
+        for path in ("scripts", "build/cuda", "bin"):
+            os.makedirs(f"{tree}/{path}")
+        for name in ("gpu_pack.sh", "setup.sh"):
+            shutil.copy(os.path.join(SCRIPTS, name), f"{tree}/scripts/{name}")
+        with open(tree + "/main.c", "w", encoding="utf-8") as file:
+            file.write("int main(void) { return 0; }\n")
+        subprocess.run(["git", "init", "-q", "."], cwd=tree, check=True)
+        with open(tree + "/.gitignore", "w", encoding="utf-8") as file:
+            file.write("build\n")
+        subprocess.run("git add . && git -c user.name=a -c user.email=a@b commit -qm a", cwd=tree, shell=True, check=True)
+
+        def pack():
+            return subprocess.run([tree + "/scripts/gpu_pack.sh", "--programs", self.folder + "/pack.tar.gz"], capture_output=True,
+                                  text=True, check=False, timeout=120, env=self.environment)
+        self.assertEqual(pack().returncode, 2)  # nothing was built
+        for name in ("train_gpt", "cuda/op_attention_bf16"):
+            subprocess.run(["gcc", "-g", "main.c", "-o", "build/" + name], cwd=tree, check=True)
+        for name in ("cuda/op_attention_bf16.o", "cuda/ptxas_attention.log"):
+            with open(f"{tree}/build/{name}", "w", encoding="utf-8"):
+                pass
+        result = pack()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with tarfile.open(self.folder + "/pack.tar.gz") as tar:
+            names = [name for name in tar.getnames() if name.startswith("train_gpt/build/")]
+            self.assertLess(tar.getmember("train_gpt/build/train_gpt").size, os.path.getsize(tree + "/build/train_gpt"))
+        self.assertEqual(sorted(names), ["train_gpt/build/cuda", "train_gpt/build/cuda/op_attention_bf16",
+                                         "train_gpt/build/cuda/ptxas_attention.log", "train_gpt/build/train_gpt"])
+        subprocess.run(["gcc", "-shared", "-Wl,-soname,libmpi.so.40", "-x", "c", "/dev/null", "-o", "libmpi.so"], cwd=tree, check=True)
+        subprocess.run(["gcc", "main.c", "-Wl,--no-as-needed", "-L.", "-lmpi", "-o", "build/train_gpt"], cwd=tree, check=True)
+        result = pack()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("build/train_gpt needs libmpi.so.40", result.stderr)
+
+
 # ---- waits that take too long ----
 
 WAITS = """#include "kernels/ptx_sm90.cuh"
