@@ -9,8 +9,10 @@
 #   attention        op tests of attention, bf16 and fp32
 #   model            op tests of matrix products and of whole models, bf16
 #   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
-#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
-#   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute policy
+#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and
+#                    cuDNN; what ptxas made of the kernels
+#   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute
+#                    policy
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
@@ -222,7 +224,8 @@ is_fp8_test() { [[ $1 == */op_*fp8* ]]; }
 ops() {
     local test names=()
     for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do # but those of attention and model
-        [[ ! -f $test || $test == */op_@(attention_@(bf16|fp32)|@(matmul|gpt)_bf16) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
+        [[ ! -f $test || $test == */op_@(attention_@(bf16|fp32)|@(matmul|gpt)_bf16) ]] || is_fp8_test "$test" ||
+            names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
     if [ -n "$rehearsal" ] || [ ! -x "$cuobjdump" ]; then
@@ -283,8 +286,8 @@ train_case() {
     if [ "$policy" = auto ]; then
         options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
     fi
-    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" --max-position-embeddings "$length" \
-        --micro-batch-size "$batch" --recompute-granularity "$policy" "${options[@]}" --train-steps $((small ? 6 : 14)) \
+    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
+        --max-position-embeddings "$length" --micro-batch-size "$batch" --recompute-granularity "$policy" "${options[@]}" --train-steps $((small ? 6 : 14)) \
         --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda
 }
 # Model, T and B. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md. All of ours come before

@@ -289,7 +289,8 @@ def over_peers(rates, shape):
 
 def published(shape):
     direction, mask, head_dim, heads, groups, _, length = shape
-    found = [(name, figures.get(length)) for (name, *of), figures in PUBLISHED.items() if of == [direction, mask, head_dim, heads, groups]]
+    found = [(name, figures.get(length)) for (name, *of), figures in PUBLISHED.items()
+             if of == [direction, mask, head_dim, heads, groups]]
     return ", ".join(f"{name} {rate}" for name, rate in found if rate) or "-"
 
 
@@ -297,7 +298,8 @@ def attention_table(rows, *directions):
     shapes, rates = attention_rates(rows)
     shapes = [shape for shape in shapes if shape[0] in directions]
     columns = ["ours", "ours sm_80", *PEERS]
-    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better | published, not measured here |",
+    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better | "
+             "published, not measured here |",
              "|" + "---|" * (8 + len(columns))]
     for shape in shapes:
         direction, mask, head_dim, heads, groups, batch, length = shape
@@ -323,7 +325,8 @@ def rates_list(rows):
             "kernels.md predicts.",
             f"- A product of {row['matmul_size']}^3 in bf16: {multiplied * 1e-12:.0f} TFLOP/s, {multiplied / PREDICTED_BY[1]:.2f} of "
             f"the {PREDICTED_BY[1] * 1e-12:.0f} there.",
-            "- A kernel that kernels.md has bound by bytes takes its time there over the first ratio, at least; one by flops, over the second."]
+            "- A kernel that kernels.md has bound by bytes takes its time there over the first ratio, at least; one by flops, "
+            "over the second."]
 
 
 def goal_of(row):
@@ -451,14 +454,16 @@ def report_lines(results):
 
     def rows_of_stage(stage):
         return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
-    lines += ["", *goals_list(rows_of_stage("attention_table"), [row for row in rows_of_stage("train_table") if row["bench"] == "train"])]
+    trained = [row for row in rows_of_stage("train_table") if row["bench"] == "train"]
+    lines += ["", *goals_list(rows_of_stage("attention_table"), trained)]
     lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} checks passed; found: {named(found, 'passed')}; failed: {named(checks, 'failed')}; "
               f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
               f"skipped: {named(checks, 'skipped')}."]
     attention_rows = rows_of_stage("attention_table")
     for title, table in (("What this GPU can do", rates_list(attention_rows)),
                          ("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
-                         ("Attention's backward, deterministic, TFLOP/s, bf16", attention_table(attention_rows, "deterministic backward")),
+                         ("Attention's backward, deterministic, TFLOP/s, bf16",
+                          attention_table(attention_rows, "deterministic backward")),
                          ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
