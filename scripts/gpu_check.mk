@@ -1,5 +1,6 @@
 # What scripts/gpu_check.sh builds, by the Makefile's own rules for nvcc: for each of its stages the programs that it runs.
 # make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; gpu-rehearsal is what a rehearsal needs beside `make emu`.
+# gpu-programs is what a first visit to a GPU needs, to be built elsewhere and brought along by scripts/gpu_pack.sh --programs.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
@@ -8,6 +9,7 @@ GPU_UNITS := $(patsubst test/cuda/%.cu,$G/%,$(wildcard test/cuda/unit_*.cu))
 GPU_LONG_OPS := $(filter gpt block golden zoo huggingface,$(GPU_OPS))
 GPU_FP8_OPS := $(foreach o,$(GPU_OPS),$(if $(findstring fp8,$o),$o))
 GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS) $(GPU_FP8_OPS),$(GPU_OPS))
+GPU_MODEL_OPS := gpt matmul
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # Op tests look at device memory from the host, and their waits end after 4 s and say where; under compute-sanitizer any wait
@@ -15,16 +17,19 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 
-.PHONY: gpu-unit gpu-attention gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
+.PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize \
+  gpu-rehearsal gpu-programs
+gpu-programs: gpu-unit gpu-attention gpu-model gpu-curve gpu-attention-table gpu-train-table
 gpu-train-table gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
-gpu-attention-table: $G/attention_bench
+gpu-model: $(GPU_MODEL_OPS:%=$G/op_%_bf16) $G/memory_probe
+gpu-attention-table: $G/attention_bench $G/device_rates
 gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
-gpu-rehearsal: $(B)/emu/attention_bench
-$(B)/emu/attention_bench: | $(B)/emu/libcudnn.so.9
+gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates
+$(B)/emu/attention_bench $(B)/emu/device_rates: | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@

@@ -7,12 +7,15 @@
 #   build            what the stages named need, for this GPU
 #   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
 #   attention        op tests of attention, bf16 and fp32
-#   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
-#   train_table      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
+#   model            op tests of matrix products and of whole models, bf16
+#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
+#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and
+#                    cuDNN; what ptxas made of the kernels
+#   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute
+#                    policy
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
-#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
 #   ranks            10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs,
 #                    and NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
 #   sanitize         compute-sanitizer's memcheck and racecheck on the small ones
@@ -28,10 +31,10 @@
 #   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
 #                               nothing is built
 #   GPU_CHECK_SMALL=1           short sizes, for a rehearsal
-# Exit status: 0 every check that ran passed, 1 one failed or hung, 2 wrong use, 77 there is no GPU.
+# Exit status: 0 every check that ran passed, 1 one failed or hung, or none passed, 2 wrong use, 77 there is no GPU.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-all=build,unit,attention,attention_table,train_table,fp8,ops,curve,ranks,sanitize
+all=build,unit,attention,model,curve,attention_table,train_table,fp8,ops,ranks,sanitize
 stages=$all
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
@@ -59,6 +62,7 @@ small=${GPU_CHECK_SMALL:-}
 train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
 failures=0
+passes=0
 memory='' torch='' check='' pid='' watch='' build_failed=''
 report() { "$python" scripts/gpu_report.py "$@"; }
 
@@ -88,6 +92,8 @@ finish() {
     } >>"$out/gpu_check.log"
     report add "$out" "$stage" "$check" "$status" $((SECONDS - begin)) "$allowed" "$own" "$work/output" "$@" || result=$?
     [ $result != 1 ] || failures=$((failures + 1))
+    # What only prepares, or looks what the machine has, is no check.
+    [ $result != 0 ] || [ $# != 0 ] || [ "$stage" = build ] || [ "$check" = data ] || passes=$((passes + 1))
     check='' pid=''
     return $result
 }
@@ -139,6 +145,22 @@ install_wheels() {
     stage=build
     step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
     export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
+}
+# cuDNN is loaded by its name alone, and PyTorch's lies in a wheel's folder, where no loader looks. Programs that were built on
+# another machine name its folders of cuBLASLt and NCCL; where these aren't here, the wheels' and nvcc's are looked through.
+find_libraries() {
+    local wheel folder needed=
+    ! ldd "$train_gpt" 2>/dev/null | grep -q 'lib\(cublasLt\|nccl\).*not found' || needed=yes
+    while read -r wheel; do
+        if [ -e "$wheel/cudnn/lib/libcudnn.so.9" ]; then
+            export LD_LIBRARY_PATH="$wheel/cudnn/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+        fi
+        for folder in "$wheel"/{cu13,cublas,nccl}/lib; do
+            [ -z "$needed" ] || [ ! -d "$folder" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+        done
+    done < <("$python" -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
+    folder=$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64
+    [ -z "$needed" ] || [ ! -d "$folder" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
 }
 build() {
     local named=$stages target targets=()
@@ -197,11 +219,13 @@ op_tests() {
     done
 }
 attention() { op_tests op_attention_bf16 op_attention_fp32; }
+model() { op_tests op_matmul_bf16 op_gpt_bf16; } # a table's figures count once these pass
 is_fp8_test() { [[ $1 == */op_*fp8* ]]; }
 ops() {
     local test names=()
-    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
-        [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
+    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do # but those of attention and model
+        [[ ! -f $test || $test == */op_@(attention_@(bf16|fp32)|@(matmul|gpt)_bf16) ]] || is_fp8_test "$test" ||
+            names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
     if [ -n "$rehearsal" ] || [ ! -x "$cuobjdump" ]; then
@@ -224,6 +248,7 @@ print(torch.__version__, "with CUDA", torch.version.cuda, "and cuDNN", torch.bac
 }
 attention_table() {
     local built=yes
+    ! is_built "$programs/device_rates" || step device_rates 60 "$programs/device_rates" ${small:+--small}
     is_built "$programs/attention_bench" attention_ours || built=
     [ -z "$built" ] || step attention_ours 120 "$programs/attention_bench" ${small:+--small}
     if torch_is_here; then
@@ -249,32 +274,52 @@ train_run() {
     step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
 token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
+# train_case PRESET:LENGTH:BATCH POLICY: a run of the table of training, of tokens of the preset's vocabulary.
+train_case() {
+    local preset length batch policy=$2 data=llama options=()
+    IFS=: read -r preset length batch <<<"$1"
+    case $preset in
+    demo) data=bytes ;;
+    gpt2*) data=gpt2 ;;
+    esac
+    # What does not fit with fp32 states takes smaller ones, within what the GPU has less its context and its libraries.
+    if [ "$policy" = auto ]; then
+        options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
+    fi
+    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
+        --max-position-embeddings "$length" --micro-batch-size "$batch" --recompute-granularity "$policy" "${options[@]}" --train-steps $((small ? 6 : 14)) \
+        --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda
+}
+# Model, T and B. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md. All of ours come before
+# PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
 train_table() {
-    local presets="gpt2-124m gpt2-1558m llama3.2-1b" lengths="1024 4096" tokens=16384 preset length policies policy data
+    local case preset length batch policy
+    local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16 qwen2.5-0.5b:1024:16 qwen2.5-1.5b:1024:16"
+    local lossy="qwen2.5-7b:1024:4" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
-        presets=demo lengths=64 tokens=64
+        peers=demo:64:1 lossy='' others='' # auto measures rates first, for which an emulator takes minutes
     fi
     is_built "$train_gpt" train_table && token_shards || return
-    for length in $lengths; do
-        for policies in none "selective full"; do # what stands beside PyTorch's first
-            for preset in $presets; do
-                case $preset in
-                demo) data=bytes ;;
-                llama*) data=llama ;;
-                *) data=gpt2 ;;
-                esac
-                for policy in $policies; do
-                    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
-                        --max-position-embeddings "$length" --micro-batch-size $((tokens / length)) \
-                        --recompute-granularity "$policy" --train-steps $((small ? 6 : 14)) --train-data "$work/data/${data}_*.bin" \
-                        --precision bf16 --device cuda
-                done
-                if [ "$policies" = none ] && torch_is_here; then
-                    step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" \
-                        --length "$length" --batch $((tokens / length))
-                fi
-            done
+    for case in $peers; do
+        train_case "$case" none
+    done
+    for case in $lossy; do
+        train_case "$case" auto
+    done
+    for case in $peers; do
+        IFS=: read -r preset length batch <<<"$case"
+        if torch_is_here; then
+            step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
+                --batch "$batch"
+        fi
+    done
+    for case in $peers; do
+        for policy in selective full; do
+            train_case "$case" $policy
         done
+    done
+    for case in $others; do
+        train_case "$case" none
     done
 }
 
@@ -436,6 +481,8 @@ for tool in make g++ timeout realpath; do
     fi
 done
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
+# What torch.compile made of a model serves later checks, and goes with this run unless a folder is named.
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/torchinductor}"
 trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the signal's name is of now
@@ -444,12 +491,14 @@ done
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 cuobjdump=$(command -v cuobjdump || echo "$(dirname "$(readlink -f "$nvcc")")/cuobjdump")
 # A copy of the tree may belong to another user than this one, which git asks to be told.
+gpu_memory_mib=$(sed -n 's/.*, \([0-9]*\) MiB$/\1/p' <<<"$gpu")
 commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --abbrev=12 || cat .packed_commit; } 2>/dev/null)
 report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
 [ ! -d .deps/wheels ] || install_wheels
+find_libraries
 for stage in ${stages//,/ }; do
     $stage
 done
-echo "$failures failed, $SECONDS s; $out/gpu_check.md"
-[ $failures = 0 ]
+echo "$passes passed, $failures failed, $SECONDS s; $out/gpu_check.md"
+[ $failures = 0 ] && { [ $passes != 0 ] || [ "$stages" = build ]; }

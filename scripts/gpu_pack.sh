@@ -2,22 +2,35 @@
 # Packs what scripts/gpu_check.sh needs on a machine that has a GPU and no network: this tree as it lies here, without what git
 # ignores, and the libraries of `setup.sh --into .deps --minimal`.
 #
-#   scripts/gpu_pack.sh [--wheels FOLDER] [file, default build/train_gpt.tar.gz]
+#   scripts/gpu_pack.sh [--programs] [--wheels FOLDER] [file, default build/train_gpt.tar.gz]
 #
 # There:
 #   tar xzf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
+#
+# --programs takes along build/train_gpt and the programs of build/cuda, without their debug information, so that nothing need be
+# compiled there: docs/gpu/README.md says how they are built. gpu_check.sh takes them where --stages does not name build.
 #
 # --wheels takes along the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all:
 # --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
 # than 60 MiB is refused.
 set -eu
 export LC_ALL=C # sort and uniq agree on what is the same
-wheels=
-if [ "${1-}" = --wheels ]; then
-    wheels=$(cd "${2:?--wheels: the folder is missing}" && pwd)
-    ls "$wheels"/*.whl >/dev/null
-    shift 2
-fi
+wheels=''
+programs=''
+while :; do
+    case "${1-}" in
+    --programs)
+        programs=yes
+        shift
+        ;;
+    --wheels)
+        wheels=$(cd "${2:?--wheels: the folder is missing}" && pwd)
+        ls "$wheels"/*.whl >/dev/null
+        shift 2
+        ;;
+    *) break ;;
+    esac
+done
 root=$(cd "$(dirname "$0")/.." && pwd)
 file=$(realpath -m "${1-$root/build/train_gpt.tar.gz}")
 limit_mib=60
@@ -29,16 +42,33 @@ if [ -n "$wheels" ]; then
     mkdir "$extra/.deps/wheels"
     cp "$wheels"/*.whl "$extra/.deps/wheels/"
 fi
+if [ -n "$programs" ]; then
+    mkdir -p "$extra/build/cuda"
+    for program in build/train_gpt build/cuda/*; do
+        if [ ! -f "$program" ] || [ ! -x "$program" ]; then
+            [ "$program" != build/train_gpt ] || { echo "gpu_pack.sh: build/train_gpt was not built" >&2 && exit 2; }
+            continue
+        fi
+        # Libraries that this machine has and .deps lacks: a program that needs them does not start there.
+        missing=$(readelf -d "$program" | sed -n 's/.*NEEDED.*\[\(lib\(mpi\|dnnl\|openblas\)[^]]*\)\].*/\1/p' | tr '\n' ' ')
+        if [ -n "$missing" ]; then
+            echo "gpu_pack.sh: $program needs $missing: build it with MPI= ONEDNN= OPENBLAS=" >&2
+            exit 2
+        fi
+        strip --strip-debug -o "$extra/$program" "$program"
+    done
+    cp build/cuda/ptxas_*.log "$extra/build/cuda/" 2>/dev/null || true # what scripts/ptxas_table.py reads
+fi
 git describe --always --dirty --abbrev=12 >"$extra/.packed_commit"
 git ls-files -z --cached --others --exclude-standard >"$extra/names"
 git ls-files -z --deleted >"$extra/deleted"
 sort -z "$extra/names" "$extra/deleted" | uniq -zu >"$extra/there"
 mkdir -p "$(dirname "$file")"
 tar -czf "$file" --owner=0 --group=0 --transform='s,^,train_gpt/,S' --null --no-recursion -T "$extra/there" --recursion \
-    -C "$extra" .deps .packed_commit
+    -C "$extra" .deps .packed_commit ${programs:+build}
 size=$(stat -c %s "$file")
 if [ "$size" -gt $((limit_mib << 20)) ]; then
-    echo "gpu_pack.sh: $file has $((size >> 20)) MiB, more than the $limit_mib that are to be carried; leave wheels or data out" >&2
+    echo "gpu_pack.sh: $file has $((size >> 20)) MiB, more than the $limit_mib that are to be carried; leave wheels, programs or data out" >&2
     exit 2
 fi
 echo "gpu_pack.sh: $file, $((size >> 10)) KiB; there: tar xzf $(basename "$file") && train_gpt/scripts/gpu_check.sh folder_for_results"

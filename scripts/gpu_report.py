@@ -22,6 +22,7 @@ docs/gpu/measured.md, from the reports that were published:
   gpu_report.py publish RESULTS [FOLDER]   puts a report into FOLDER, docs/gpu if left out, and writes the page anew
   gpu_report.py page [--check] [FOLDER]    the page on stdout, or whether FOLDER has that page
 """
+import array
 import glob
 import json
 import math
@@ -49,6 +50,51 @@ CURVE_TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp8": 6e-2}
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 # tokens/s over bf16's that FP8 is to reach, with all of a model's layers: what llmq does at 1.5B and 7B on an H100.
 FP8_AIMS = {"gpt2-1558m": 1.24, "llama3-8b": 1.38}
+# Bytes and flops a second by which docs/gpu/kernels.md predicts, an H200's.
+PREDICTED_BY = (4.3e12, 790e12)
+# What training in bf16 at T = 1024 is to reach on one H100: the field of a row, its value and whose figure it is. llmq's are of
+# steps of 524,288 tokens, so that AdamW's share of a step is less there than at the batches that are timed here.
+GOALS = {
+    "gpt2-124m": ("tokens_per_second", 1.25 * 463e3, "1.25 x llm.c's 463 thousand tokens/s, a GPU of 8 H100 (modded-nanogpt's README)"),
+    "gpt2-1558m": ("mfu", 0.6, "60 % MFU; llm.c has 47 % on 8 H100"),
+    "qwen2.5-0.5b": ("tokens_per_second", 149e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
+    "qwen2.5-1.5b": ("tokens_per_second", 58.9e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
+    "qwen2.5-7b": ("tokens_per_second", 13.8e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
+}
+GOAL_LENGTH = 1024
+# Attention is to be as fast as the fastest peer from this length on, with heads of this size.
+ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
+# What attention is timed by: the heads of columns. Those of PEERS are what ours is held against; sm_80's sums in one order alone.
+ENGINES = {"ours": "ours", "ours sm_80": "ours for sm_80", "fused": "cuDNN from here", "torch flash": "PyTorch flash",
+           "torch cudnn": "PyTorch cuDNN", "fa3": "FA3"}
+PEERS = ("fused", "torch flash", "torch cudnn", "fa3")
+
+
+def lengths(*rates, first=2048):
+    return {first << i: rate for i, rate in enumerate(rates)}
+
+
+# TFLOP/s that others have published, by name, direction, mask, head dim, heads and key-value heads, then by T.
+PUBLISHED = {
+    ("FA4 on H200", "forward", "causal", 128, 64, 8): lengths(522, 619, 675, 702, 638),
+    ("cuDNN 9.27 on H200", "forward", "causal", 128, 64, 8): lengths(534, 616, 655, 633, 619),
+    ("FA4 on H200", "forward", "full", 128, 64, 8): lengths(671, 734, 756, 686, 679),
+    ("cuDNN 9.27 on H200", "forward", "full", 128, 64, 8): lengths(660, 687, 701, 640, 622),
+    ("FA4 on H200", "backward", "causal", 128, 64, 8): lengths(446, 558, 629, 606, 610),
+    ("cuDNN 9.27 on H200", "backward", "causal", 128, 64, 8): lengths(402, 495, 526, 539, 528),
+    ("FA4 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(362, 478, 555, 557, 564),
+    ("cuDNN 9.27 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(367, 433, 463, 454),
+    ("FA3 on H100", "forward", "causal", 64, 32, 32): {16384: 473},
+    ("FA3 on H100", "forward", "causal", 128, 16, 16): {16384: 616},
+    ("FA3 on H100", "forward", "full", 128, 16, 16): {16384: 648},
+    ("FA3 on H100", "backward", "full", 64, 32, 32): {16384: 474},
+    ("FA3 on H100", "backward", "full", 128, 16, 16): {16384: 561},
+    ("FA3 on H100", "backward", "causal", 128, 16, 16): {1024: 182},
+}
+PUBLISHED_SOURCES = [
+    "Published: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September 2026, at B = 2; FA3 by the",
+    "FlashAttention-3 paper. Backward is counted as 2.5 x forward and causal as half, as here. No goal is judged by them."]
+DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
 FP8_TOLERANCE, FP8_LAST_STEPS = 2e-2, 10
@@ -68,7 +114,10 @@ def write_shard(path, tokens, width):
     magic, version = {2: (20240520, 1), 4: (20240801, 7)}[width]
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", magic, version, len(tokens), *[0] * 253))
-        file.write(struct.pack(f"<{len(tokens)}{'H' if width == 2 else 'I'}", *tokens))
+        values = array.array("H" if width == 2 else "I", list(tokens))  # of bytes it would take the memory as it is
+        if sys.byteorder == "big":
+            values.byteswap()
+        values.tofile(file)
 
 
 def data(folder):
@@ -82,9 +131,10 @@ def data(folder):
             text += file.read() + b"\0"
     write_shard(f"{folder}/bytes_000.bin", text, 2)
     numbers = random.Random(1)
-    count = 16 * 16384 + 1  # the benchmark's steps
-    write_shard(f"{folder}/gpt2_000.bin", [numbers.randrange(50257) for _ in range(count)], 2)
-    write_shard(f"{folder}/llama_000.bin", [numbers.randrange(128256) for _ in range(count)], 4)
+    # 14 steps of any benchmark read no token twice: 64 x 1024 of one rank, 8 x 16 x 1024 of eight.
+    count = 14 * 8 * 16384 + 1
+    write_shard(f"{folder}/gpt2_000.bin", numbers.choices(range(50257), k=count), 2)
+    write_shard(f"{folder}/llama_000.bin", numbers.choices(range(128256), k=count), 4)  # tokens of Qwen2.5's vocabulary, too
     return 0
 
 
@@ -128,7 +178,7 @@ def measure(folder, options, ranks=1):
                              "--log-every", "1000", *options], ranks)
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
            "length": int(option(options, "--seq-length", 0)), "batch": int(option(options, "--micro-batch-size", 0)),
-           "policy": option(options, "--recompute-granularity", "none")}
+           "policy": option(options, "--recompute-granularity", "none") + ", lossy states" * ("--allow-lossy-states" in options)}
     if status != 0:
         said = [line for line in output.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
         row["error"] = said[-1].removeprefix("train_gpt: ").split(". ")[0] if said else f"status {status}"
@@ -221,45 +271,119 @@ def number(value, form="{:.0f}", scale=1.0):
     return "-" if value is None else form.format(value * scale)
 
 
-def attention_table(rows):
-    shapes, rates = [], {}
+def attention_rates(rows):
+    """Shapes in the table's order; TFLOP/s by engine and shape."""
+    rates = {}
     for row in rows:
         if row.get("bench") == "attention" and "tflops" in row:
             shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["batch"], row["length"])
-            if shape not in shapes:
-                shapes.append(shape)
             rates[row["engine"], shape] = row["tflops"]
-    lines = ["| | mask | head dim | heads | B | T | ours | PyTorch flash | PyTorch cuDNN | ours / better |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
-    order = ("forward", "backward", "deterministic backward")
-    for shape in sorted(shapes, key=lambda s: (order.index(s[0]), *s[1:5], s[6])):
-        ours, *peers = (rates.get((engine, shape)) for engine in ("ours", "torch flash", "torch cudnn"))
-        best = max((rate for rate in peers if rate), default=None)
+    return sorted({shape for _, shape in rates}, key=lambda s: (DIRECTIONS.index(s[0]), *s[1:5], s[6])), rates
+
+
+def over_peers(rates, shape):
+    """Our rate over the best of the peers; None where one of the two is missing."""
+    ours, best = rates.get(("ours", shape)), max((rates.get((peer, shape), 0) for peer in PEERS), default=0)
+    return ours / best if ours and best else None
+
+
+def published(shape):
+    direction, mask, head_dim, heads, groups, _, length = shape
+    found = [(name, figures.get(length)) for (name, *of), figures in PUBLISHED.items()
+             if of == [direction, mask, head_dim, heads, groups]]
+    return ", ".join(f"{name} {rate}" for name, rate in found if rate) or "-"
+
+
+def attention_table(rows, *directions):
+    shapes, rates = attention_rates(rows)
+    shapes = [shape for shape in shapes if shape[0] in directions]
+    columns = ["ours", "ours sm_80", *PEERS]
+    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better | "
+             "published, not measured here |",
+             "|" + "---|" * (8 + len(columns))]
+    for shape in shapes:
         direction, mask, head_dim, heads, groups, batch, length = shape
-        lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {number(ours)} | "
-                     f"{number(peers[0])} | {number(peers[1])} | {number(ours and best and ours / best, '{:.2f}')} |")
-    return lines if shapes else []
+        cells = " | ".join(number(rates.get((engine, shape))) for engine in columns)
+        lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {cells} | "
+                     f"{number(over_peers(rates, shape), '{:.2f}')} | {published(shape)} |")
+    return [*lines, "", *PUBLISHED_SOURCES] if shapes else []
+
+
+def refusals(rows):
+    """What engine did not take how many shapes, and why."""
+    why = [(row["engine"], row["error"]) for row in rows if row.get("bench") == "attention" and "error" in row]
+    return [f"- {ENGINES.get(engine, engine)}: {error} ({why.count((engine, error))} times)" for engine, error in dict.fromkeys(why)]
+
+
+def rates_list(rows):
+    """What bounds this GPU's kernels, beside what predictions take for it."""
+    row = next((row for row in rows if row.get("bench") == "rates"), None)
+    if not row:
+        return []
+    copied, multiplied = row["copy_bytes_per_s"], row["matmul_flops_per_s"]
+    return [f"- A copy: {copied * 1e-12:.2f} TB/s, {copied / PREDICTED_BY[0]:.2f} of the {PREDICTED_BY[0] * 1e-12:g} by which "
+            "kernels.md predicts.",
+            f"- A product of {row['matmul_size']}^3 in bf16: {multiplied * 1e-12:.0f} TFLOP/s, {multiplied / PREDICTED_BY[1]:.2f} of "
+            f"the {PREDICTED_BY[1] * 1e-12:.0f} there.",
+            "- A kernel that kernels.md has bound by bytes takes its time there over the first ratio, at least; one by flops, "
+            "over the second."]
+
+
+def goal_of(row):
+    """The field that a row of the table of training is judged by, and its goal; None and None where it has none."""
+    if row["engine"] == "ours" and row["length"] == GOAL_LENGTH and row["preset"] in GOALS:
+        return GOALS[row["preset"]][:2]
+    return None, None
+
+
+def goal_text(field, value):
+    return {"mfu": f"{100 * (value or 0):.1f} % MFU", None: "-"}.get(field, f"{value or 0:.0f}")
 
 
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
-    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["engine"] == "torch"))
-    lines = ["| model | T | B | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["batch"], row["engine"] == "torch"))
+    lines = ["| model | T | B | | recompute | tokens/s | MFU | goal | of goal | peak GiB | planned GiB | tokens/s, over torch.compile |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        same = [r for r in rows if (r["preset"], r["length"]) == (row["preset"], row["length"])]
+        same = [r for r in rows if all(r[name] == row[name] for name in ("preset", "length", "batch"))]
         peer = next((r.get("tokens_per_second") for r in same if r["engine"] == "torch"), None)
         rate, mfu = row.get("tokens_per_second"), row.get("mfu")
         if row["engine"] == "torch" and rate:  # the same flops a token as ours, so the same MFU at the same rate
             known = next((r for r in same if r.get("mfu")), None)
             mfu = rate / known["tokens_per_second"] * known["mfu"] if known else None
         ratio = rate / peer if rate and peer and row["engine"] == "ours" else None
+        field, goal = goal_of(row)
+        reached = row.get(field) and row[field] / goal
         lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row['engine']} | {row['policy']} | "
-                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | "
-                     f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
+                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | {goal_text(field, goal)} | "
+                     f"{number(reached, '{:.2f}')} | {number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
                      f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
     return lines if rows else []
+
+
+def goals_list(attention_rows, training_rows):
+    """A line for each goal, with the best that was measured of it; the first says how many are met."""
+    judged = []  # what, the goal, its source, what was measured of it as a share of the goal and as text
+    shapes, rates = attention_rates(attention_rows)
+    for direction in DIRECTIONS:
+        ratios = {shape: over_peers(rates, shape) for shape in shapes
+                  if shape[0] == direction and shape[2] == ATTENTION_GOAL_HEAD_DIM and shape[6] >= ATTENTION_GOAL_LENGTH}
+        worst = min((shape for shape in ratios if ratios[shape]), key=ratios.get, default=None)
+        judged.append((f"attention, {direction}, head dim {ATTENTION_GOAL_HEAD_DIM}, T >= {ATTENTION_GOAL_LENGTH}", "1.00",
+                       "ours / better of the table below, at its worst", worst and ratios[worst],
+                       worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[6]}"))
+    for preset, (field, goal, source) in GOALS.items():
+        best = max((row for row in training_rows if row.get("preset") == preset and goal_of(row)[0] and row.get(field)),
+                   key=lambda row: row[field], default=None)
+        judged.append((f"{preset}, T {GOAL_LENGTH}", goal_text(field, goal), source, best and best[field] / goal,
+                       best and f"{goal_text(field, best[field])}, B {best['batch']}, {best['policy']}"))
+    verdicts = ["not measured" if share is None else "met" if share >= 1 else "missed" for *_, share, _ in judged]
+    lines = ["**Goals: " + ", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured")) +
+             "**. They are an H100's, of one GPU in bf16.", ""]
+    return lines + [f"- {verdict}: {what}: {said or '-'}; the goal is {goal} ({source})"
+                    for verdict, (what, goal, source, _, said) in zip(verdicts, judged)]
 
 
 def fp8_table(rows):
@@ -320,19 +444,27 @@ def runs_list(results):
 
 
 def report_lines(results):
-    """The report without its title: runs, checks, tables."""
+    """The report without its title: runs, goals, checks, tables."""
     checks = results["checks"]
     lines = []
     for program in sorted({machine["rehearsal"] for machine in results["runs"] if machine.get("rehearsal")}):
         lines += [f"**A rehearsal by the programs in {program}: no figure here is a GPU's.**", ""]
     lines += runs_list(results)
     found = [check for check in checks if check.get("why")]
+
+    def rows_of_stage(stage):
+        return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
+    trained = [row for row in rows_of_stage("train_table") if row["bench"] == "train"]
+    lines += ["", *goals_list(rows_of_stage("attention_table"), trained)]
     lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} checks passed; found: {named(found, 'passed')}; failed: {named(checks, 'failed')}; "
               f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
               f"skipped: {named(checks, 'skipped')}."]
-    def rows_of_stage(stage):
-        return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
-    for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows_of_stage("attention_table"))),
+    attention_rows = rows_of_stage("attention_table")
+    for title, table in (("What this GPU can do", rates_list(attention_rows)),
+                         ("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
+                         ("Attention's backward, deterministic, TFLOP/s, bf16",
+                          attention_table(attention_rows, "deterministic backward")),
+                         ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",

@@ -1,8 +1,8 @@
 // Tests of whole models in one program, which compiles the engine and its kernels once, not once a test: that is most
 // of the time that a build of all tests takes. The first argument names the test; each compiles to a program of its
 // own, too.
-#include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // before testing.h, which may redefine free
+#include "test/model.h" // before gpt.cuh, which it looks into
 #include <dirent.h>     // scandir
 #include <omp.h>        // omp_set_num_threads
 #include "run/load.cuh"

@@ -1,8 +1,8 @@
 // The block in every form that options give it: recomputation changes no bit, gradients are those of the loss,
 // generation by prompts and KV cache gives the losses of whole sequences, and packed documents those of the documents
 // alone.
-#include "test/model.h"   // before gpt.cuh, which it looks into
 #include <malloc.h>       // before testing.h, which may redefine free
+#include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 

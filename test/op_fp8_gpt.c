@@ -1,8 +1,8 @@
 // Training in FP8, at the level of the model: recomputation changes no bit, evaluation leaves no trace, gradients are
 // near bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps. There
 // is no FP8 with fp32.
-#include "test/model.h"   // before gpt.cuh, which it looks into
 #include <malloc.h>       // before testing.h, which may redefine free
+#include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 

@@ -1,7 +1,7 @@
 // The whole model: accumulation, the memory plan against what runs, sampling. Equality with PyTorch is
 // op_golden.c's subject.
-#include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
+#include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
 #include "test/setup.h" // models of a few layers, and what a step makes of them
 #include "test/testing.h"

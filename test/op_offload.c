@@ -1,7 +1,7 @@
 // Activations in host memory between forward and backward: they change no bit, whatever lies in memory that the plan
 // calls dead and whether copies are early or late, and the plan falls by what left.
-#include "test/model.h"   // before gpt.cuh, which it looks into
 #include <malloc.h>       // before testing.h, which may redefine free
+#include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 

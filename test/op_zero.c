@@ -1,8 +1,8 @@
 // The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever is offloaded, whatever
 // lies in memory that the plan calls dead and however slow network and bus are; and that a stage takes the memory that
 // it should. The ranks are processes that are forked here.
-#include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
+#include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
 #include "test/testing.h"
 

@@ -1,5 +1,6 @@
 """What of scripts/gpu_check.sh runs without a GPU: the pages, the comparison of curves, the start of ranks, the report, and all of it
 from end to end in a rehearsal on the emulator."""
+import array
 import json
 import os
 import re
@@ -135,6 +136,22 @@ if rank == 0:
                      "loss": 7.0 - step, "grad_norm": 2.0, "comm_ms": 3.0, "comm_exposed_ms": 1.0, "comm_bytes": 5000000}
             f.write(json.dumps({**entry, **(error if step == 2 and (ranks > 1 or "--fp8-format" in options) else {})}) + "\\n")
 ''' % sys.executable
+
+
+class Data(unittest.TestCase):
+    def test_no_measurement_reads_a_token_twice(self):
+        """14 steps of 65536 tokens, or of eight ranks' 16384 each."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(script("gpu_report.py", "data", folder).returncode, 0)
+            for name, width, vocabulary in (("gpt2", 2, 50257), ("llama", 4, 128256)):
+                with open(f"{folder}/{name}_000.bin", "rb") as file:
+                    header, tokens = array.array("i", file.read(1024)), array.array({2: "H", 4: "I"}[width], file.read())
+                self.assertGreater(len(tokens), 14 * max(64 * 1024, 8 * 16384))
+                self.assertEqual(header[2], len(tokens))
+                self.assertTrue(vocabulary * 0.99 < max(tokens) < vocabulary)
+            with open(folder + "/bytes_000.bin", "rb") as file:
+                header, text = array.array("i", file.read(1024)), file.read()
+            self.assertEqual((len(text), set(text[1::2])), (2 * header[2], {0}))
 
 
 class Ranks(unittest.TestCase):
@@ -375,12 +392,17 @@ class Report(unittest.TestCase):
             {**attention, "engine": "ours", "tflops": 300.0},
             {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
             {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0}])
+        self.add("attention_table", "device_rates", output=[
+            {"bench": "rates", "copy_bytes_per_s": 3.01e12, "matmul_size": 8192, "matmul_flops_per_s": 711e12}])
         self.add("attention_table", "attention_torch", output=[
-            {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"}])
+            {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"},
+            {**attention, "engine": "torch cudnn", "error": "none", "mask": "full"}, {**attention, "engine": "ours sm_80", "tflops": 190.0},
+            {**attention, "direction": "backward", "engine": "fused", "tflops": 325.0}])
         self.add("train_table", "train_124m_1024_none", output=[
             {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30, "planned_bytes": 11 << 30}])
         self.add("train_table", "torch_124m_1024", output=[
             {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30}])
+        self.add("train_table", "train_124m_1024_64", output=[{**train, "engine": "ours", "batch": 64, "tokens_per_second": 6e5}])
         self.add("train_table", "train_124m_1024_full", status=1, output=[
             {**train, "engine": "ours", "policy": "full", "error": "failed"}])
         # Runs that other stages need are no rows of the table of training.
@@ -402,14 +424,17 @@ class Report(unittest.TestCase):
         script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
         text = self.page()
         for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
-                     "12 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
+                     "14 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
                      "no time left: three (no time left); skipped: four (not installed).",
-                     "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
-                     "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
-                     "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
-                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |\n"
-                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |\n"
-                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",
+                     "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 190 | - | 200 | - | - | 1.50 | - |\n"
+                     "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | 325 | - | - | - | 0.80 | - |\n",
+                     "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - | - | - | - | - |\n",
+                     "- PyTorch cuDNN: none (2 times)\n", "- A copy: 3.01 TB/s, 0.70 of the 4.3 by which ",
+                     "- A product of 8192^3 in bf16: 711 TFLOP/s, 0.90 of the 790 there.",
+                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 578750 | 0.86 | 12.00 | 11.00 | 1.25 |\n"
+                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | 578750 | - | - | - | - |\n"
+                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | - | - | 14.00 | - | - |\n"
+                     "| gpt2-124m | 1024 | 64 | ours | none | 600000 | - | 578750 | 1.04 | - | - | - |",
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
                      "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
                      "| gpt2-1558m | 1024 | 16 | hybrid tensorwise | 75000 | 1.25 | 1.24 | 1.25 | 60.00 | 68.00 | 3.1416 | 3.1400 |",
@@ -418,6 +443,50 @@ class Report(unittest.TestCase):
             self.assertIn(line, text)
         for number in ("77777", "88888", "99999"):
             self.assertNotIn(number, text)
+
+    def test_published_figures(self):
+        """They stand beside what was measured at their shape, and are held against nothing."""
+        attention = {"bench": "attention", "engine": "ours", "mask": "causal", "head_dim": 128, "heads": 64, "groups": 8, "batch": 2, "length": 8192}
+        self.start("gpu=Some GPU")
+        self.add("attention_table", "attention_ours", output=[
+            {**attention, "direction": "forward", "tflops": 600}, {**attention, "direction": "deterministic backward", "tflops": 500},
+            {**attention, "direction": "backward", "heads": 32, "tflops": 500},
+            {**attention, "direction": "forward", "heads": 16, "groups": 16, "length": 16384, "batch": 1, "tflops": 610},
+            {**attention, "direction": "forward", "heads": 16, "groups": 16, "length": 16384, "batch": 1, "engine": "fa3", "tflops": 610}])
+        text = self.page()
+        for line in ("| forward | causal | 128 | 64/8 | 2 | 8192 | 600 | - | - | - | - | - | - | FA4 on H200 675, cuDNN 9.27 on H200 655 |",
+                     "| forward | causal | 128 | 16/16 | 1 | 16384 | 610 | - | - | - | - | 610 | 1.00 | FA3 on H100 616 |",
+                     "| backward | causal | 128 | 32/8 | 2 | 8192 | 500 | - | - | - | - | - | - | - |",
+                     "| deterministic backward | causal | 128 | 64/8 | 2 | 8192 | 500 | - | - | - | - | - | - | FA4 on H200 555, cuDNN 9.27 on H200 463 |",
+                     "cudnn-frontend's benchmark/attention_training"):
+            self.assertIn(line, text)
+
+    def test_goals(self):
+        """The best of a model's runs at the goal's length, the worst of attention's shapes; rates are judged against peers alone."""
+        attention = {"bench": "attention", "mask": "causal", "head_dim": 128, "heads": 16, "groups": 16, "batch": 4, "length": 4096}
+        train = {"bench": "train", "engine": "ours", "preset": "gpt2-1558m", "length": 1024, "batch": 16, "policy": "none"}
+        self.start("gpu=Some GPU")
+        self.assertIn("**Goals: 0 met, 0 missed, 8 not measured**", self.page())
+        self.add("attention_table", "attention", output=[
+            {**attention, "engine": engine, "direction": direction, "length": length, "tflops": rate}
+            for direction, length, engine, rate in (
+                ("forward", 4096, "ours", 600), ("forward", 4096, "torch cudnn", 500), ("forward", 4096, "torch flash", 400),
+                ("forward", 8192, "ours", 630), ("forward", 8192, "torch cudnn", 600), ("forward", 1024, "ours", 100),
+                ("forward", 1024, "torch cudnn", 500), ("backward", 4096, "ours", 480), ("backward", 4096, "torch flash", 500),
+                ("deterministic backward", 4096, "ours", 480))])
+        self.add("train_table", "train", output=[
+            {**train, "mfu": 0.57, "tokens_per_second": 6e4}, {**train, "policy": "selective", "mfu": 0.54, "tokens_per_second": 5.5e4},
+            {**train, "length": 4096, "mfu": 0.7, "tokens_per_second": 6e4}, {**train, "preset": "qwen2.5-0.5b", "error": "failed"},
+            {**train, "preset": "gpt2-124m", "batch": 64, "tokens_per_second": 578750.0, "mfu": None}])
+        text = self.page()
+        for line in ("**Goals: 2 met, 2 missed, 4 not measured**",
+                     "- met: attention, forward, head dim 128, T >= 4096: 1.05 at causal, 16/16 heads, T 8192; the goal is 1.00 ",
+                     "- missed: attention, backward, head dim 128, T >= 4096: 0.96 at causal, 16/16 heads, T 4096; ",
+                     "- not measured: attention, deterministic backward, ", "- met: gpt2-124m, T 1024: 578750, B 64, none; the goal is 578750 (",
+                     "- missed: gpt2-1558m, T 1024: 57.0 % MFU, B 16, none; the goal is 60.0 % MFU (", "- not measured: qwen2.5-0.5b, ",
+                     "| gpt2-1558m | 1024 | 16 | ours | none | 60000 | 57.0 % | 60.0 % MFU | 0.95 |",
+                     "| gpt2-1558m | 4096 | 16 | ours | none | 60000 | 70.0 % | - | - |"):
+            self.assertIn(line, text)
 
     def test_outcomes(self):
         self.start("gpu=Some GPU")
@@ -498,7 +567,7 @@ class Page(unittest.TestCase):
             with open(docs + "/measured.md", encoding="utf-8") as file:
                 text = file.read()
             for line in ("## NVIDIA Some 200, 580.1, 9.0\n", "### Attention, TFLOP/s, bf16\n",
-                         "| forward | causal | 64 | 32/32 | 16 | 1024 | 321 | - | - | - |\n"):
+                         "| forward | causal | 64 | 32/32 | 16 | 1024 | 321 | - | - | - | - | - | - | - |\n"):
                 self.assertIn(line, text)
             with open(docs + "/measured-nvidia-some-200.json", encoding="utf-8") as file:
                 self.assertNotIn("/some/folder", file.read())
@@ -607,6 +676,43 @@ class Pack(unittest.TestCase):
         self.assertIn("more than the 60", result.stderr)
 
 
+    def test_programs(self):
+        """Stripped, in the folders where gpu_check.sh looks; one that needs a library that isn't packed is refused."""
+        tree = self.folder + "/tree"
+        for path in ("scripts", "build/cuda", "bin"):
+            os.makedirs(f"{tree}/{path}")
+        for name in ("gpu_pack.sh", "setup.sh"):
+            shutil.copy(os.path.join(SCRIPTS, name), f"{tree}/scripts/{name}")
+        with open(tree + "/main.c", "w", encoding="utf-8") as file:
+            file.write("int main(void) { return 0; }\n")
+        subprocess.run(["git", "init", "-q", "."], cwd=tree, check=True)
+        with open(tree + "/.gitignore", "w", encoding="utf-8") as file:
+            file.write("build\n")
+        subprocess.run("git add . && git -c user.name=a -c user.email=a@b commit -qm a", cwd=tree, shell=True, check=True)
+
+        def pack():
+            return subprocess.run([tree + "/scripts/gpu_pack.sh", "--programs", self.folder + "/pack.tar.gz"], capture_output=True,
+                                  text=True, check=False, timeout=120, env=self.environment)
+        self.assertEqual(pack().returncode, 2)  # nothing was built
+        for name in ("train_gpt", "cuda/op_attention_bf16"):
+            subprocess.run(["gcc", "-g", "main.c", "-o", "build/" + name], cwd=tree, check=True)
+        for name in ("cuda/op_attention_bf16.o", "cuda/ptxas_attention.log"):
+            with open(f"{tree}/build/{name}", "w", encoding="utf-8"):
+                pass
+        result = pack()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with tarfile.open(self.folder + "/pack.tar.gz") as tar:
+            names = [name for name in tar.getnames() if name.startswith("train_gpt/build/")]
+            self.assertLess(tar.getmember("train_gpt/build/train_gpt").size, os.path.getsize(tree + "/build/train_gpt"))
+        self.assertEqual(sorted(names), ["train_gpt/build/cuda", "train_gpt/build/cuda/op_attention_bf16",
+                                         "train_gpt/build/cuda/ptxas_attention.log", "train_gpt/build/train_gpt"])
+        subprocess.run(["gcc", "-shared", "-Wl,-soname,libmpi.so.40", "-x", "c", "/dev/null", "-o", "libmpi.so"], cwd=tree, check=True)
+        subprocess.run(["gcc", "main.c", "-Wl,--no-as-needed", "-L.", "-lmpi", "-o", "build/train_gpt"], cwd=tree, check=True)
+        result = pack()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("build/train_gpt needs libmpi.so.40", result.stderr)
+
+
 # ---- waits that take too long ----
 
 WAITS = """#include "kernels/ptx_sm90.cuh"
@@ -651,7 +757,7 @@ class Waits(unittest.TestCase):
 # ---- the rehearsal ----
 
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")
-ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "fp8", "ops", "curve", "ranks", "sanitize"]
+ALL_STAGES = ["build", "unit", "attention", "model", "curve", "attention_table", "train_table", "fp8", "ops", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
 TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
                "batch": 1, "length": 64, "ms": 1.0, "tflops": 123.0},
@@ -670,7 +776,7 @@ esac
 case "$1 $2 $3" in
 "-c "*"import torch"*) echo 9.9 of a stand-in ;;
 "test/cuda/peer_torch.py attention "*) cat "$STAND_IN_FOLDER/attention" ;;
-"test/cuda/peer_torch.py train "*) cat "$STAND_IN_FOLDER/train" ;;
+"test/cuda/peer_torch.py train "*) case $TORCHINDUCTOR_CACHE_DIR in */torchinductor) cat "$STAND_IN_FOLDER/train" ;; esac ;;
 *) exec {sys.executable} "$@" ;;
 esac
 """}
@@ -679,6 +785,8 @@ PROGRAMS = {
     "unit_first": "#!/bin/sh\nprintf '1..2\\nok 1 - products\\nok 2 - copies\\n'\n",
     "unit_for_hopper": "#!/bin/sh\necho 'unit_for_hopper: needs compute capability 9.0'\nexit 77\n",
     "op_attention_bf16": "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nnot ok 2 - backward\\n'\nexit 1\n",
+    "op_matmul_bf16": "#!/bin/sh\nprintf '1..1\\nok 1 - products\\n'\n",
+    "op_gpt_bf16": "#!/bin/sh\n[ $CUDA_LAUNCH_BLOCKING = 0 ] && printf '1..1\\nok 1 - loss\\n'\n",
     "op_some_fp8_bf16": "#!/bin/sh\nprintf '1..1\\nok 1 - casts\\n'\n",
     "op_attention_fp32": "#!/bin/sh\n[ $TEST_MEMORY = pinned ] && [ $CUDA_LAUNCH_BLOCKING = 1 ] || exit 3\nprintf '1..1\\nok 1 - memory\\n'\n",
 }
@@ -704,7 +812,7 @@ class Rehearsal(unittest.TestCase):
         # With the variables of the make that runs this test, or another build would take the place of that one.
         subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
                         "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
-        for name in ("train_gpt", "op_rope_bf16", "attention_bench"):
+        for name in ("train_gpt", "op_rope_bf16", "attention_bench", "device_rates"):
             program = os.path.join(emulator, name)
             if os.path.exists(program):
                 os.symlink(program, f"{cls.path}/programs/{name}")
@@ -741,13 +849,14 @@ class Rehearsal(unittest.TestCase):
     def test_every_table_has_its_rows(self):
         checks, text = self.read("all")
         self.assertIn("**A rehearsal by the programs in programs: no figure here is a GPU's.**", text)
-        ours = {(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]}
+        ours, fused_rows = ({(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]
+                             if row["engine"] == engine} for engine in ("ours", "fused"))
         self.assertEqual(len(ours), 12, self.output)  # three directions, two head dims, MHA and grouped heads
-        table = self.table(text, "Attention")
-        self.assertEqual(len(table), len(ours))
-        for direction, mask, head_dim, heads, _, length, rate, flash, cudnn, _ in table:
-            row = ours[direction, int(head_dim), int(heads.split("/")[0])]
-            self.assertEqual((mask, length, rate), ("causal", "64", f"{row['tflops']:.0f}"))
+        table, apart = self.table(text, "Attention, TFLOP/s"), self.table(text, "Attention's backward, deterministic")
+        self.assertEqual((len(table), len(apart)), (8, 4))
+        for direction, mask, head_dim, heads, _, length, rate, _, fused, flash, cudnn, *_ in table + apart:
+            row, by_cudnn = (rows[direction, int(head_dim), int(heads.split("/")[0])] for rows in (ours, fused_rows))
+            self.assertEqual((mask, length, rate, fused), ("causal", "64", f"{row['tflops']:.0f}", f"{by_cudnn['tflops']:.0f}"))
             expected = "123" if (direction, head_dim, heads) == ("forward", "64", "2/2") else "-"
             self.assertEqual((flash, cudnn), (expected, "-"))
         table = self.table(text, "Training")
@@ -766,8 +875,9 @@ class Rehearsal(unittest.TestCase):
         outcomes = {name: check["outcome"] for name, check in checks.items()}
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
-        passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
-                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_some_fp8_bf16", "op_rope_bf16",
+        passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
+                  "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
         skipped = ["build", "unit_for_hopper", "memory_managed", "fp8_training", "ranks_nccl", "sanitizer"]
         self.assertEqual(outcomes, {"op_attention_bf16": "failed", **{name: "passed" for name in passed},
@@ -779,6 +889,10 @@ class Rehearsal(unittest.TestCase):
             log = file.read()
         for name in passed:
             self.assertIn(f"==== {name} of ", log)
+        # What shows that the figures are a correct engine's comes before them, and ours before PyTorch's, which may take long.
+        order = ["op_attention_fp32", "op_gpt_bf16", "curve_llama_bf16", "attention_ours", "train_demo_64_none", "torch_demo_64", "train_demo_64_full", "op_some_fp8_bf16", "op_rope_bf16"]
+        self.assertEqual(sorted(order, key=lambda name: log.index(f"==== {name} of ")), order)
+        self.assertIn("==== op_gpt_bf16 of model", log)
         self.assertEqual(sorted(os.listdir(self.path + "/all")), ["gpu_check.json", "gpu_check.log", "gpu_check.md"])
 
     def test_a_later_run_adds(self):
@@ -821,6 +935,16 @@ class Rehearsal(unittest.TestCase):
         self.assertRegex(text, r"hung: unit_hangs \(killed after \d+ s\)", output)
         self.assertEqual(checks["unit_hangs"]["output"], ["begun"])
         self.assertEqual(checks["op_attention_fp32"]["outcome"], "passed")  # what comes after it runs
+
+    def test_no_check_passed(self):
+        """A machine on which all is skipped has shown nothing."""
+        write_program(f"{self.path}/programs/memory_probe", "#!/bin/sh\necho none\nexit 1\n")
+        self.addCleanup(write_program, f"{self.path}/programs/memory_probe", PROGRAMS["memory_probe"])
+        run = self.start("nothing", "--stages", "build,attention")
+        output, _ = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, 1, output)
+        self.assertIn("\n0 passed, 0 failed, ", output)
+        self.assertIn("the host and the GPU see no memory in common", output)
 
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")

@@ -1,15 +1,16 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
 // scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
 // over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
-// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one.
+// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one, which is
+// deterministic. By cuDNN ("fused") where it takes the shape; where not, its row says why.
 // --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
 #include "attention.cuh"             // attention_choose, attention_forward, attention_backward
-#include "kernels/device_memory.cuh" // device_allocate, device_upload
+#include "kernels/device_memory.cuh" // device_allocate
 #include "kernels/device_queue.cuh"  // device_open
+#include "test/cuda/timing.cuh"      // median_ms, random_array
 #include <math.h>                    // sqrt
 #include <stdio.h>                   // printf
-#include <stdlib.h>                  // qsort
-#include <string.h>                  // memcpy, strcmp
+#include <string.h>                  // strcmp
 
 struct bench {
     struct attention_shape shape;
@@ -22,53 +23,14 @@ struct bench {
     struct device *dev;
 };
 
-static void forward(struct bench *b) {
+static void forward(void *argument) {
+    struct bench *b = (struct bench *)argument;
     attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, NULL, b->dev);
 }
-static void backward(struct bench *b) {
+static void backward(void *argument) {
+    struct bench *b = (struct bench *)argument;
     attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->backend, b->shape, b->dropout, b->options,
                        b->workspace, b->dev);
-}
-
-static int by_value(const void *x, const void *y) { return *(const float *)x < *(const float *)y ? -1 : 1; }
-static float median_ms(void (*call)(struct bench *), struct bench *b) {
-    enum { WARM_UP = 3, REPEATS = 11 };
-    float times[REPEATS];
-    cudaEvent_t events[REPEATS][2];
-    for (int i = 0; i < 2 * REPEATS; i++)
-        cuda_check(cudaEventCreate(&events[i / 2][i % 2]));
-    for (int i = 0; i < WARM_UP; i++)
-        call(b);
-    for (int i = 0; i < REPEATS; i++) { // enqueued without a wait, so that the host's part is hidden
-        cuda_check(cudaEventRecord(events[i][0], b->dev->stream));
-        call(b);
-        cuda_check(cudaEventRecord(events[i][1], b->dev->stream));
-    }
-    cuda_check(cudaEventSynchronize(events[REPEATS - 1][1]));
-    for (int i = 0; i < REPEATS; i++)
-        cuda_check(cudaEventElapsedTime(&times[i], events[i][0], events[i][1]));
-    for (int i = 0; i < 2 * REPEATS; i++)
-        cuda_check(cudaEventDestroy(events[i / 2][i % 2]));
-    qsort(times, REPEATS, sizeof times[0], by_value);
-    return times[REPEATS / 2];
-}
-
-// Uniform in [-1.7, 1.7): values of the same deviation as PyTorch's randn, since the power that a GPU draws, and with
-// it its clock, depends on the data. A million of them, again and again.
-static bf16 *random_array(int64_t n, struct device *dev) {
-    bf16 *host = (bf16 *)malloc((size_t)n * sizeof *host), *memory = (bf16 *)device_allocate((size_t)n * sizeof *host);
-    const int64_t period = 1000003;
-    uint32_t x = 1;
-    for (int64_t i = 0; i < n && i < period; i++) {
-        x = x * 1664525u + 1013904223u;
-        host[i] = bf16_from_float(((float)(x >> 8) * 0x1p-23f - 1) * 1.7320508f);
-    }
-    for (int64_t i = period; i < n; i += period)
-        memcpy(host + i, host, (size_t)(n - i < period ? n - i : period) * sizeof *host);
-    device_upload(memory, host, (size_t)n * sizeof *host, dev);
-    device_synchronize(dev);
-    free(host);
-    return memory;
 }
 
 static void bench(struct attention_shape s, enum attention_backend backend, const char *engine, struct device *dev) {
@@ -98,7 +60,7 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
         fused_unavailable_reason(unproven, sizeof unproven, s, false, dev);
     for (int i = 0; i < (*unproven ? 2 : 3); i++) {
         b.options.any_order = i == 1;
-        const double ms = median_ms(i ? backward : forward, &b);
+        const double ms = median_ms(i ? backward : forward, &b, dev);
         printf(
             "{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"mask\": \"%s\", \"head_dim\": %d, "
             "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.4g}\n",
@@ -112,6 +74,17 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     device_free(b.dqkv, qkv_bytes);
     device_free(b.lse, lse_bytes);
     device_free(b.workspace, workspace_bytes);
+}
+
+// A reason as a JSON string takes it: a loader's message may quote.
+static void print_refused(struct attention_shape s, char *reason) {
+    for (char *c = reason; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ')
+            *c = '\'';
+    printf("{\"bench\": \"attention\", \"engine\": \"fused\", \"head_dim\": %d, \"heads\": %d, \"groups\": %d, "
+           "\"batch\": %d, \"length\": %d, \"error\": \"%s\"}\n",
+           s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, reason);
+    fflush(stdout);
 }
 
 int main(int argc, char **argv) {
@@ -130,7 +103,9 @@ int main(int argc, char **argv) {
                                             false};
                 char reason[256];
                 fused_unavailable_reason(reason, sizeof reason, s, true, &dev);
-                if (!*reason)
+                if (*reason)
+                    print_refused(s, reason);
+                else
                     bench(s, ATTENTION_FUSED, "fused", &dev);
                 const struct attention_demands demands = {0, NULL, false};
                 const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, demands, &dev).backend;

@@ -2,7 +2,8 @@
 """The same work in PyTorch, as a peer to measure against; scripts/gpu_check.sh runs it.
 
   peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
-                                               deterministic backward, causal and full
+                                               deterministic backward, causal and full; FlashAttention-3, where its
+                                               flash_attn_interface is installed: PyTorch's flash is FlashAttention-2
   peer_torch.py train --preset NAME --length T --batch B [--steps N] [--float8]
                                                tokens/s and peak memory of a training step; --float8: linear layers by torchao,
                                                in its default recipe, tensorwise
@@ -11,6 +12,7 @@ A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, t
 AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first.
 """
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -21,24 +23,26 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), Llama shape
+# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), Llama shape, biases of q, k and v
 PRESETS = {
-    "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False),
-    "gpt2-1558m": (48, 1600, 25, 25, 6400, 50304, False),
-    "llama3.2-1b": (16, 2048, 32, 8, 8192, 128256, True),
-    "demo": (4, 128, 4, 2, 384, 384, True),
-    "tiny-gpt2": (2, 32, 4, 4, 128, 128, False),
-    "tiny-llama": (2, 32, 4, 2, 64, 128, True),
+    "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False, True),
+    "gpt2-1558m": (48, 1600, 25, 25, 6400, 50304, False, True),
+    "llama3.2-1b": (16, 2048, 32, 8, 8192, 128256, True, False),
+    "qwen2.5-0.5b": (24, 896, 14, 2, 4864, 151936, True, True),
+    "qwen2.5-1.5b": (28, 1536, 12, 2, 8960, 151936, True, True),
+    "demo": (4, 128, 4, 2, 384, 384, True, False),
+    "tiny-gpt2": (2, 32, 4, 4, 128, 128, False, True),
+    "tiny-llama": (2, 32, 4, 2, 64, 128, True, False),
 }
 
 
 class Attention(nn.Module):
     """Causal attention; grouped heads and rotary positions (half-split form) for Llama shapes."""
 
-    def __init__(self, hidden, heads, groups, llama):
+    def __init__(self, hidden, heads, groups, llama, qkv_bias):
         super().__init__()
         self.heads, self.groups, self.size, self.llama = heads, groups, hidden // heads, llama
-        self.qkv = nn.Linear(hidden, (heads + 2 * groups) * self.size, bias=not llama)
+        self.qkv = nn.Linear(hidden, (heads + 2 * groups) * self.size, bias=qkv_bias)
         self.projection = nn.Linear(hidden, hidden, bias=not llama)
 
     def forward(self, x, rope):
@@ -58,11 +62,11 @@ def rotate(x, rope):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden, heads, groups, ffn, llama):
+    def __init__(self, hidden, heads, groups, ffn, llama, qkv_bias):
         super().__init__()
         norm = nn.RMSNorm if llama else nn.LayerNorm
         self.norm1, self.norm2 = norm(hidden, eps=1e-5), norm(hidden, eps=1e-5)
-        self.attention = Attention(hidden, heads, groups, llama)
+        self.attention = Attention(hidden, heads, groups, llama, qkv_bias)
         self.up = nn.Linear(hidden, 2 * ffn if llama else ffn, bias=not llama)
         self.down = nn.Linear(ffn, hidden, bias=not llama)
         self.llama = llama
@@ -81,11 +85,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A GPT-2 or Llama shape with a tied head; returns the mean loss."""
 
-    def __init__(self, layers, hidden, heads, groups, ffn, vocabulary, llama, length):
+    def __init__(self, layers, hidden, heads, groups, ffn, vocabulary, llama, qkv_bias, length):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = None if llama else nn.Embedding(length, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, groups, ffn, llama) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, groups, ffn, llama, qkv_bias) for _ in range(layers))
         self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(hidden, eps=1e-5)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -161,33 +165,47 @@ def median_ms(function, repeats=11):
     return statistics.median(start.elapsed_time(end) for start, end in zip(starts, ends))
 
 
+def flash_attention_3():
+    """flash_attn_func of FlashAttention-3; None where it is not installed."""
+    try:
+        from flash_attn_interface import flash_attn_func  # pylint: disable=import-outside-toplevel
+        return flash_attn_func
+    except (ImportError, OSError):
+        return None
+
+
 def measure_attention(name, backend, causal, heads, groups, head_dim, length):
+    """backend: one of PyTorch's, or FlashAttention-3's function."""
     batch = max(1, 16384 // length)
 
     def tensor(count):  # as a view of a packed projection: (B, T, heads, D) in memory
         x = torch.randn(batch, length, count, head_dim, device="cuda", dtype=torch.bfloat16)
-        return x.transpose(1, 2).requires_grad_()
+        return (x if callable(backend) else x.transpose(1, 2)).requires_grad_()
 
     q, k, v = tensor(heads), tensor(groups), tensor(groups)
     dout = torch.randn_like(q)
 
-    def forward():
+    def forward(deterministic):
+        if callable(backend):
+            out = backend(q, k, v, causal=causal, deterministic=deterministic)
+            return out[0] if isinstance(out, tuple) else out  # of some versions with the row sums
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
 
     flops = (2.0 if causal else 4.0) * batch * heads * length * length * head_dim
     row = {"bench": "attention", "engine": name, "mask": "causal" if causal else "full", "head_dim": head_dim, "heads": heads,
            "groups": groups, "batch": batch, "length": length}
     for direction in ("forward", "backward", "deterministic backward"):
-        torch.use_deterministic_algorithms(direction.startswith("deterministic"))
+        deterministic, backward = direction.startswith("deterministic"), direction != "forward"
+        torch.use_deterministic_algorithms(deterministic)
         try:
-            with torch.nn.attention.sdpa_kernel([backend]):
-                out = forward()
-                backward = direction != "forward"
-                ms = median_ms((lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)) if backward else forward)
+            with contextlib.nullcontext() if callable(backend) else torch.nn.attention.sdpa_kernel([backend]):
+                out = forward(deterministic)
+                ms = median_ms((lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)) if backward else
+                               (lambda: forward(False)))
                 print(json.dumps({**row, "direction": direction, "ms": ms,
                                   "tflops": (2.5 if backward else 1) * flops / ms * 1e-9}), flush=True)
-        except RuntimeError as error:
-            print(json.dumps({**row, "direction": direction, "error": str(error).splitlines()[0]}), flush=True)
+        except (RuntimeError, TypeError) as error:
+            print(json.dumps({**row, "direction": direction, "error": (str(error).splitlines() or [repr(error)])[0]}), flush=True)
         finally:
             torch.use_deterministic_algorithms(False)
 
@@ -195,12 +213,14 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
 def attention(arguments):
     torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over its memory that no training wants
     backends = torch.nn.attention.SDPBackend
+    peers = [("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION), ("fa3", flash_attention_3())]
     for head_dim in (64, 128):
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
             for length in (1024,) if arguments.quick else (1024, 2048, 4096, 8192, 16384):
                 for causal in (True, False):
-                    for name, backend in (("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION)):
-                        measure_attention(name, backend, causal, heads, groups, head_dim, length)
+                    for name, backend in peers:
+                        if backend is not None:
+                            measure_attention(name, backend, causal, heads, groups, head_dim, length)
     return 0
 
 
