@@ -4,6 +4,7 @@ import ctypes.util
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -457,9 +458,10 @@ class Ranks(Case):
         options = ["--zero-stage", 2, "--checkpoint-every", 1, "--precision", "bf16", "--train-steps", 40]
         begin = time.monotonic()
         self.launch("whole", 2, *options)
-        seconds = time.monotonic() - begin
+        step_seconds = (time.monotonic() - begin) / 40
         generator = random.Random(3)
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        step = 0
         for kill in range(4):
             command = self.command("killed", "--micro-batch-size", 1, "--global-batch-size", 2, "--bucket-mib", "0.01",
                                    "--val-every", 0, *options, "--resume", "auto", "--keep-checkpoints", 3)
@@ -468,16 +470,28 @@ class Ranks(Case):
             open(log, "w").close()
             job = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", "sh", "-c", script, "sh", *command],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-            time.sleep(generator.uniform(0.3, 0.9) * seconds)
+            # Between two steps that the run logs, so that a slow or a quick machine has the kill in a run that trains: at most 4 x 5
+            # of the 40 steps are behind it.
+            step += generator.randint(1, 5)
+            while job.poll() is None and self.last_step("killed") < step:
+                time.sleep(0.002)
+            time.sleep(generator.uniform(0, step_seconds))
             ranks = dict(reversed(line.split()) for line in read(log).decode().splitlines())
-            if str(kill % 2) in ranks and job.poll() is None:
-                os.kill(int(ranks[str(kill % 2)]), signal.SIGKILL)
-            job.wait(timeout=120)
+            os.kill(int(ranks[str(kill % 2)]), signal.SIGKILL)
+            self.assertNotEqual(job.wait(timeout=120), 0)
+            step = self.last_step("killed")
+        self.assertLess(step, 40)
         self.launch("killed", 2, *options, "--resume", "auto", "--keep-checkpoints", 3)
         whole, killed = self.log("whole"), self.log("killed")
         self.assertEqual(whole, killed)
         self.same_files("whole", "killed", (40,))
         self.assertEqual([f for f in os.listdir(self.path + "/killed/checkpoints") if not f.startswith("step_")], [])
+
+    def last_step(self, name):
+        """The largest step that the run's log has, 0 without one; a line may be half written."""
+        path = self.path + "/" + name + "/log.jsonl"
+        text = read(path).decode() if os.path.exists(path) else ""
+        return max((int(step) for step in re.findall(r'"step": *(\d+)[,}]', text)), default=0)
 
     def test_other_formats_are_converted_and_said(self):
         self.run_it("formats", "--train-steps", 2, "--precision", "bf16")
