@@ -62,8 +62,10 @@ class Fp8Roofline(unittest.TestCase):
         for rate in (4.3e12, 3.0e12):
             bf16 = roofline_fp8.bf16_step(case, rate)
             self.assertAlmostEqual(bf16[0] / (flops / (0.88 * 790e12)), 1, places=9)
-            # bias gradients: partial sums of 4 bytes, written and read, of two norms' runs and of 64 rows of the activation each
-            self.assertAlmostEqual(bf16[1] / (layers * 8 * (528 * 2 * width + tokens / 64 * 4 * width) / (0.85 * rate)), 1, places=9)
+            # bias gradients: partial sums of 4 bytes, written and read, of two norms' runs, of 64 rows of the activation each and of
+            # 128 queries of attention each, at a head dim of 64
+            sums = 528 * 2 * width + tokens / 64 * 4 * width + tokens / 128 * 3 * width
+            self.assertAlmostEqual(bf16[1] / (layers * 8 * sums / (0.85 * rate)), 1, places=9)
             for variant, (of_activations, of_weights) in expected.items():
                 linear, activations, cast_weights, rest = roofline_fp8.fp8_step(case, rate, variant)
                 self.assertAlmostEqual(linear / (flops / (0.88 * 1400e12)), 1, places=9)
@@ -852,11 +854,14 @@ class Rehearsal(unittest.TestCase):
         ours, fused_rows = ({(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]
                              if row["engine"] == engine} for engine in ("ours", "fused"))
         self.assertEqual(len(ours), 12, self.output)  # three directions, two head dims, MHA and grouped heads
+        # The emulator is of compute capability 8.0, where cuDNN's deterministic backward is not taken.
+        self.assertEqual(set(fused_rows), {key for key in ours if key[0] != "deterministic backward"})
         table, apart = self.table(text, "Attention, TFLOP/s"), self.table(text, "Attention's backward, deterministic")
         self.assertEqual((len(table), len(apart)), (8, 4))
         for direction, mask, head_dim, heads, _, length, rate, _, fused, flash, cudnn, *_ in table + apart:
-            row, by_cudnn = (rows[direction, int(head_dim), int(heads.split("/")[0])] for rows in (ours, fused_rows))
-            self.assertEqual((mask, length, rate, fused), ("causal", "64", f"{row['tflops']:.0f}", f"{by_cudnn['tflops']:.0f}"))
+            key = direction, int(head_dim), int(heads.split("/")[0])
+            by_cudnn = f"{fused_rows[key]['tflops']:.0f}" if key in fused_rows else "-"
+            self.assertEqual((mask, length, rate, fused), ("causal", "64", f"{ours[key]['tflops']:.0f}", by_cudnn))
             expected = "123" if (direction, head_dim, heads) == ("forward", "64", "2/2") else "-"
             self.assertEqual((flash, cudnn), (expected, "-"))
         table = self.table(text, "Training")

@@ -3,8 +3,9 @@
 #include "test/fuzz/fuzz.h"            // fuzz_require
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
-    static const char *const key_names[MATMUL_ALGORITHMS_KEY] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j",
-                                                                 "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"};
+    static const char *const key_names[] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k",
+                                            "l", "m", "n", "o", "p", "q", "r", "s", "t", "u", "v"};
+    _Static_assert(sizeof key_names / sizeof *key_names == MATMUL_ALGORITHMS_KEY, "a name for each number of a key");
     static struct matmul_algorithms algorithms, again;
     const char *const problem = matmul_algorithms_parse(&algorithms, key_names, data, bytes, "algorithms.txt", error);
     if (problem) {
