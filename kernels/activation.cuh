@@ -76,10 +76,11 @@ struct gate_gradient {
     float s, derivative; // s(x), f'(x)
 };
 
-// silu(x) = x sigma(x); silu'(x) = s + x s (1 - s)
+// silu(x) = x sigma(x); silu'(x) = s + x s (1 - s). Where x > 64, s (1 - s) < 2^-92; of an s that the reciprocal has a
+// unit in the last place beside 1 it would be 2^-23, times any x.
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
 DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
-    const float s = logistic(x), product = x * s;
+    const float s = logistic(x), product = fminf(x, 64.0f) * s;
     const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
     return result;
 }
@@ -92,11 +93,11 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 }
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u)
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
-// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x^2 > 2^20, s (1 - s) is 0: times an infinite u' it would be
-// NaN.
+// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x > 8, s (1 - s) < 2^-70, and as for silu' a larger x does not
+// count; where x^2 > 2^20, s is 0: times an infinite u' it would be NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
-    const float square = fminf(x * x, 0x1p20f);
-    const float s = gelu_logistic(x, square), product = x * s;
+    const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
+    const float s = gelu_logistic(x, square), product = least * s;
     const float slope = fmaf(1.5957691216f * 0.134145f, square, 1.5957691216f); // 2u'
     const struct gate_gradient result = {s, fmaf(fmaf(-product, s, product), slope, s)};
     return result;

@@ -362,7 +362,7 @@ PTX_FUNCTION float reciprocal_approx(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 #else
-    return 1.0f / x;
+    return emu_reciprocal(x);
 #endif
 }
 

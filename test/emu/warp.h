@@ -527,9 +527,29 @@ static inline uint16_t emu_to_bf16(float value) {
     }
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+// ex2.approx and rcp.approx give another float than the rounded result, as the PTX ISA lets them: each result is as many
+// units in the last place above or below it as it may be, by a hash of the argument, so that a kernel meets the largest
+// errors its bounds have to hold, the same in each run. Zeros, infinities and NaN are as the ISA's tables say.
+static inline float emu_units_off(float result, float argument, uint32_t units) {
+    uint32_t bits, hash;
+    memcpy(&bits, &result, sizeof bits);
+    memcpy(&hash, &argument, sizeof hash);
+    hash *= 0x9e3779b1u;
+    bits += hash >> 31 ? units : -units;
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
 static inline float emu_exp2(float x) {
     const float result = exp2f(x);
-    return result < 0x1p-126f ? 0.0f : result;
+    if (result < 0x1p-126f)
+        return 0.0f;
+    return x == 0 || !std::isfinite(result) ? result : emu_units_off(result, x, 2);
+}
+static inline float emu_reciprocal(float x) {
+    const float result = 1.0f / x;
+    if (fabsf(result) < 0x1p-126f)
+        return copysignf(0.0f, result);
+    return !std::isfinite(result) ? result : emu_units_off(result, x, 1);
 }
 
 // --- A launch -----------------------------------------------------------------------------------------------------
