@@ -21,7 +21,7 @@ os.environ.setdefault("NVTE_FUSED_ATTN", "0")  # kernels of our own, but where a
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
 STEPS, FEW_STEPS = 20, 5  # of a curve; of runs that give the same bits
 TRAINING = ["--vocab-size", "257", "--seq-length", "48", "--micro-batch-size", "1", "--global-batch-size", "2", "--train-steps", STEPS,
-            "--lr", "1e-3", "--lr-warmup-steps", "4", "--lr-decay-steps", STEPS, "--val-every", FEW_STEPS, "--val-steps", "2", "--seed", "7",
+            "--lr", "5e-4", "--lr-warmup-steps", "4", "--lr-decay-steps", STEPS, "--val-every", FEW_STEPS, "--val-steps", "2", "--seed", "7",
             "--checkpoint-every", "0", "--matmul-tuning=false"]  # whose choices vary from run to run
 GPT2 = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "2", "--hidden-dropout", "0.1",
         "--attention-dropout", "0.1"]
@@ -150,13 +150,14 @@ class CudaEngine(unittest.TestCase):
 
     def same_curve(self, shape, precision, *cuda_options):
         """In fp32 the curves agree. In bf16 roundings move a curve; the cpu target's, which was held against PyTorch, tells how far:
-        the cuda engine may be at most twice as far from the fp32 curve."""
+        the cuda engine may be at most half as far again from the fp32 curve. At this learning rate six seeds' ratios were 0.8 to 1.2;
+        at twice the rate losses spiked, and with them the ratios, up to 3."""
         exact = self.train(*shape, "--device", "cpu", "--precision", "fp32")
         limit = FP32_TOLERANCE
         if precision == "bf16":
-            limit = 2 * self.difference(self.train(*shape, "--device", "cpu", "--precision", "bf16"), exact)
+            limit = 1.5 * self.difference(self.train(*shape, "--device", "cpu", "--precision", "bf16"), exact)
         cuda = self.train(*shape, "--device", "cuda", "--precision", precision, *cuda_options)
-        self.assertLess(cuda[-1]["loss"], 0.75 * cuda[0]["loss"])  # it learns
+        self.assertLess(cuda[-1]["loss"], 0.8 * cuda[0]["loss"])  # it learns
         self.assertLessEqual(self.difference(cuda, exact), limit)
         return cuda
 
