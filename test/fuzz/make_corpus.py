@@ -208,15 +208,18 @@ def safetensors_index():
 
 
 def config():
-    sizes = {"vocab_size": 101, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 24,
-             "max_position_embeddings": 40}
+    def sizes(**heads):
+        return {"vocab_size": 101, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, **heads,
+                "intermediate_size": 24, "max_position_embeddings": 40}  # fmt: skip
+
+    full, sliding = "full_attention", "sliding_attention"
     models = {
         "gpt2": {"model_type": "gpt2", "vocab_size": 101, "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 40,
                  "n_inner": 72, "layer_norm_epsilon": 1e-4, "tie_word_embeddings": False},
-        "llama": {"model_type": "llama", **sizes, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True,
+        "llama": {"model_type": "llama", **sizes(), "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True,
                   "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
-        "qwen2": {"model_type": "qwen2", **sizes, "rope_theta": 300, "rope_scaling": None, "rms_norm_eps": 1e-6,
-                  "use_sliding_window": False, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+        "qwen2": {"model_type": "qwen2", **sizes(num_key_value_heads=4), "rope_theta": 300, "rope_scaling": None,
+                  "rms_norm_eps": 1e-6, "use_sliding_window": False, "layer_types": [full, full], "tie_word_embeddings": True},
         "train_gpt": {"model_type": "train_gpt", "vocab_size": 101, "num_layers": "2", "hidden_size": "32",
                       "num_attention_heads": "4", "num_query_groups": "2", "kv_channels": "8", "ffn_hidden_size": "40",
                       "normalization": "LayerNorm", "norm_epsilon": "1e-05", "position_embedding_type": "rope",
@@ -227,13 +230,16 @@ def config():
     def make(model, **more):
         return json.dumps({**models[model], **more}).encode()
 
+    def grouped(model_type, **more):
+        return json.dumps({"model_type": model_type, **sizes(num_key_value_heads=2, head_dim=8), **more}).encode()
+
     for model in models:
         yield "good_" + model, make(model), "accepted"
         yield model + "_cut", make(model)[:-1], "is not valid JSON"
     yield "empty", b"", "is empty; expected JSON"
     yield "array", b"[]", "is an array; expected an object"
     yield "duplicate", b'{"model_type": "gpt2", "model_type": "gpt2"}', "duplicate object key"
-    yield "model_type_other", make("gpt2", model_type="mistral"), "model_type is 'mistral', which is not supported"
+    yield "model_type_other", make("gpt2", model_type="mixtral"), "model_type is 'mixtral', which is not supported"
     yield "model_type_none", make("gpt2", model_type=None), "model_type is null; expected a string"
     yield "model_type_nul", make("gpt2", model_type="gpt2\0"), "model_type is a string with a NUL byte"
     yield "quantization_config", make("llama", quantization_config={}), "quantization_config is set"
@@ -256,31 +262,79 @@ def config():
     yield "tie", make("llama", tie_word_embeddings=1), "tie_word_embeddings is an integer; expected true or false"
     yield "layer_norm_epsilon", make("gpt2", layer_norm_epsilon=0), "layer_norm_epsilon is 0"
     yield "rms_norm_eps", make("qwen2", rms_norm_eps="1e-6"), "rms_norm_eps is a string; expected a number"
-    yield "activation_function", make("gpt2", activation_function="gelu"), "activation_function is 'gelu'"
+    yield "activation_function", make("gpt2", activation_function="gelu"), "accepted"
     yield "hidden_act", make("llama", hidden_act="relu"), "hidden_act is 'relu'"
     yield "scale_attn_weights", make("gpt2", scale_attn_weights=False), "scale_attn_weights is false"
     yield "scale_by_layer", make("gpt2", scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true"
     yield "cross_attention", make("gpt2", add_cross_attention=True), "add_cross_attention is true"
-    yield "rope_scaling", make("llama", rope_scaling={"type": "linear"}), "rope_scaling is set"
-    yield "rope_type", make("llama", rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn'"
-    yield "rope_type_old", make("llama", rope_parameters={"type": "linear"}), "type is 'linear'"
+    words = "rope_scaling and rope_parameters have another rope_type each"
+    yield "rope_scaling", make("llama", rope_scaling={"type": "linear"}), words
+    yield "rope_type", make("llama", rope_parameters={"rope_type": "yarn"}), "accepted"
+    yield "rope_type_old", make("llama", rope_parameters={"type": "linear"}), "factor is absent"
     yield "rope_type_type", make("llama", rope_parameters={"rope_type": 1}), "rope_type is an integer"
-    yield "rope_by_kind", make("llama", rope_parameters={"full_attention": {}}), "rope_parameters has full_attention"
+    yield "rope_by_kind", make("llama", rope_parameters={full: {}}), "rope_parameters has full_attention"
     yield "rope_parameters", make("llama", rope_parameters=[]), "rope_parameters is an array"
     yield "rope_theta", make("qwen2", rope_theta=0), "rope_theta is 0"
     yield "rope_theta_large", make("qwen2", rope_theta=1e31), "rope_theta is 1e+31"
     yield "partial_rotary", make("llama", partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"
     yield "partial_rotary_in", make("llama", rope_parameters={"partial_rotary_factor": 0}), "partial_rotary_factor is 0,"
-    yield "sliding_window", make("qwen2", use_sliding_window=True), "use_sliding_window is true"
-    yield "layer_types", make("qwen2", layer_types=["sliding_attention"]), "layer_types has 'sliding_attention'"
-    yield "layer_types_type", make("qwen2", layer_types=[1]), "layer_types is an integer"
-    yield "attention_bias", make("llama", mlp_bias=False), "attention_bias is true and mlp_bias false"
+    yield "sliding_window", make("qwen2", use_sliding_window=True), "accepted"
+    words = "layer_types has 'sliding_attention', but use_sliding_window is false"
+    yield "layer_types", make("qwen2", layer_types=[full, sliding]), words
+    yield "layer_types_type", make("qwen2", layer_types=[full, 1]), "layer_types is an integer"
+    yield "attention_bias", make("llama", mlp_bias=False), "accepted"
     yield "attention_bias_qwen2", make("qwen2", attention_bias=False), "attention_bias is false"
     yield "ours_none", make("train_gpt", activation=None), "activation is null; expected a string"
-    yield "ours_long", make("train_gpt", activation="g" * 21), "expected an option's value"
+    yield "ours_long", make("train_gpt", activation="g" * 21), "activation would be '%s', which is not known" % ("g" * 21)
     yield "ours_unknown", make("train_gpt", activation="relu"), "activation would be 'relu', which is not known"
     yield "ours_number", make("train_gpt", num_layers="two"), "num_layers would be 'two', which is not understood"
     yield "ours_range", make("train_gpt", hidden_size="-1"), "hidden_size would be '-1', which is out of range"
+
+    theta = {"rope_theta": 5e5}
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8, "attention_factor": 1.2, **theta}
+    more = {
+        "qwen3": {"use_sliding_window": True, "sliding_window": 7, "layer_types": [sliding, full],
+                  "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "mscale": 1.5,
+                                   "mscale_all_dim": 0.5}},
+        "mistral": {"sliding_window": 5},
+        "ministral": {"layer_types": [full, sliding], "sliding_window": 4},
+        "cwm": {"mlp_bias": True, "rope_parameters": {"rope_type": "llama3", **theta, "factor": 16.0, "low_freq_factor": 1,
+                                                      "high_freq_factor": 4, "original_max_position_embeddings": 8}},
+        "smollm3": {"no_rope_layers": [1, 0], "attention_bias": True},
+        "granite": {"attention_multiplier": 0.3, "logits_scaling": 0.4, "residual_multiplier": 0.22, "embedding_multiplier": 12},
+        "olmo2": theta,
+        "olmo3": {"rope_parameters": {full: yarn, sliding: {"rope_type": "default", **theta}}},
+        "gemma": {"hidden_act": "gelu"},
+        "gemma2": {"query_pre_attn_scalar": 144, "final_logit_softcapping": None},
+        "gemma3_text": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 50.5,
+                        "sliding_window_pattern": 2},
+        "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 20,
+                 "rope_scaling": {"type": "su", "short_factor": [1.0, 1.25], "long_factor": [2, 33.5]}},
+        "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 77, "use_parallel_residual": False},
+    }  # fmt: skip
+    for model in more:
+        yield "good_" + model, grouped(model, **more[model]), "accepted"
+
+    def longrope(*factors):
+        return grouped("phi3", rope_scaling={"type": "longrope", "short_factor": factors, "long_factor": [1, 2, 3, 4]})
+
+    yield "window_zero", grouped("mistral", sliding_window=0), "sliding_window is 0"
+    yield "layers_length", grouped("gemma2", layer_types=[sliding]), "layer_types has 1 layers; expected 2"
+    yield "layers_unknown", grouped("gemma2", layer_types=[sliding, "chunked_attention"]), "layer_types has 'chunked_attention'"
+    yield "no_rope_length", grouped("smollm3", no_rope_layers=[1]), "no_rope_layers has 1 layers; expected 2"
+    yield "no_rope_value", grouped("smollm3", no_rope_layers=[1, True]), "no_rope_layers is true"
+    yield "rope_dynamic", grouped("llama", rope_scaling={"type": "dynamic", "factor": 2}), "rope_type is 'dynamic'"
+    words = "rope_scaling has 'mrope_section'"
+    yield "rope_member", grouped("llama", rope_scaling={"type": "default", "mrope_section": [1]}), words
+    yield "rope_lists", longrope(1, 2, 3), "short_factor has 3 numbers; expected 4"
+    yield "rope_list_zero", longrope(1, 2, 3, 0), "short_factor is not a list of numbers of at least 1e-6"
+    words = "rope_parameters has 'rope_theta' beside full_attention"
+    yield "rope_beside", grouped("olmo3", rope_parameters={full: {"rope_theta": 5}, "rope_theta": 7}), words
+    words = "sliding_attention has a scaling of its own"
+    yield "rope_local", grouped("olmo3", rope_parameters={sliding: {"rope_type": "linear", "factor": 2}}), words
+    yield "gemma3_cap", grouped("gemma3_text", attn_logit_softcapping=50), "attn_logit_softcapping is set"
+    yield "gemma3_images", grouped("gemma3"), "gemma3_text, as Gemma 3 270M and 1B are"
+    yield "rotary_odd", grouped("gpt_neox", rotary_pct=0.4), "rotates 3 elements of a head"
 
 
 def llmc():
