@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes corpus/NAME/ and corpus/NAME.expected: for each parser a few good files and, field by field, bad ones, each with
-the words in which it must be refused. Run it after a change here; `make test` replays what it wrote."""
+the words in which it must be refused. Run it after a change here; `make test` replays what it wrote. The corpora of manifest
+and tokenizer are edited by hand."""
 import json
 import shutil
 import struct
@@ -512,7 +513,8 @@ def peft_config():
     yield "fan_type", make(fan_in_fan_out=1), "fan_in_fan_out is an integer"
 
 
-for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, peft_config, matmul_algorithms):
+for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, peft_config,
+              matmul_algorithms):  # fmt: skip
     folder = CORPUS / files.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
