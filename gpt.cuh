@@ -7,6 +7,7 @@
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum
+#include "kernels/work_segments.cuh"   // segments_begin
 #include "offload.cuh"                 // offload_layer, fetch_group
 
 // ---- Embedding and head ----
@@ -203,8 +204,8 @@ static void embedding_gradients(struct gpt *m) {
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
-    if (m->fp8.scales && !m->timeline.planning)
-        fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev);
+    if (m->fp8.scales)
+        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev));
     embed(m, PASS_TRAIN);
     offload_layer(m, -1);
     for (int l = 0; l < L; l++) {
@@ -231,34 +232,50 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Whether micro-step `index` of a step differs from others of its step: it starts or waits for collectives, which are
-// no part of a graph (docs/parallel.md says why); or gradients on the host start from zero in the first one, and are
-// squared in the last.
-static bool is_special(const struct gpt *m, int index) {
+// Whether micro-step `index` of a step begins collectives, or waits for any.
+static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
-    if (m->zero.grads_on_host && (index == 0 || m->last_micro_step))
-        return true;
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
-
-// forward_backward as a graph: recorded once, then enqueued by one call. Not recorded are the first micro-step, since
-// the libraries' first calls can't be, and one that is watched phase by phase.
-static void forward_backward_recorded(struct gpt *m, int index, double scale) {
-    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
-    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || is_special(m, index)) {
-        forward_backward(m, scale);
-        m->warm = !m->timeline.planning;
-        return;
-    }
-    struct micro_step_graph *graph = &m->graphs[m->zero.adds_up];
-    if (!graph_recorded(&graph->work) || graph->scale != scale) {
-        graph_free(&graph->work);
+// The kind of micro-step `index`: the last one of a step reduces gradients, or sums the squares of those that are on
+// the host; else it is as others.
+static struct micro_step_graph *graph_of_micro_step(struct gpt *m, int index) {
+    const bool last = m->last_micro_step && (has_collectives(m, index) || m->zero.grads_on_host);
+    return &m->graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
+}
+static void forward_backward_as_graph(struct gpt *m, struct micro_step_graph *graph, double scale) {
+    if (!graph_recorded(&graph->work)) {
         graph_begin(m->dev);
         forward_backward(m, scale);
         graph_end(&graph->work, m->dev);
-        graph->scale = scale;
     }
     graph_launch(&graph->work, m->dev);
+}
+static void forward_backward_as_segments(struct gpt *m, struct micro_step_graph *graph, double scale) {
+    segments_begin(&graph->segments, m->dev);
+    forward_backward(m, scale);
+    segments_end(m->dev);
+}
+// forward_backward as a graph: recorded once, then enqueued by one call, or, with collectives, by one call for what is
+// between two of them. Not recorded are the first micro-step of each kind, since the libraries' first calls can't be,
+// and one that is watched phase by phase.
+static void forward_backward_recorded(struct gpt *m, int index, double scale) {
+    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
+    struct micro_step_graph *const graph = graph_of_micro_step(m, index);
+    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !graph->warm || watched) {
+        forward_backward(m, scale);
+        graph->warm = !m->timeline.planning;
+        return;
+    }
+    if (graph->scale != scale) {
+        graph_free(&graph->work);
+        segments_free(&graph->segments);
+        graph->scale = scale;
+    }
+    if (has_collectives(m, index))
+        forward_backward_as_segments(m, graph, scale);
+    else
+        forward_backward_as_graph(m, graph, scale);
 }
 
 // Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the

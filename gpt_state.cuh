@@ -5,21 +5,22 @@
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
-#include "attention.cuh"            // struct attention_shape
-#include "config.h"                 // struct config
-#include "fp8.cuh"                  // struct fp8_state
-#include "frozen_weights.cuh"       // struct frozen_weights
-#include "kernels/device_queue.cuh" // struct work_graph
-#include "kernels/loss.cuh"         // struct loss_sum
-#include "kernels/norm_kind.cuh"    // struct norm_options
-#include "kernels/positions.cuh"    // struct token_positions
-#include "optimizer.cuh"            // struct optimizer
-#include "optimizer_copy.cuh"       // struct optimizer_copy
-#include "parameters.cuh"           // struct parameters, struct model_shape
-#include "recompute.cuh"            // struct recompute_policy
-#include "timeline.cuh"             // phases and their buffers
-#include "zero.cuh"                 // parameters and gradients, whole or sharded
-#include <math.h>                   // sqrt
+#include "attention.cuh"             // struct attention_shape
+#include "config.h"                  // struct config
+#include "fp8.cuh"                   // struct fp8_state
+#include "frozen_weights.cuh"        // struct frozen_weights
+#include "kernels/device_queue.cuh"  // struct work_graph
+#include "kernels/loss.cuh"          // struct loss_sum
+#include "kernels/norm_kind.cuh"     // struct norm_options
+#include "kernels/positions.cuh"     // struct token_positions
+#include "kernels/work_segments.cuh" // struct work_segments
+#include "optimizer.cuh"             // struct optimizer
+#include "optimizer_copy.cuh"        // struct optimizer_copy
+#include "parameters.cuh"            // struct parameters, struct model_shape
+#include "recompute.cuh"             // struct recompute_policy
+#include "timeline.cuh"              // phases and their buffers
+#include "zero.cuh"                  // parameters and gradients, whole or sharded
+#include <math.h>                    // sqrt
 
 // The first of two device events (device_event_record): EVENT + slot, slot 0 or 1.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
@@ -118,10 +119,15 @@ struct token_scores {
     int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
 };
 
-// The recorded work of a micro-step.
+// Kinds of micro-steps, each of which enqueues the same work whenever it runs: MICRO_STEP_ADDS, gradients are added to
+// those of the step's earlier micro-steps; MICRO_STEP_LAST, what only the step's last one does is done.
+enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
+// The recorded work of a kind of micro-steps: one graph, or, where it has collectives, several.
 struct micro_step_graph {
     struct work_graph work;
+    struct work_segments segments;
     double scale; // of the loss, with which it was recorded
+    bool warm;    // one has run, and with it the libraries' first calls, which can't be recorded
 };
 
 struct gpt {
@@ -153,19 +159,18 @@ struct gpt {
     double *reports;              // (ranks, report_width) device memory: each rank's report of a step
     struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
 
-    bool trains;                       // has gradients and an optimizer; false: validates and generates only
-    int sequences;                     // generation: sequences at a time
-    int prompt_tokens;                 // generation: of the longest prompt
-    int decode_tokens;                 // generation: capacity of the KV cache, tokens of a sequence
-    int64_t chunk;                     // tokens of a logits chunk
-    int micro_steps;                   // the most of a step, on each rank
-    int step_micro_steps;              // of this step: fewer while the batch warms up
-    uint64_t micro_step;               // micro-batches so far in the run, over all ranks
-    bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
-    bool scores;                       // an evaluation that also looks whether targets have the largest logits
-    bool dropout;                      // on in training, off in evaluation and generation
-    struct micro_step_graph graphs[2]; // of a step's first micro-step, and of a later one
-    bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+    bool trains;          // has gradients and an optimizer; false: validates and generates only
+    int sequences;        // generation: sequences at a time
+    int prompt_tokens;    // generation: of the longest prompt
+    int decode_tokens;    // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;        // tokens of a logits chunk
+    int micro_steps;      // the most of a step, on each rank
+    int step_micro_steps; // of this step: fewer while the batch warms up
+    uint64_t micro_step;  // micro-batches so far in the run, over all ranks
+    bool last_micro_step; // the current micro-step is its step's last: gradients are reduced
+    bool scores;          // an evaluation that also looks whether targets have the largest logits
+    bool dropout;         // on in training, off in evaluation and generation
+    struct micro_step_graph graphs[MICRO_STEP_KINDS];
 
     // Ticket of the last activation on its way to the host, and from there; 0: none is.
     uint64_t transfers[TRANSFER_DIRECTIONS];

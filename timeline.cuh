@@ -11,11 +11,12 @@
 // A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
 // their addresses, and of the ops the matmuls alone are called, by a library that lists them.
 #pragma once
-#include "kernels/transfers.cuh"   // transfer_begin, transfer_wait
-#include "memory.cuh"              // struct plan, struct arenas
-#include "runtime/machine/error.h" // fail
-#include <stdio.h>                 // snprintf
-#include <time.h>                  // clock_gettime
+#include "kernels/transfers.cuh"     // transfer_begin, transfer_wait
+#include "kernels/work_segments.cuh" // segments_op_begin
+#include "memory.cuh"                // struct plan, struct arenas
+#include "runtime/machine/error.h"   // fail
+#include <stdio.h>                   // snprintf
+#include <time.h>                    // clock_gettime
 
 // A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
 // PASS_RECOMPUTE: the recomputation of dropped activations before a layer's backward; PASS_EVALUATE: validation;
@@ -71,16 +72,24 @@ struct timeline {
     } while (0)
 #endif
 
+// Executes an op, unless it is in a graph that is enqueued again.
+#define TIMELINE_ENQUEUE(t, is_matmul, op)                                                                             \
+    do {                                                                                                               \
+        if (segments_op_begin((t)->dev)) {                                                                             \
+            TIMELINE_EXECUTE(t, is_matmul, op);                                                                        \
+            segments_op_end((t)->dev);                                                                                 \
+        }                                                                                                              \
+    } while (0)
 // Executes an op, unless the timeline is only planned.
 #define TIMELINE_RUN(t, op)                                                                                            \
     do {                                                                                                               \
         if (!(t)->planning)                                                                                            \
-            TIMELINE_EXECUTE(t, false, op);                                                                            \
+            TIMELINE_ENQUEUE(t, false, op);                                                                            \
     } while (0)
 #define TIMELINE_MATMUL(t, op)                                                                                         \
     do {                                                                                                               \
         if (!(t)->planning)                                                                                            \
-            TIMELINE_EXECUTE(t, true, op);                                                                             \
+            TIMELINE_ENQUEUE(t, true, op);                                                                             \
         else if ((t)->rehearsing)                                                                                      \
             op;                                                                                                        \
     } while (0)

@@ -172,7 +172,7 @@ struct zero {
     uint64_t *grads_loads;         // (units, 2) transfers of stored gradients to the device in flight, by slot
     uint64_t grads_stores[2];      // transfers of gradients of unit `storing` to the host in flight, by slot
     int storing;                   // -1: none
-    enum unit_state *units;        // (PASS_COUNT, units) where parameters have buffers of units
+    enum unit_state *units;        // (PASS_COUNT, units) of parameters
     enum unit_state *sums;         // (units) where the buffers of gradients hold the stored sums
     int *params_ids;               // (PASS_COUNT, units) buffer of a unit's parameters, -1: none
     int *grads_ids;                // (units) buffer of a unit's gradients before they are reduced and stored, -1: none
@@ -308,8 +308,7 @@ static float *zero_gradient(struct zero *z, const struct tensor *t) {
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
-// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets: later micro-steps
-// then wait for no collective and can be recorded as a graph.
+// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
@@ -368,14 +367,22 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
+// Whether all-gathers of the last update may be in flight for parameters without buffers of units. The first micro-step
+// behind it waits for all in its forward. Waits where there can be none would divide recorded work for nothing
+// (kernels/work_segments.cuh).
+static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
+    return shards_optimizer(&z->shards) && pass != PASS_RECOMPUTE && !(pass == PASS_TRAIN && z->adds_up);
+}
 // To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
 // have buffers this is a phase of its own.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
+    enum unit_state *state = &z->units[(int)pass * s->units + unit];
     if (!zero_has_unit_parameters(z)) {
-        if (s->ranks > 1 && !t->planning)
+        if (*state == UNIT_ABSENT && update_may_be_in_flight(z, pass) && !t->planning)
             unit_wait(z, z->params_tickets, unit);
+        *state = UNIT_READY;
         return;
     }
     if (unit_elements(z, unit) == 0)
@@ -383,7 +390,6 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     timeline_phase(t, pass_name(pass), -1, "parameters");
     zero_prefetch(z, pass, unit);
     timeline_touch(unit_parameters(z, pass, unit));
-    enum unit_state *state = &z->units[(int)pass * s->units + unit];
     for (int i = s->first[unit]; i < s->first[unit + 1] && *state == UNIT_IN_FLIGHT; i++)
         timeline_transfer_wait(t, &z->params_loads[i]);
     if (*state == UNIT_IN_FLIGHT && s->ranks > 1 && !t->planning)
@@ -537,11 +543,12 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
 // will be on the host.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
-    for (int i = stored.first; i < stored.end && !z->timeline->planning; i++) {
+    const bool planning = z->timeline->planning;
+    for (int i = stored.first; i < stored.end && s->ranks > 1 && !planning; i++) // all, then ops, which are one graph
+        collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
+    for (int i = stored.first; i < stored.end && !planning; i++) {
         const struct bucket *b = &s->buckets[i];
         char *at = (char *)sum + state_bytes(z->grads_format, b->begin / s->ranks - stored.place);
-        if (s->ranks > 1)
-            collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
         TIMELINE_RUN(z->timeline, add_shard(z, at, whole, b));
         if (z->grads_on_host)
             TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));

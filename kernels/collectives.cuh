@@ -7,13 +7,15 @@
 //
 // A collective begins when all work that was enqueued on the device before it is done. Until collective_wait nobody
 // else may touch its buffers. Every rank begins the same collectives in the same order, none while a graph is recorded,
-// and none at all where there is one rank.
+// and none at all where there is one rank. Work that is recorded in segments is cut where a collective begins, and where
+// one is waited for, whether it is in flight or not.
 #pragma once
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device
 #include "kernels/device_memory.cuh"      // host_allocate, device_download, device_upload
 #include "kernels/device_queue.cuh"       // device_synchronize
 #include "kernels/transfers.cuh"          // transfer_wait
+#include "kernels/work_segments.cuh"      // segments_cut
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/net/host_collectives.h" // host_reduce_scatter, host_all_gather, host_exchange
 #include "runtime/net/parallel.h"         // struct parallel
@@ -193,14 +195,16 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// Fails while a graph is recorded, which would wait for the same collective each time that it runs, and begin none.
-static void collectives_check_recording(const struct device *dev, const char *what) {
+// To be called before anything of a collective is enqueued. Fails while a graph is recorded, which would wait for the
+// same collective each time that it runs, and begin none.
+static void collectives_leave_graph(struct device *dev, const char *what) {
+    segments_cut(dev);
     if (dev->recording)
         fail("%s while a graph is recorded: collectives can't be part of one", what);
 }
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev) {
-    collectives_check_recording(dev, name);
+    collectives_leave_graph(dev, name);
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, shard, c->bf16);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_reduce_scatter(&c->nccl, out, buffer, shard, c->bf16 ? (bf16 *)c->scratch : NULL, name, dev);
@@ -209,7 +213,7 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 }
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev) {
-    collectives_check_recording(dev, name);
+    collectives_leave_graph(dev, name);
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_all_gather(&c->nccl, buffer, own, bytes, name, dev);
@@ -219,7 +223,7 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev) {
-    collectives_check_recording(dev, name);
+    collectives_leave_graph(dev, name);
     c->sent_bytes += exchange_sent_bytes(c->parallel, sends, num_sends);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_exchange(&c->nccl, sends, num_sends, receives, num_receives, name, dev);
@@ -227,9 +231,10 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
     return 0;
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
+    segments_cut(dev);
     if (ticket == 0)
         return;
-    collectives_check_recording(dev, "a wait for a collective");
+    collectives_leave_graph(dev, "a wait for a collective");
     nccl_queue_wait(&c->nccl, ticket, dev);
 }
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {

@@ -72,6 +72,7 @@ HOST_DEVICE floatX to_floatX(float x) { return x; }
 
 struct matmul_library; // kernels/matmul.cuh
 struct fused_library;  // kernels/attention_cudnn.cuh
+struct work_segments;  // kernels/work_segments.cuh
 
 enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
 
@@ -96,6 +97,7 @@ struct device {
     size_t free_bytes;                 // of its memory when it was opened
     bool recording;                    // what is enqueued becomes part of a graph
     uint32_t recordings;               // begun so far
+    struct work_segments *segments;    // being recorded or enqueued again (kernels/work_segments.cuh); NULL: none
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0, DEVICE_PRODUCTS_SUM_BIASES = 0 };

@@ -6,11 +6,13 @@
 // A transfer begins when all work that was enqueued on the device before it is done. From there to transfer_wait nobody
 // else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they
 // began. Every transfer is waited for; one that began while a graph is recorded, before the recording ends, and one
-// that began before, not within it: a graph that is launched again begins and waits for its own transfers alone.
+// that began before, not within it: a graph that is launched again begins and waits for its own transfers alone. Where
+// work is recorded in segments, transfers are between these and in no graph.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/device_memory.cuh"  // device_allocate, host_reserve
 #include "kernels/device_queue.cuh"   // device_synchronize
+#include "kernels/work_segments.cuh"  // segments_cut
 #include "runtime/machine/deadline.h" // deadline_clock_s
 #include <stdio.h>                    // fprintf
 #include <stdlib.h>                   // abort
@@ -124,6 +126,7 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
                                size_t bytes, struct device *dev) {
     const uint64_t number = ++t->begun[direction];
     const int event = (int)(number % TRANSFER_EVENTS);
+    segments_cut(dev);
     if (!dev->recording) // CUDA refuses questions about events then, and the recording would be lost
         transfer_measure_wait(t, direction, event);
     t->reaching[direction][event] = false; // its events are about to be recorded again
@@ -142,6 +145,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
     if (ticket == 0)
         return;
+    segments_cut(dev);
     if (transfer_recording_of(ticket) != transfer_recording(dev)) {
         fprintf(stderr,
                 "train_gpt: internal error: a transfer that began %s the recording of a graph is waited for %s\n",

@@ -705,15 +705,28 @@ class CudaEngine(Case):
             self.assertEqual(self.curve(name), self.curve("nccl0"), name)
 
     def test_graphs_between_collectives(self):
-        """Micro-steps that neither begin nor wait for collectives run as graphs, the others by themselves; but for the first
-        of a run, before which the libraries are not warm."""
-        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--val-every", 0]
-        for stage, micro_steps, graphs in ((0, 1, 0), (0, 4, 2 * 3 - 1), (1, 2, 0), (1, 4, 2 * 2), (2, 4, 0), (3, 4, 0)):
-            run = [*options, "--zero-stage", stage, "--global-batch-size", 2 * micro_steps]
-            self.assertEqual(self.graphs("with", *run), graphs, (stage, micro_steps))
-            if graphs > 0:
-                self.assertEqual(self.graphs("without", *run, "--cuda-graphs=false"), 0)
-                self.assertEqual(self.curve("with"), self.curve("without"))
+        """Micro-steps that neither begin nor wait for collectives run as one graph each, the others as one for what is between
+        two collectives; but for the first of each kind, before which the libraries are not warm. A validation takes the
+        updated parameters' collectives from the step after it, which is enqueued as all are."""
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4]
+        units, steps = 4, 3 # the head, two layers, the embeddings; steps that are recorded or enqueued again
+        waits, reductions = units - 1, units - 1 # graphs more: the first unit's wait, and the last one's reduction, have no work beside
+        sums = 2 # graphs more where gradients are sharded: of the last two units, whose sums have no backward beside them
+        gathered = 7 # where parameters are: their all-gathers begin, and are waited for, within forward and backward
+        middle = 2 * steps + 1 # micro-steps of a step of four
+        for stage, graphs, more in (
+                (0, [steps * (1 + reductions)], []),
+                (0, [steps, middle, steps * (1 + reductions)], []),
+                (1, [steps * (1 + waits + reductions)], []),
+                (1, [steps * (1 + waits), steps * (1 + reductions)], ["--collectives", "mpi"]),
+                (1, [steps * (1 + waits), middle, steps * (1 + reductions)], []),
+                (2, [steps * (1 + waits + reductions + sums), steps * (1 + reductions + sums)], []),
+                (3, [times * (1 + reductions + sums + gathered) for times in (steps, middle, steps)], [])):
+            micro_steps = len(graphs) + (len(graphs) == 3)
+            run = [*options, "--zero-stage", stage, "--global-batch-size", 2 * micro_steps, *more]
+            self.assertEqual(self.graphs("with", *run), sum(graphs), (stage, micro_steps))
+            self.assertEqual(self.graphs("without", *run, "--cuda-graphs=false"), 0)
+            self.assertEqual(self.curve("with"), self.curve("without"), (stage, micro_steps))
 
     def graphs(self, name, *options):
         """How many graphs rank 0 of two launches in a run."""
