@@ -9,7 +9,7 @@ work. It is a GPU of compute capability 9.0, but for another in EMU_CAPABILITY; 
 Other widths do not matter to the counts, so that a preset's layers are counted at small ones; an option that is given here
 overrides its small one. The number of tokens matters to their sort alone (roofline.py: sort_launches). Matrix products are
 not tuned: --matmul-tuning may find epilogues that are faster than kernels, which are fewer then. What a CUDA graph launches
-counts as often as it runs.
+counts as often as it runs; the graphs, each of which the host enqueues by one call, are counted below the rest.
 
 With --ranks the model is trained by so many ranks of mpirun, and rank 0's work is counted. A micro-step is what one more of them
 in a step adds: at ZeRO stages 0 and 1 it has no collectives, which are all in the rest of a step.
@@ -27,8 +27,9 @@ SMALL = ["--hidden-size=64", "--num-attention-heads=2", "--num-query-groups=2", 
 # What decides how much is trained, and where.
 OURS = ("--global-batch-size", "--train-steps", "--train-data", "--out", "--device")
 
-NO_WORK = ("an event", "a wait for an event", "a graph")
-CALLS = {"a copy": "cudaMemcpy", "messages": "ncclSend, ncclRecv",
+NO_WORK = ("an event", "a wait for an event")
+GRAPHS = "CUDA graphs that launch these"
+CALLS = {"a copy": "cudaMemcpy", "messages": "ncclSend, ncclRecv", "a graph": GRAPHS,
          **{name: name for name in ("cudaMemset", "cublasLtMatmul", "cudnnBackendExecute", "ncclReduceScatter", "ncclAllGather")}}
 
 # Rows of the page's table (roofline.py: LAUNCHES), and the names that they have.
@@ -147,6 +148,8 @@ def by_row(counts):
     """Counts by the rows of the page's table."""
     result = dict.fromkeys(ROWS, 0)
     for name, times in counts.items():
+        if name == GRAPHS:
+            continue
         rows = [row for row, names in ROWS.items() if re.fullmatch(names, name)]
         if len(rows) != 1:
             refuse(f"{name}: no row of the table has it, or several")
@@ -157,9 +160,11 @@ def by_row(counts):
 def table(micro_step, rest):
     """The counts as a table."""
     lines = ["| work | a micro-step | the rest of a step |", "|---|---|---|"]
-    for name in sorted(set(micro_step) | set(rest), key=lambda n: (-micro_step[n] - rest[n], n)):
+    for name in sorted((set(micro_step) | set(rest)) - {GRAPHS}, key=lambda n: (-micro_step[n] - rest[n], n)):
         lines.append(f"| {name} | {micro_step[name]} | {rest[name]} |")
-    lines.append(f"| all | {sum(micro_step.values())} | {sum(rest.values())} |")
+    graphs = micro_step[GRAPHS], rest[GRAPHS]
+    lines.append(f"| all | {sum(micro_step.values()) - graphs[0]} | {sum(rest.values()) - graphs[1]} |")
+    lines.append(f"| {GRAPHS} | {graphs[0]} | {graphs[1]} |")
     return "\n".join(lines)
 
 
