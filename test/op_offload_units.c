@@ -99,7 +99,7 @@ static void offloaded_units_change_no_bit_fp8(void **state) {
     }
 }
 #endif
-// Unwatched micro-steps are recorded where the target has graphs: three, of which the second is.
+// Unwatched micro-steps are recorded where the target has graphs: in the second of two steps all three.
 static void recorded_micro_steps_have_the_same_bits(void **state) {
     same_bits(GPT2, NULL);
     same_bits(LLAMA " --global-batch-size " THREE_BATCHES, NULL);
