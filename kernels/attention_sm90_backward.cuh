@@ -729,8 +729,7 @@ DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int
 template <class plan> struct sm90_sums {
     static constexpr int UNITS = plan::D / 8, GROUPS = 256 / UNITS, BYTES = GROUPS * plan::D * 4;
 };
-template <class plan, class operand>
-DEVICE_FUNCTION void sm90_sum_rows(uint32_t scratch, uint32_t tile, int rows) {
+template <class plan, class operand> DEVICE_FUNCTION void sm90_sum_rows(uint32_t scratch, uint32_t tile, int rows) {
     typedef sm90_sums<plan> sums;
     const int thread = (int)threadIdx.x - 128, unit = thread % sums::UNITS, group = thread / sums::UNITS;
     if (group >= sums::GROUPS)

@@ -175,9 +175,9 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbi
                                    gemm->sum != NULL,
                                    gemm->bias != NULL,
                                    dbias != NULL,
-                                   gemm->gelu == NULL  ? MATMUL_NO_GELU
-                                   : gemm->gelu_sums ? MATMUL_GELU_SUMS
-                                                     : MATMUL_GELU,
+                                   gemm->gelu == NULL ? MATMUL_NO_GELU
+                                   : gemm->gelu_sums  ? MATMUL_GELU_SUMS
+                                                      : MATMUL_GELU,
                                    matmul_operand_type(&gemm->a),
                                    matmul_operand_type(&gemm->b),
                                    matmul_operand_scaling(&gemm->a),

@@ -73,8 +73,8 @@ static bool matmul_tune(struct matmul_library *library, const struct matmul_prod
         candidates.of[best].us = INFINITY;
     }
     const struct matmul_candidate *chosen = &candidates.of[best];
-    const struct matmul_choice choice = {
-        chosen->plan.key, chosen->plan.algorithm, chosen->plan.fused, chosen->number, candidates.of[0].us, chosen->us};
+    const struct matmul_choice choice = {chosen->plan.key, chosen->plan.algorithm, chosen->plan.fused,
+                                         chosen->number,   candidates.of[0].us,    chosen->us};
     matmul_keep_choice(library, &choice);
     return true;
 }

@@ -106,8 +106,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
                                   const bool by_user[CONFIG_ROWS_MAX]) {
     const int row = CONFIG_ROW(loss_chunk_tokens), size = CONFIG_ROW(micro_batch_size);
     char text[OPTION_TEXT], now[OPTION_TEXT];
-    const bool same = !by_user[size] || strcmp(option_text(now, &config_rows[size], config),
-                                               start_resolved(text, state, size)) == 0;
+    const bool same =
+        !by_user[size] || strcmp(option_text(now, &config_rows[size], config), start_resolved(text, state, size)) == 0;
     if (!by_user[row] && same)
         start_set(config, row, start_resolved(text, state, row));
 }

@@ -342,8 +342,7 @@ static void sums_of_columns(void **state) {
 #endif
 // error: relative, of the function's factor, below which it is smallest / |x|.
 static void check_every_bf16(const char *name, pointwise_forward *forward, pointwise_backward *backward,
-                             double (*reference)(double), double (*derivative)(double), double error,
-                             double smallest) {
+                             double (*reference)(double), double (*derivative)(double), double error, double smallest) {
     enum { COUNT = 1 << 16 };
     floatX *in = (floatX *)test_alloc(4 * COUNT * sizeof *in), *out = in + COUNT, *one = out + COUNT,
            *din = one + COUNT;

@@ -272,7 +272,8 @@ static void check_bias(const float *partial, const floatX *dqkv, struct attentio
     const int tiles = (s.T + queries - 1) / queries;
     for (int64_t chunk = 0; chunk < attention_bias_chunks(ATTENTION_FLASH_SM90, s); chunk++)
         for (int64_t c = 0; c < W; c++) {
-            const int first = (int)(chunk % tiles) * queries, run = c < (int64_t)s.num_heads * s.head_dim ? queries : keys;
+            const int first = (int)(chunk % tiles) * queries,
+                      run = c < (int64_t)s.num_heads * s.head_dim ? queries : keys;
             double sum = 0, size = 0;
             for (int t = first; first % run == 0 && t < first + run && t < s.T; t++) {
                 const double x = to_float(dqkv[(chunk / tiles * s.T + t) * W + c]);

@@ -436,7 +436,8 @@ static inline void emu_lt_check_bias(const cublasLtMatmulDescOpaque_t *operation
                   "a bias of type %d beside an output of type %d", operation->bias_type, (int)output);
 }
 // What DGELU demands of the matrix that it takes the derivative of.
-static inline void emu_lt_check_aux(const cublasLtMatmulDescOpaque_t *operation, const cublasLtMatrixLayoutOpaque_t *d) {
+static inline void emu_lt_check_aux(const cublasLtMatmulDescOpaque_t *operation,
+                                    const cublasLtMatrixLayoutOpaque_t *d) {
     const bool takes_aux = operation->epilogue == CUBLASLT_EPILOGUE_DGELU;
     EMU_LT_DEMAND(takes_aux == (operation->aux != NULL), "epilogue %d with auxiliary pointer %p",
                   (int)operation->epilogue, operation->aux);
@@ -454,8 +455,7 @@ static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operati
     const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
     if (a->rows < least || a->cols < least || d->cols < least)
         return false;
-    if ((emu_lt_sums_bias(operation) || operation->epilogue == CUBLASLT_EPILOGUE_DGELU) &&
-        a->type != CUDA_R_16BF)
+    if ((emu_lt_sums_bias(operation) || operation->epilogue == CUBLASLT_EPILOGUE_DGELU) && a->type != CUDA_R_16BF)
         return false;
     return !emu_lt_is_fp8(a->type) || emu_lt_has_fp8(operation);
 }
@@ -558,7 +558,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLt
 }
 // Seconds that a product takes by an algorithm.
 static inline double emu_lt_seconds(const struct emu_lt_algo *algo, const cublasLtMatmulDescOpaque_t *operation) {
-    const char *text = getenv(emu_lt_sums_bias(operation)                       ? "EMU_CUBLASLT_BGRAD_TIMES"
+    const char *text = getenv(emu_lt_sums_bias(operation)                      ? "EMU_CUBLASLT_BGRAD_TIMES"
                               : operation->epilogue == CUBLASLT_EPILOGUE_DGELU ? "EMU_CUBLASLT_DGELU_TIMES"
                                                                                : "EMU_CUBLASLT_TIMES");
     double microseconds = 400 + 10 * (algo->id - 60);

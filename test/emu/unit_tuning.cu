@@ -49,8 +49,7 @@ static void list(struct fixture *f, bool add) {
     matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev);
     matmul_backward_input(f->din, f->dout, f->weight, M, N, K, f->workspace, &f->dev);
     matmul_backward_weight(f->dweight, f->dbias, f->dout, f->in, M, N, K, add, f->workspace, &f->dev);
-    assert_false(
-        matmul_backward_input_gelu(f->dpre, f->dout, f->weight, f->in, true, M, N, K, f->workspace, &f->dev));
+    assert_false(matmul_backward_input_gelu(f->dpre, f->dout, f->weight, f->in, true, M, N, K, f->workspace, &f->dev));
     matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev); // again
     matmul_list_end(f->dev.matmul);
     assert_int_equal(f->dev.matmul->product_count, 4);
@@ -207,8 +206,11 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     static const struct {
         const char *variable, *rank;
         int chosen;
-    } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4},  {"EMU_CUBLASLT_REFUSES", "2", 4}, {"EMU_CUBLASLT_VARIES", "0", 2},
-                 {"EMU_CUBLASLT_REFUSES", "0", 2}, {"EMU_CUBLASLT_REFUSES", "7", 2}};
+    } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4},
+                 {"EMU_CUBLASLT_REFUSES", "2", 4},
+                 {"EMU_CUBLASLT_VARIES", "0", 2},
+                 {"EMU_CUBLASLT_REFUSES", "0", 2},
+                 {"EMU_CUBLASLT_REFUSES", "7", 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct fixture f = fixture_make();
         setenv("EMU_CUBLASLT_TIMES", "9,8,3,8,5,8", 1);
