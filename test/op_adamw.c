@@ -252,7 +252,7 @@ static double *everything_values(const struct everything *e) {
 // the one that the host finds, near in the square root of what has one. `terms`: of the sums that make it, the largest.
 static void check_state(const double *got, const double *exact, int64_t n, enum state_format format, bool stochastic,
                         double terms, const char *what) {
-    float *nearest = (float *)malloc((size_t)n * sizeof *nearest);
+    float *nearest = (float *)calloc((size_t)n, sizeof *nearest); // gcc sees an n of 0 under the sanitizers
     char *coded = (char *)malloc(state_bytes(format, n));
     for (int64_t i = 0; i < n; i++)
         nearest[i] = (float)exact[i];
