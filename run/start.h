@@ -55,9 +55,9 @@ static void start_check_ranks(const struct config *config) {
     free(text);
 }
 
-// Sets an option as if the user had given it. The text of a string is copied and never freed.
+// Sets an option as if the user had given it. The text of a string is copied and never freed; a list's option_set copies.
 static void start_set(struct config *config, int row, const char *text) {
-    const bool keeps = config_rows[row].kind == OPTION_STRING || config_rows[row].kind == OPTION_LIST;
+    const bool keeps = config_rows[row].kind == OPTION_STRING;
     char *const copy = keeps ? strdup(text) : NULL;
     if (keeps && !copy)
         fail("out of memory");

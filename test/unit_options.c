@@ -587,7 +587,7 @@ static void runs_that_do_not_train_ignore_what_fp8_needs(void **state) {
     int first, end;
     config_fp8_layers(&c, &first, &end);
     assert_int_equal(first, end);
-    configure(&command, "--init-from m --generate x --fp8-format e4m3 --seq-length 257");
+    free((void *)configure(&command, "--init-from m --generate x --fp8-format e4m3 --seq-length 257").generate);
 }
 
 // ---- options of the layers, of positions and of documents ----

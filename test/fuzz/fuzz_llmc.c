@@ -22,5 +22,6 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
                  header.channels % header.heads == 0);
     llmc_settings(&settings, &header);
     huggingface_check_settings(&settings, "llmc", error);
+    huggingface_free(&settings);
     return NULL;
 }
