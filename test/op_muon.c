@@ -123,13 +123,16 @@ static void size_does_not_matter(void **state) {
     static const double sizes[] = {1e-30, 1e-8, 1e8, 1e30};
     const struct newton_schulz ns = newton_schulz_of(MUON_POLAR_EXPRESS, 0);
     uint64_t random = 3, again = 3;
-    double *exact;
-    floatX *x = matrix_of(&exact, 16, 24, NORMAL, 1, &random), *y = matrix_of(&exact, 16, 24, NORMAL, 0x1p-40, &again);
+    double *exact_x, *exact_y;
+    floatX *x = matrix_of(&exact_x, 16, 24, NORMAL, 1, &random);
+    floatX *y = matrix_of(&exact_y, 16, 24, NORMAL, 0x1p-40, &again);
     orthogonalise_once(x, 16, 24, &ns);
     orthogonalise_once(y, 16, 24, &ns);
     assert_memory_equal(x, y, 16 * 24 * sizeof *x);
     for (int i = 0; i < 4; i++)
         check_iteration(16, 24, NORMAL, sizes[i], MUON_POLAR_EXPRESS, 0);
+    free(exact_x);
+    free(exact_y);
     free(x);
     free(y);
 }

@@ -47,6 +47,15 @@ __attribute__((constructor)) static inline void test_prepare(void) {
         cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
 
+// LeakSanitizer's hook. The texts of a process's options are never freed, and a test's process has many configurations.
+#ifdef __cplusplus
+extern "C"
+#endif
+    __attribute__((weak)) const char *
+    __lsan_default_suppressions(void) {
+    return "leak:start_set\nleak:option_append\n";
+}
+
 // ---- The case under test, and comparison ----
 
 #ifdef FLOATX_NAME // a test that includes kernels/device.cuh first

@@ -4,9 +4,6 @@
 #include "test/fails.h"     // assert_fails
 #include "test/testing.h"   // cmocka
 
-// LeakSanitizer's hook: the texts of a process's options are never freed, and here a process has many configurations.
-const char *__lsan_default_suppressions(void) { return "leak:start_set\nleak:option_append\n"; }
-
 // A checkpoint's folder, with trainer_state.json alone.
 struct old_run {
     char path[TEST_PATH];
