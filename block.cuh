@@ -434,8 +434,8 @@ static void mlp_branch_backward(struct gpt *m, int l) {
         return;
     }
     const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
-    const bool applied = linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, !bias_finish(m, l, LINEAR_MLP_PROJ),
-                                         gelu_input_of(m, l));
+    const bool sums_bias = !bias_finish(m, l, LINEAR_MLP_PROJ);
+    const bool applied = linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, sums_bias, gelu_input_of(m, l));
 
     phase(m, "backward", l, "activation");
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
