@@ -27,9 +27,9 @@ INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 21.5, "swiglu forward": 1
 
 
 class Shape:
-    """A preset of config.h at one batch."""
+    """A preset of config.h at one batch. tied: the head's weight is the embedding's."""
 
-    def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks=1):
+    def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks=1, tied=True):
         self.name, self.L, self.C, self.H, self.G, self.F, self.llama = name, layers, hidden, heads, groups, ffn, llama
         self.V = (vocabulary + 127) // 128 * 128
         self.B, self.T, self.D, self.N = batch, length, hidden // heads, batch * length
@@ -37,15 +37,16 @@ class Shape:
         self.up = 2 * ffn if llama else ffn
         block = self.C * (self.qkv + self.C + self.up + self.F)
         vectors = 2 * self.C if llama else 4 * self.C + self.qkv + self.C + self.up + self.C
-        self.ranks = ranks
-        self.parameters = layers * (block + vectors) + self.V * self.C + (self.C if llama else (2 + length) * self.C)
+        self.ranks, self.tied = ranks, tied
+        tables = (1 if tied else 2) * self.V * self.C
+        self.parameters = layers * (block + vectors) + tables + (self.C if llama else (2 + length) * self.C)
 
 
 SHAPES = [
     Shape("gpt2-124m", 12, 768, 12, 12, 3072, 50257, False, 64, 1024),
     Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024),
     Shape("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, True, 4, 4096),
-    Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 1, 8192, ranks=8),
+    Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 1, 8192, ranks=8, tied=False),
 ]
 
 
@@ -144,7 +145,7 @@ def kernels(s, design=None):
         ("norm backward + residual", 2 * s.L + 1, 4 * rows, 0),
         ("embedding forward", 1, 2 * rows, 0),
         # a tied table is added to; a table of its own is written, in every row, and before was read again where there are tokens
-        ("embedding backward", 1, rows + (4 * s.V * s.C if s.llama and design.overwrites else 8 * min(s.N, s.V) * s.C), 0),
+        ("embedding backward", 1, rows + (8 * min(s.N, s.V) if s.tied or not design.overwrites else 4 * s.V) * s.C, 0),
     ]
     chunks = -(-2 * s.N * s.V // design.head_chunk_bytes) if design.head_chunk_bytes else 1
     table += [(name, 1, size, flops) for name, size, flops in matmuls("head", s, s.C, s.V, design, chunks)]

@@ -100,14 +100,14 @@ class Unit:
 
 
 class Model:
-    def __init__(self, shape, tied, micro_steps):
-        self.shape, self.tied, self.micro_steps, self.name = shape, tied, micro_steps, shape.name
+    def __init__(self, shape, micro_steps):
+        self.shape, self.micro_steps, self.name = shape, micro_steps, shape.name
         s = shape
         self.table = s.V * s.C
         positions = 0 if s.llama else s.T * s.C
         final_norm = s.C if s.llama else 2 * s.C
-        self.layer = (s.parameters - self.table - positions - final_norm) // s.L
-        self.embedding, self.head = self.table + positions, final_norm + (0 if tied else self.table)
+        self.embedding, self.head = self.table + positions, final_norm + (0 if s.tied else self.table)
+        self.layer = (s.parameters - self.embedding - self.head) // s.L
         self.parameters = s.L * self.layer + self.embedding + self.head
         self.tokens = s.N * micro_steps  # of a GPU in a step
         matmul = s.C * (s.qkv + s.C + s.up + s.F)
@@ -154,9 +154,9 @@ class Model:
 
 
 MODELS = [
-    Model(Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024), True, 1),
-    Model(Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 2, 4096), False, 2),
-    Model(Shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256, True, 1, 4096), False, 4),
+    Model(Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024), 1),
+    Model(Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 2, 4096, tied=False), 2),
+    Model(Shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256, True, 1, 4096, tied=False), 4),
 ]
 GPUS, STAGES = (8, 64, 1024), (0, 1, 2, 3)
 ARENA_GPUS = 64  # for which the page says where the planned bytes are
@@ -274,7 +274,7 @@ class Step:
         self.calculate(units[0].forward, gathered[0])
         for layer in range(1, head):
             self.prefetch(layer + 1)
-            if layer + 1 == head and self.run.model.tied:
+            if layer + 1 == head and self.run.model.shape.tied:
                 self.prefetch(0)
             self.calculate(units[layer].forward, gathered[layer])
             self.calculate(units[layer].projection, gathered[layer + 1])
@@ -350,7 +350,7 @@ def plan_options(run):
     options = {"device": PLANNED_FOR["device"], "precision": PLANNED_FOR["precision"],
                "preset": "llama3-8b" if s.llama else "gpt2-1558m", "num-layers": s.L, "hidden-size": s.C,
                "num-attention-heads": s.H, "num-query-groups": s.G, "ffn-hidden-size": s.F, "vocab-size": s.V, "seq-length": s.T,
-               "untie-embeddings-and-output-weights": str(not model.tied).lower(), "micro-batch-size": s.B,
+               "untie-embeddings-and-output-weights": str(not s.tied).lower(), "micro-batch-size": s.B,
                "global-batch-size": s.B * model.micro_steps * run.gpus, "world-size": run.gpus, "zero-stage": run.stage,
                "recompute-granularity": run.policy, "bucket-mib": run.bucket_mib,
                "grad-reduce-in-bf16": str(run.bf16_gradients).lower()}

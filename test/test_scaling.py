@@ -21,8 +21,8 @@ from roofline import Shape  # noqa: E402
 
 CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA", "")
 
-TIED = sm.Model(Shape("tied", 3, 64, 4, 2, 128, 1000, False, 2, 32), True, 1)
-UNTIED = sm.Model(Shape("untied", 3, 64, 4, 2, 128, 1000, True, 2, 32), False, 1)
+TIED = sm.Model(Shape("tied", 3, 64, 4, 2, 128, 1000, False, 2, 32), 1)
+UNTIED = sm.Model(Shape("untied", 3, 64, 4, 2, 128, 1000, True, 2, 32, tied=False), 1)
 FREE = dataclasses.replace(sm.Machine(), nvlink_gbps=1e18, nic_gbps=1e18, latency_scale=0.0)
 
 
@@ -68,8 +68,8 @@ class Scaling(unittest.TestCase):
 
     def test_elements_sent(self):
         for model in (TIED, UNTIED, *sm.MODELS):
-            one_micro_step = sm.Model(model.shape, model.tied, 1)
-            once = model.head if model.tied else model.head + model.embedding  # at stage 3; the rest is gathered twice
+            one_micro_step = sm.Model(model.shape, 1)
+            once = model.head if model.shape.tied else model.head + model.embedding  # at stage 3; the rest is gathered twice
             for gpus in (2, 8, 64):
                 for stage, elements in enumerate([2 * model.parameters] * 3 + [3 * model.parameters - once]):
                     sent = sm.Step(sm.Run(one_micro_step, gpus, stage), sm.Machine()).predict()["sent_elements"]
@@ -77,7 +77,7 @@ class Scaling(unittest.TestCase):
 
     def test_bytes_of_micro_steps(self):
         # fp32 reductions, bf16 parameters; stage 0 gathers fp32 gradients
-        model = sm.Model(TIED.shape, True, 4)
+        model = sm.Model(TIED.shape, 4)
         for bf16, wire in ((False, 4), (True, 2)):
             for stage, size in enumerate((wire + 4, wire + 2, 4 * wire + 2, 4 * (wire + 2 + 2))):
                 sent = sm.Step(sm.Run(model, 8, stage, bf16_gradients=bf16), sm.Machine()).predict()["sent_bytes"]
@@ -124,14 +124,14 @@ class Scaling(unittest.TestCase):
 
     def test_micro_steps_begin_anew(self):
         for stage, reductions in ((0, 2), (1, 1), (2, 2), (3, 2)):  # of a unit; stage 0 gathers the sum
-            step = sm.Step(sm.Run(sm.Model(UNTIED.shape, False, 2), 8, stage), sm.Machine())
+            step = sm.Step(sm.Run(sm.Model(UNTIED.shape, 2), 8, stage), sm.Machine())
             gathers = {0: 0, 1: 5, 2: 5, 3: 2 * 8}[stage]
             self.assertEqual(len(step.network), gathers + 5 * reductions + 1)
 
     def test_instant_compute_leaves_communication(self):
         machine = dataclasses.replace(sm.Machine(), efficiency=1e15)  # the update too
         for stage in sm.STAGES:
-            model = Instant(sm.MODELS[0].shape, True, 2)
+            model = Instant(sm.MODELS[0].shape, 2)
             result = sm.Step(sm.Run(model, 64, stage), machine).predict()
             self.assertAlmostEqual(result["step_ms"] / result["communication_ms"], 1, places=6)
 
