@@ -1154,7 +1154,10 @@ struct sm90_backward_launcher {
         LAUNCH(dev, sm90_backward_rows_kernel<plan>,
                dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0,
                a);
-        if (a.first_key || a.positions.starts || a.positions.document_starts)
+        const bool spans = a.first_key || a.positions.starts || a.positions.document_starts;
+        if (spans && shape.full) // whose plan masks keys past T by the diagonal alone
+            fail("attention by wgmma without a causal mask takes no tables and no positions");
+        if (spans)
             launch_plan<sm90_backward_plan<D, true>>(a, dev);
         else
             launch_plan<plan>(a, dev);

@@ -40,8 +40,8 @@ ifneq ($(CUDA),)
   GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
   CAPABILITY := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .))
   gencode = -gencode arch=compute_$(1),code=sm_$(1)
-  GENCODE := $(if $(filter-out native release,$(GPU_ARCH)),$(call gencode,$(GPU_ARCH:sm_%=%)),$(if $(CAPABILITY),$(call \
-    gencode,$(patsubst 90,90a,$(CAPABILITY))),$(call gencode,80) $(call gencode,90a) -gencode arch=compute_90$(comma)code=compute_90))
+  GENCODE := $(if $(filter-out native release,$(GPU_ARCH))$(CAPABILITY),$(call gencode,$(patsubst 90,90a,$(or \
+    $(CAPABILITY),$(GPU_ARCH:sm_%=%)))),$(call gencode,80) $(call gencode,90a) -gencode arch=compute_90$(comma)code=compute_90)
   GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.

@@ -21,6 +21,14 @@ LABEL = re.compile(r"\s*(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 BRANCH = re.compile(r"\bBRA\b.*?(?:(\.L_x_\d+)|0x([0-9a-f]+))")
 ALWAYS = re.compile(r"(BRA|EXIT|RET)\b(?!.*\bU?P\d)")
+WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE\s+gsb0,\s*0x([0-9a-f]+)")
+
+# Of a step: products of this warpgroup in flight as each of its products begins. Forward: S, O += P V. Backward up to head dim
+# 128: dQ, dK, S of the next step, dP, dV; at 256: S, dP, then dV, dQ and dK.
+PRODUCTS_IN_FLIGHT = {"sm90_forward_kernel": {64: [0, 1], 96: [0, 1], 128: [0, 1], 256: [0, 1]},
+                      "sm90_backward_kernel": {64: [0, 1, 2, 1, 1], 96: [1, 2, 2, 1, 1], 128: [0, 1, 2, 1, 1], 256: [0, 1, 0, 1, 2]}}
+# At head dim 256 O is rescaled while S is multiplied: 8 or 9 of 128 multiplications come before.
+IDLE_MULTIPLICATIONS = {("sm90_forward_kernel", 256): 16}
 
 
 class Kernel:
@@ -54,14 +62,38 @@ class Kernel:
                     queue.append(j)
         return steps.get(last)
 
-    def step(self):
+    def loop(self):
+        """The first and the last instruction of the shortest loop that has products and exponentials; None: there is none."""
         loops = []
         for last in range(len(self.code)):
             first = self.target(last)
             if first is not None and first <= last and all(any(word in text for text in self.code[first:last + 1])
                                                            for word in ("HGMMA", "MUFU.EX2")):
                 loops.append((last - first, first, last))
-        return self.way(*min(loops)[1:]) if loops else None
+        return min(loops)[1:] if loops else None
+
+    def step(self):
+        loop = self.loop()
+        return self.way(*loop) if loop else None
+
+    def flight(self):
+        """Of a step: products in flight as each product begins, and multiplications while there is none. A product ends no
+        later than where a wait says so."""
+        first, last = self.loop() or (0, -1)
+        in_flight, begun, idle = 0, [], 0
+        for _ in range(2):  # the second time with what the first leaves in flight
+            begun, idle, opened = [], 0, False
+            for text in self.code[first:last + 1]:
+                wait = WAIT.search(text)
+                if "HGMMA" in text:
+                    begun += [] if opened else [in_flight]
+                    opened = "gsb" not in text
+                    in_flight += not opened
+                elif wait:
+                    in_flight = min(in_flight, int(wait[1], 16))
+                elif text.startswith("FMUL") and not in_flight and not opened:
+                    idle += 1
+        return begun, idle
 
 
 def kernels(lines, pattern, key):
@@ -82,15 +114,20 @@ def kernels(lines, pattern, key):
 
 def main():
     # kernel, head dim, whether first keys have tables
-    late, found = False, kernels(sys.stdin, KERNEL, lambda match: (match[1], int(match[2]), match[3] == "1"))
+    bad, found = False, kernels(sys.stdin, KERNEL, lambda match: (match[1], int(match[2]), match[3] == "1"))
     for (name, head_dim, spans), kernel in sorted(found.items()):
         beside, after = kernel.exponentials()
-        late = late or after > 0
+        begun, idle = kernel.flight()
+        wrong = [f"expected {PRODUCTS_IN_FLIGHT[name][head_dim]}"] if begun != PRODUCTS_IN_FLIGHT[name][head_dim] else []
+        if idle > IDLE_MULTIPLICATIONS.get((name, head_dim), idle):
+            wrong.append(f"more than {IDLE_MULTIPLICATIONS[name, head_dim]}")
+        bad = bad or after > 0 or bool(wrong)
         print(f"{name} {head_dim}{' with tables' if spans else ''}: {beside} exponentials before the second wait, {after} after it; "
-              f"{kernel.step() or 'no'} instructions a step")
+              f"{kernel.step() or 'no'} instructions a step, {len(kernel.code)} in all; products in flight as each begins: {begun}, multiplications "
+              f"while none is: {idle}{''.join('; ' + each for each in wrong)}")
     if not found:
         print("hopper_overlap.py: no kernel of Hopper's attention in this", file=sys.stderr)
-    return 1 if late or not found else 0
+    return 1 if bad or not found else 0
 
 
 if __name__ == "__main__":

@@ -50,6 +50,15 @@ class Build(unittest.TestCase):
         self.assertEqual(self.make("MPI=", f"ARCH={ANOTHER_ARCH}").returncode, 0)
         self.assertGreater(os.stat(f"{ROOT}/{self.target}").st_mtime_ns, before)
 
+    def test_hopper_is_built_for_with_wgmma(self):
+        """Machine code for sm_90 has none, and traps where the engine, which sees the GPU alone, chooses it: sm_90a is meant."""
+        nvcc = self.script("nvcc", "echo release\n")
+        self.target = f"{self.folder}/build/train_gpt"
+        for asked, made in (("sm_90", "90a"), ("sm_90a", "90a"), ("sm_89", "89"), ("90", "90a")):
+            printed = self.make("-n", "MISSING=", "MPI=", "CUDA=yes", f"NVCC={nvcc}", "CUBLASLT=lib", "find_include=x", "NCCL=",
+                                f"GPU_ARCH={asked}").stdout
+            self.assertEqual(set(re.findall(r"arch=compute_(\w+),code=sm_(\w+)", printed)), {(made, made)}, asked)
+
     def test_the_program_is_linked_again_for_another_target(self):
         """Compilers that only make their output stand in: which objects are linked is what matters."""
         touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')

@@ -1,6 +1,7 @@
 """What of scripts/gpu_check.sh runs without a GPU: the pages, the comparison of curves, the start of ranks, the report, and all of it
 from end to end in a rehearsal on the emulator."""
 import array
+import glob
 import json
 import os
 import re
@@ -17,7 +18,10 @@ from environment import ROOT
 
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
-import roofline_fp8  # noqa: E402 pylint: disable=wrong-import-position
+# pylint: disable=wrong-import-position
+import hopper_ceiling  # noqa: E402
+import roofline  # noqa: E402
+import roofline_fp8  # noqa: E402
 
 
 def script(name, *arguments, **environment):
@@ -35,6 +39,13 @@ class Roofline(unittest.TestCase):
     def test_page_is_what_the_script_writes(self):
         result = script("roofline.py", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)
+
+    def test_parameters(self):
+        """As published: of llama3-8b alone the head has a table of its own. GPT-2's vocabulary is padded by 47 rows."""
+        published = {"gpt2-124m": 124.44e6 + 47 * 768, "gpt2-1558m": 1557.61e6 + 47 * 1600, "llama3.2-1b": 1235.81e6, "llama3-8b": 8030.26e6}
+        self.assertEqual(set(published), {shape.name for shape in roofline.SHAPES})
+        for shape in roofline.SHAPES:
+            self.assertAlmostEqual(shape.parameters / published[shape.name], 1, places=4, msg=shape.name)
 
     def test_hopper_ceilings_are_what_the_script_writes(self):
         result = script("hopper_ceiling.py", "--check")
@@ -258,6 +269,50 @@ class Spills(unittest.TestCase):
         self.assertIn("sm90_forward_kernel of bf16_sm_80_sm_90a has 16 bytes of stack", table.stderr)
 
 
+NVCC = shutil.which("nvcc") or next(filter(os.path.exists, ["/usr/local/cuda/bin/nvcc"]), None)
+
+
+def disassembler():
+    """nvdisasm or cuobjdump: of the PATH, beside nvcc, or of the wheel nvidia-cuda-nvdisasm, installed or unpacked into .deps."""
+    folders = [os.path.dirname(os.path.realpath(NVCC))] if NVCC else []
+    for packages in [os.path.join(ROOT, ".deps", "nvdisasm"), *sys.path]:
+        folders += glob.glob(os.path.join(packages, "nvidia", "cu*", "bin"))
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
+    found = {name: shutil.which(name, path=path) for name in ("nvdisasm", "cuobjdump")}
+    return [found["nvdisasm"]] if found["nvdisasm"] else [found["cuobjdump"], "-sass"] if found["cuobjdump"] else None
+
+
+def why_no_machine_code():
+    if not NVCC or not DISASSEMBLER:
+        return "there is no nvcc, or neither nvdisasm nor cuobjdump"
+    version = subprocess.run([NVCC, "--version"], capture_output=True, text=True, check=False).stdout
+    return None if "release 13.0" in version else "the counts on the pages are of nvcc 13.0"
+
+
+DISASSEMBLER = disassembler()
+NO_MACHINE_CODE = why_no_machine_code()
+
+
+def machine_code(source, *options):
+    """What a source of bf16 kernels compiles to for sm_90a."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(folder + "/source.cu", "w", encoding="utf-8") as file:
+            file.write(source)
+        subprocess.run([NVCC, "-std=c++17", "-O3", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA", "-DPRECISION_BF16", "-gencode",
+                        "arch=compute_90a,code=sm_90a", *options, "-cubin", folder + "/source.cu", "-o", folder + "/source.cubin"],
+                       check=True, capture_output=True, timeout=600)
+        return subprocess.run([*DISASSEMBLER, folder + "/source.cubin"], check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+HOPPER = """#include "attention.cuh"
+void attention(floatX *y, float *lse, const floatX *x, struct attention_shape shape, struct attention_backward_options options,
+               struct device *dev) {
+    sm90_forward(y, lse, x, shape, NULL, NULL, dev);
+    sm90_backward(y, x, x, x, lse, shape, options, NULL, dev);
+}
+"""
+
+
 class Overlap(unittest.TestCase):
     def overlap(self, *opcodes, kernel="_Z19sm90_forward_kernelI17sm90_forward_planILi64EEEv22sm90_forward_arguments"):
         sass = "\n".join([f"\tFunction : {kernel}", *(f"  /*{16 * i:04x}*/  {code} R1 ;" for i, code in enumerate(opcodes)),
@@ -265,18 +320,54 @@ class Overlap(unittest.TestCase):
         return subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True,
                               timeout=60)
 
+    PRODUCT, ONE_LEFT, NONE_LEFT = "HGMMA.64x64x16.F32.BF16 R8, gsb0 ;", "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;"
+    EXPONENTIAL, MULTIPLICATION, AGAIN = "MUFU.EX2", "FMUL R2, R3, R4 ;", "@P0 BRA 0x0 ;"
+
     def test_waits(self):
-        product, wait, exponential = "HGMMA.64x64x16.F32.BF16", "WARPGROUP.DEPBAR.LE", "MUFU.EX2"
-        self.assertEqual(self.overlap(product, wait, exponential, wait, product, wait, exponential).returncode, 0)
-        self.assertEqual(self.overlap(product, wait, wait, exponential).returncode, 1)
-        self.assertEqual(self.overlap(product, wait, exponential, wait, exponential, product).returncode, 1)
-        self.assertEqual(self.overlap(product, kernel="_Z11norm_kernel").returncode, 1)  # none of Hopper's
+        """An exponential stands before the second wait behind the products that it was put beside."""
+        products = [self.PRODUCT, self.PRODUCT, self.ONE_LEFT]
+        self.assertEqual(self.overlap(*products, self.EXPONENTIAL, self.NONE_LEFT, self.AGAIN).returncode, 0)
+        self.assertEqual(self.overlap(*products, self.NONE_LEFT, self.EXPONENTIAL, self.AGAIN).returncode, 1)
+        self.assertEqual(self.overlap("MOV", kernel="_Z11norm_kernel").returncode, 1)  # none of Hopper's
+
+    def test_products_in_flight(self):
+        """A product is begun before the wait for the one that it was put beside; one of several instructions counts once."""
+        rest = [self.EXPONENTIAL, self.NONE_LEFT, self.AGAIN]
+        parts = [self.PRODUCT.replace(", gsb0", ""), self.PRODUCT]
+        self.assertEqual(self.overlap(*parts, *parts, self.ONE_LEFT, *rest).returncode, 0)
+        late = self.overlap(*parts, self.NONE_LEFT, *parts, *rest)
+        self.assertEqual((late.returncode, "[0, 0], multiplications while none is: 0; expected [0, 1]" in late.stdout), (1, True), late.stdout)
+        kept = self.overlap(self.PRODUCT, self.PRODUCT, self.EXPONENTIAL, self.ONE_LEFT, self.AGAIN)  # the second one, into the next step
+        self.assertIn("[1, 2], multiplications while none is: 0; expected [0, 1]", kept.stdout)
+
+    def test_multiplications(self):
+        """At head dim 256 O is rescaled while S is multiplied."""
+        kernel = "_Z19sm90_forward_kernelI17sm90_forward_planILi256EEEv22sm90_forward_arguments"
+        for idle, beside, status in ((16, 112, 0), (17, 111, 1)):
+            result = self.overlap(*idle * [self.MULTIPLICATION], self.PRODUCT, *beside * [self.MULTIPLICATION], self.PRODUCT, self.ONE_LEFT,
+                                  self.EXPONENTIAL, self.NONE_LEFT, self.AGAIN, kernel=kernel)
+            self.assertEqual(result.returncode, status, result.stdout)
 
     def test_instances(self):
         """Those with tables of first keys are kernels of their own, and lines of their own."""
         name = "_Z20sm90_backward_kernelI18sm90_backward_planILi96ELb{}EEEv23sm90_backward_arguments"
         self.assertTrue(self.overlap("MOV", kernel=name.format(0)).stdout.startswith("sm90_backward_kernel 96: "))
         self.assertTrue(self.overlap("MOV", kernel=name.format(1)).stdout.startswith("sm90_backward_kernel 96 with tables: "))
+
+    @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
+    def test_what_nvcc_makes(self):
+        """Softmax runs beside the products, and a step has the instructions by which docs/hopper.md predicts."""
+        sass = machine_code(HOPPER)
+        result = subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        counted = {(direction, int(head_dim), bool(tables)): (int(step), int(total)) for direction, head_dim, tables, step, total in re.findall(
+            r"^sm90_(\w+)_kernel (\d+)( with tables)?: .*; (\d+) instructions a step, (\d+) in all", result.stdout, re.MULTILINE)}
+        with open(hopper_ceiling.PAGE, encoding="utf-8") as file:
+            page = file.read()
+        for head_dim in hopper_ceiling.HEAD_DIMS:
+            cells = [counted[direction, head_dim, tables] for direction in ("forward", "backward") for tables in (False, True)]
+            self.assertEqual([cells[0][0], cells[2][0]], [hopper_ceiling.INSTRUCTIONS[direction][head_dim] for direction in ("forward", "backward")])
+            self.assertIn(f"| {head_dim} | " + " | ".join(f"{total}, {step}" for step, total in cells) + " |", page)
 
     def test_instructions_of_a_step(self):
         """Without the mask that a branch goes past, and of the inner loop."""
@@ -285,9 +376,6 @@ class Overlap(unittest.TestCase):
         self.assertIn("; no instructions a step", self.overlap(*step[:7]).stdout)
 
 
-NVCC = shutil.which("nvcc") or next(filter(os.path.exists, ["/usr/local/cuda/bin/nvcc"]), None)
-DISASSEMBLER = [shutil.which("nvdisasm")] if shutil.which("nvdisasm") else \
-    [shutil.which("cuobjdump"), "-sass"] if shutil.which("cuobjdump") else None
 ACTIVATIONS = """#include "kernels/activation.cuh"
 #define ALL(name) name##_forward(y, x, 1 << 20, A NULL, dev); name##_backward(y, sums, x, x, 1, 1 << 20, NULL, dev); \\
     name##_backward(y, NULL, x, x, 1, 1 << 20, NULL, dev);
@@ -333,15 +421,9 @@ class Instructions(unittest.TestCase):
             self.assertEqual(result.returncode, status, result.stdout)
             self.assertEqual("scripts/roofline.py has 11.6" in result.stdout, status == 1)
 
-    @unittest.skipUnless(NVCC and DISASSEMBLER, "there is no nvcc, or neither nvdisasm nor cuobjdump")
+    @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):
-        with tempfile.TemporaryDirectory() as folder:
-            with open(folder + "/activations.cu", "w", encoding="utf-8") as file:
-                file.write(ACTIVATIONS)
-            subprocess.run([NVCC, "-std=c++17", "-O3", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA", "-DPRECISION_BF16", "-gencode",
-                            "arch=compute_90a,code=sm_90a", "-cubin", folder + "/activations.cu", "-o", folder + "/activations.cubin"],
-                           check=True, capture_output=True, timeout=300)
-            sass = subprocess.run([*DISASSEMBLER, folder + "/activations.cubin"], check=True, capture_output=True, text=True, timeout=60).stdout
+        sass = machine_code(ACTIVATIONS)
         result = subprocess.run([os.path.join(SCRIPTS, "count_sass.py")], input=sass, capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(result.stdout.count("_forward_kernel: "), 5, result.stdout)

@@ -1,6 +1,6 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
-// scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
-// over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
+// scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 to 256, T from 1k to 16k, MHA and 64 query heads over
+// 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
 // and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one, which is
 // deterministic. By cuDNN ("fused") where it takes the shape; where not, its row says why.
 // --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
@@ -87,16 +87,20 @@ static void print_refused(struct attention_shape s, char *reason) {
     fflush(stdout);
 }
 
+// Head dims, and how many times the length before each next length is: those that few models have are timed at two.
+// peer_torch.py times the same.
+static const struct bench_heads { int head_dim, length_step; } bench_heads[] = {{64, 2}, {128, 2}, {96, 8}, {256, 8}};
+
 int main(int argc, char **argv) {
     const bool small = argc == 2 && strcmp(argv[1], "--small") == 0;
     const int tokens = small ? 64 : 16384, grouped_heads = small ? 8 : 64;
     struct device dev;
     memset(&dev, 0, sizeof dev);
     device_open(&dev, 0, false);
-    for (int head_dim = 64; head_dim <= 128; head_dim += 64)
+    for (const struct bench_heads *h = bench_heads; h < bench_heads + sizeof bench_heads / sizeof *bench_heads; h++)
         for (int gqa = 0; gqa < 2; gqa++)
-            for (int T = small ? tokens : 1024; T <= tokens; T *= 2) {
-                const int heads = gqa ? grouped_heads : small ? 2 : 2048 / head_dim;
+            for (int T = small ? tokens : 1024; T <= tokens; T *= h->length_step) {
+                const int head_dim = h->head_dim, heads = gqa ? grouped_heads : small ? 2 : 2048 / head_dim;
                 struct attention_shape s = {tokens / T, T,
                                             heads,      gqa ? grouped_heads / 8 : heads,
                                             head_dim,   (float)(1 / sqrt((double)head_dim)),

@@ -210,13 +210,17 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
             torch.use_deterministic_algorithms(False)
 
 
+# By head dim: those of attention_bench.cu.
+ATTENTION_LENGTHS = {64: (1024, 2048, 4096, 8192, 16384), 128: (1024, 2048, 4096, 8192, 16384), 96: (1024, 8192), 256: (1024, 8192)}
+
+
 def attention(arguments):
     torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over its memory that no training wants
     backends = torch.nn.attention.SDPBackend
     peers = [("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION), ("fa3", flash_attention_3())]
-    for head_dim in (64, 128):
+    for head_dim, lengths in ATTENTION_LENGTHS.items():
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
-            for length in (1024,) if arguments.quick else (1024, 2048, 4096, 8192, 16384):
+            for length in lengths[:1] if arguments.quick else lengths:
                 for causal in (True, False):
                     for name, backend in peers:
                         if backend is not None:
