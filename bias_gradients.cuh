@@ -15,6 +15,8 @@
 // the kernel that makes what is summed: a norm's backward, a residual addition's, an activation's, or attention's.
 enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
+static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
+
 // The source for a branch's projection. The gradient of its output comes from the norm behind it, or is the residual
 // stream's gradient: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
@@ -24,8 +26,8 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_NORM;
     if (!branch_is_added_as_it_is(m))
         return BIAS_BY_RESIDUAL;
-    if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections read one gradient, of which the MLP's has the sums
-        return BIAS_BY_PRODUCT;
+    if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
+        return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
     if (linear == LINEAR_ATT_PROJ && mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) // norm 2 goes by the MLP's chunks
         return BIAS_BY_PRODUCT;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
@@ -63,6 +65,13 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
+// The linear layer whose partial sums serve for `linear`: of parallel branches that are added as they are the MLP's serve
+// for both projections.
+static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
+    return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
+}
 // The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
 // and when planning, NULL. To be called in the maker's phase and in the layer's own.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
@@ -70,7 +79,8 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
         return NULL;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);
-    return (float *)buffer(m, PASS_TRAIN, l, SLOT_BIAS_SUMS + (int)linear, bytes, "sums of bias gradients", row.name);
+    const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
+    return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
 // bias_partial for the projection whose output's gradient is the residual stream's as it is.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {

@@ -237,11 +237,19 @@ static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
-// The kind of micro-step `index`: the last one of a step reduces gradients, or sums the squares of those that are on
-// the host; else it is as others.
-static struct micro_step_graph *graph_of_micro_step(struct gpt *m, int index) {
-    const bool last = m->last_micro_step && (has_collectives(m, index) || m->zero.grads_on_host);
+// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on the
+// host; else it is as others. Sharded gradients are reduced in each.
+static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
+    const struct shards *s = &m->zero.shards;
+    const bool reduces = s->ranks > 1 && !shards_gradients(s);
+    const bool last = m->last_micro_step && (reduces || m->zero.grads_on_host);
     return &m->graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
+}
+static void gpt_free_graphs(struct gpt *m) {
+    for (int i = 0; i < MICRO_STEP_KINDS; i++) {
+        graph_free(&m->graphs[i].work);
+        segments_free(&m->graphs[i].segments);
+    }
 }
 static void forward_backward_as_graph(struct gpt *m, struct micro_step_graph *graph, double scale) {
     if (!graph_recorded(&graph->work)) {
@@ -261,16 +269,15 @@ static void forward_backward_as_segments(struct gpt *m, struct micro_step_graph 
 // and one that is watched phase by phase.
 static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
-    struct micro_step_graph *const graph = graph_of_micro_step(m, index);
+    struct micro_step_graph *const graph = graph_of_micro_step(m);
     if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !graph->warm || watched) {
         forward_backward(m, scale);
         graph->warm = !m->timeline.planning;
         return;
     }
-    if (graph->scale != scale) {
-        graph_free(&graph->work);
-        segments_free(&graph->segments);
-        graph->scale = scale;
+    if (m->graphs_scale != scale) { // a batch that has grown: kinds that no longer come keep no memory either
+        gpt_free_graphs(m);
+        m->graphs_scale = scale;
     }
     if (has_collectives(m, index))
         forward_backward_as_segments(m, graph, scale);

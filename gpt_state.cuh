@@ -126,8 +126,7 @@ enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
 struct micro_step_graph {
     struct work_graph work;
     struct work_segments segments;
-    double scale; // of the loss, with which it was recorded
-    bool warm;    // one has run, and with it the libraries' first calls, which can't be recorded
+    bool warm; // one has run, and with it the libraries' first calls, which can't be recorded
 };
 
 struct gpt {
@@ -171,6 +170,7 @@ struct gpt {
     bool scores;          // an evaluation that also looks whether targets have the largest logits
     bool dropout;         // on in training, off in evaluation and generation
     struct micro_step_graph graphs[MICRO_STEP_KINDS];
+    double graphs_scale; // of the loss, with which they were recorded
 
     // Ticket of the last activation on its way to the host, and from there; 0: none is.
     uint64_t transfers[TRANSFER_DIRECTIONS];

@@ -138,7 +138,7 @@ int ENGINE(const struct config *config) {
     struct run r;
     struct config own = *config;
     memset(&r, 0, sizeof r);
-    r.config = &own;
+    r.config = r.own = &own;
     r.parallel = config->parallel;
     r.schedule = config_schedule(config);
     r.deadline = deadline_after_minutes(deadline_clock_s(), config->exit_after);
@@ -155,7 +155,7 @@ int ENGINE(const struct config *config) {
         open_tokenizer(&r, "chat");
     }
     open_device(&r);
-    plan_model(&r, &own);
+    plan_model(&r);
     const int status = config->plan        ? run_plan(&r)
                        : *config->generate ? run_generation(&r, config->sample_tokens)
                        : config->chat      ? run_chat(&r, config->sample_tokens)

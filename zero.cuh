@@ -368,10 +368,11 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_IN_FLIGHT;
 }
 // Whether all-gathers of the last update may be in flight for parameters without buffers of units. The first micro-step
-// behind it waits for all in its forward. Waits where there can be none would divide recorded work for nothing
-// (kernels/work_segments.cuh).
+// behind it waits for all in its forward. Frozen parameters have none. Waits where there can be none would divide
+// recorded work for nothing (kernels/work_segments.cuh).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
-    return shards_optimizer(&z->shards) && pass != PASS_RECOMPUTE && !(pass == PASS_TRAIN && z->adds_up);
+    const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
+    return updated && pass != PASS_RECOMPUTE && !(pass == PASS_TRAIN && z->adds_up);
 }
 // To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
 // have buffers this is a phase of its own.
@@ -483,7 +484,7 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
-// Zeroes between the tensors of a unit in its buffer, where no op writes: whole units are reduced and squared.
+// Zeroes between the tensors of a unit in its buffer, where no op writes: the buffer itself is stored and squared.
 static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
@@ -502,8 +503,8 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
         zero_gap(z, whole + at - begin, end - at);
 }
 // To be called before a unit's backward makes its gradients. Where units have buffers, the unit's then holds the stored
-// sum, to which backward adds, or nothing yet but zeroes between its tensors (zero_adds says which), and the next
-// unit's sum is fetched.
+// sum, to which backward adds, or nothing yet (zero_adds says which), and the next unit's sum is fetched. A buffer that
+// is added to the stored sum (add_shard) may hold anything between its tensors.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -517,7 +518,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     if (z->sums[unit] == UNIT_IN_FLIGHT)
         timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
-    else
+    else if (zero_adds_in_place(z))
         zero_gaps(z, whole, unit);
     z->sums[unit] = UNIT_READY;
 }

@@ -135,6 +135,12 @@ static inline void device_event_record(struct device *dev, int i) {
 }
 static inline void device_event_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->events[i])); }
 
+static void graph_check(cudaError_t status) {
+    if (status == cudaErrorMemoryAllocation)
+        fail("the GPU has no memory left for what a micro-step enqueues as recorded work: --cuda-graphs=false records "
+             "none and trains the same, or a lower --memory-budget leaves more");
+    cuda_check(status);
+}
 static void graph_begin(struct device *dev) {
     cuda_check(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal));
     dev->recording = true;
@@ -144,12 +150,12 @@ static void graph_end(struct work_graph *graph, struct device *dev) {
     cudaGraph_t recorded;
     dev->recording = false;
     cuda_check(cudaStreamEndCapture(dev->stream, &recorded));
-    cuda_check(cudaGraphInstantiate(&graph->executable, recorded, 0));
+    graph_check(cudaGraphInstantiate(&graph->executable, recorded, 0));
     cuda_check(cudaGraphDestroy(recorded));
 }
 static inline bool graph_recorded(const struct work_graph *graph) { return graph->executable != NULL; }
 static void graph_launch(struct work_graph *graph, struct device *dev) {
-    cuda_check(cudaGraphLaunch(graph->executable, dev->stream));
+    graph_check(cudaGraphLaunch(graph->executable, dev->stream));
 }
 static void graph_free(struct work_graph *graph) {
     if (graph->executable)

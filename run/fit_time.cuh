@@ -190,14 +190,14 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     return clock_s;
 }
 
-// Bytes that the update reads and writes in the device's memory: parameters, gradients (their norm, the update, zeroes)
-// and states of this rank, and what Muon passes between its passes: an update written, summed up, scaled, and read again.
+// Bytes that the update reads and writes in the device's memory: parameters, gradients (their norm, the update) and
+// states of this rank, and what Muon passes between its passes: an update written, summed up, scaled, and read again.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
     const struct optimizer *o = &m->optimizer;
     const double elements = (double)o->elements, x = (double)sizeof(floatX);
     const double averaged = c->ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
-    return 2 * (optimizer_states_bytes(o, c) + elements * x) + 3 * elements * config_main_bytes(c->main_grads_dtype) +
+    return 2 * (optimizer_states_bytes(o, c) + elements * x) + 2 * elements * config_main_bytes(c->main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
 // Seconds of an update without a bus.

@@ -392,10 +392,7 @@ static void gpt_copy_state(struct gpt *m) {
 }
 
 static void gpt_destroy(struct gpt *m) {
-    for (int i = 0; i < MICRO_STEP_KINDS; i++) {
-        graph_free(&m->graphs[i].work);
-        segments_free(&m->graphs[i].segments);
-    }
+    gpt_free_graphs(m);
     timeline_free(&m->timeline);
     policy_free(&m->policy);
     zero_free(&m->zero);

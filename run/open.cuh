@@ -57,29 +57,32 @@ static struct attention_choice choose_attention(struct run *r) {
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20, VARIES = 64 };
     struct fit_limits limits = limits_of(r);
-    const size_t reserve = r->parallel && !DEVICE_MEMORY_IS_HOSTS ? COLLECTIVES_RESERVE_BYTES : 0;
+    const bool comes = r->parallel && !r->connected && !DEVICE_MEMORY_IS_HOSTS;
+    const size_t reserve = comes ? COLLECTIVES_RESERVE_BYTES : 0;
     if (r->config->memory_budget == 0 && limits.device != SIZE_MAX)
         limits.device -= limits.device / VARIES + reserve;
     if (limits.both != SIZE_MAX)
         limits.both -= limits.both / VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto by what fits. `own` are the run's options.
-static void choose_fit(struct run *r, struct config *own) {
-    if (config_trains(own))
-        r->chosen = fit_choose(&r->fit, own, limits_of_choice(r), &r->rates, r->parallel);
+// Replaces --recompute-granularity auto by what fits.
+static void choose_fit(struct run *r) {
+    if (config_trains(r->own))
+        r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
     else
-        own->recompute_granularity = RECOMPUTE_NONE;
+        r->own->recompute_granularity = RECOMPUTE_NONE;
 }
 // Lets chunks of logits grow into the memory that the plan leaves free; ranks agree on the smallest. The choice is kept
-// in the options, as if it had been given: sums over chunks of other sizes round otherwise.
-static void choose_loss_chunk(struct run *r, struct config *own) {
+// in the options: sums over chunks of other sizes round otherwise.
+static void choose_loss_chunk(struct run *r) {
+    struct config *own = r->own;
     const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp);
     int64_t tokens = config_trains(own) ? fit_loss_chunk(&r->fit, limits_of_choice(r)) : 0;
     tokens = tokens > 0 ? tokens : planned;
     if (r->parallel && config_trains(own))
         tokens = -parallel_largest(r->parallel, (int)-tokens, "agreement on the chunks of logits");
-    if (tokens > planned || (LOGITS_CHUNK_GROWS && config_trains(own) && !own->plan))
+    r->chunk_grew = tokens > planned;
+    if (r->chunk_grew || (LOGITS_CHUNK_GROWS && config_trains(own) && !own->plan))
         own->loss_chunk_tokens = (int)tokens;
 }
 // Predicts the time of a step for a plan's reports.
@@ -98,28 +101,58 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture. `own`
-// are the run's options, in which a choice of auto is kept.
-static void plan_model(struct run *r, struct config *own) {
+// Plans the model's memory for the options as they are now.
+static void create_model(struct run *r) {
+    r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
+}
+static void write_plan(struct run *r) {
+    if (*r->config->plan_json)
+        plan_write_json(&r->model->timeline.plan, r->config->plan_json);
+    if (*r->config->plan_picture)
+        plan_write_svg(&r->model->timeline.plan, r->config->plan_picture);
+}
+// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
+static void plan_model(struct run *r) {
     const struct config *c = r->config;
-    adapters_resolve(own);
+    adapters_resolve(r->own);
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     const bool searches = c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c);
     if (c->plan || searches)
         r->rates = fit_rates_of(c, &r->dev);
     if (c->recompute_granularity == RECOMPUTE_AUTO)
-        choose_fit(r, own);
-    choose_loss_chunk(r, own);
-    r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
+        choose_fit(r);
+    choose_loss_chunk(r);
+    create_model(r);
     if (c->plan || searches)
         predict_step(r);
     if (c->plan)
         fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
-    if (*c->plan_json)
-        plan_write_json(&r->model->timeline.plan, c->plan_json);
-    if (*c->plan_picture)
-        plan_write_svg(&r->model->timeline.plan, c->plan_picture);
+    write_plan(r);
+}
+
+// Chooses the chunks of logits again where they grew into memory that, on any rank, the collectives have taken since.
+static void shrink_loss_chunk(struct run *r) {
+    int exceeds = r->chunk_grew && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
+    if (r->parallel && r->chunk_grew) // on all ranks or on none
+        exceeds = parallel_largest(r->parallel, exceeds, "agreement on whether the chunks of logits fit");
+    if (!exceeds)
+        return;
+    gpt_destroy(r->model);
+    r->own->loss_chunk_tokens = 0;
+    choose_loss_chunk(r);
+    create_model(r);
+    write_plan(r);
+}
+// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
+// ends the program and says what would help.
+static void allocate_model(struct run *r) {
+    connect_ranks(r);
+    shrink_loss_chunk(r);
+    fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
+    gpt_allocate(r->model);
+    if (r->parallel)
+        gpt_connect(r->model, &r->collectives);
 }
 
 // How documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.

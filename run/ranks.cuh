@@ -63,15 +63,7 @@ static void connect_ranks(struct run *r) {
             fail("%s", problem);
     }
     gpt_open_collectives(r->model, &r->collectives, r->parallel, kind);
-}
-// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
-// ends the program and says what would help.
-static void allocate_model(struct run *r) {
-    connect_ranks(r);
-    fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
-    gpt_allocate(r->model);
-    if (r->parallel)
-        gpt_connect(r->model, &r->collectives);
+    r->connected = true;
 }
 
 // Hash of a file's first, middle and last 64 KiB.

@@ -18,10 +18,13 @@ struct eval_tasks; // run/eval_tasks.cuh
 
 struct run {
     const struct config *config;
+    struct config *own; // config, for what the run itself chooses: it is kept there as if it had been given
     struct device dev;
     struct attention_choice attention;
     struct fit fit;
     struct fit_chosen chosen; // by --recompute-granularity auto
+    bool chunk_grew;          // --loss-chunk-tokens is what free memory allowed, and more than planned otherwise
+    bool connected;           // the collectives' library has taken its memory
     struct fit_rates rates;   // of auto and of a plan, to predict times with; flops 0: not known
     struct gpt *model;
     struct dataloader *train, *val;

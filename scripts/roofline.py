@@ -193,9 +193,8 @@ def before_and_now():
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
               "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.", "",
               "Elsewhere some passes are left: gradients that lie on the host sharded or in bf16 are zeroed in their slot before the first",
-              "micro-step's are added, beside a transfer that takes longer; with `--mlp-chunk-tokens` each chunk's products sum its biases; of two",
-              "parallel branches the attention projection's bias is summed again; sharded states take an AdamW launch a bucket, gradients on the",
-              "host two of the norm.",
+              "micro-step's are added, beside a transfer that takes longer; with `--mlp-chunk-tokens` each chunk's products sum its biases; sharded",
+              "states take an AdamW launch a bucket, gradients on the host two of the norm.",
               "", "What a step launches is counted by `scripts/count_launches.py`: of one GPU with attention for Hopper, at the sizes of the",
               "tables below, without epilogues that `--matmul-tuning` may find to be faster than kernels.", "",
               *launches_table()]

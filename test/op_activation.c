@@ -334,12 +334,20 @@ static void sums_of_columns(void **state) {
 // stored by half a unit more; the cpu target's is a polynomial made for bf16, which a twentieth of its rounding covers.
 // A derivative is a sum of terms no larger than 1 + 8 sigma (1 - sigma): five times that error of 1.
 #ifdef TARGET_CUDA
-#define LOGISTIC_ERROR (91 * 0x1p-24)
+#define LOGISTIC_ERROR (119 * 0x1p-24)
 #define NORMAL_ERROR (sizeof(floatX) == 2 ? 5e-5 : 3e-5) // of Phi(-z): in fp32 that of the exponent, z^2 2^-24
 #else
-#define LOGISTIC_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 91 * 0x1p-24)
+#define LOGISTIC_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 119 * 0x1p-24)
 #define NORMAL_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 3e-5)
 #endif
+// Half a unit in the last place of floatX.
+static double half_unit(double y) {
+    int exponent;
+    if (!isfinite(y))
+        return 0;
+    frexp(y, &exponent);
+    return 1.001 * ldexp(FLOATX_ROUNDING, exponent - 1);
+}
 // error: relative, of the function's factor, below which it is smallest / |x|.
 static void check_every_bf16(const char *name, pointwise_forward *forward, pointwise_backward *backward,
                              double (*reference)(double), double (*derivative)(double), double error, double smallest) {
@@ -364,9 +372,8 @@ static void check_every_bf16(const char *name, pointwise_forward *forward, point
         }
         if (fabs(x) > 1e18) // where an intermediate square is infinite
             continue;
-        const double relative = error + FLOATX_ROUNDING * 1.001;
-        assert_near(to_float(out[i]), y, relative * fabs(y) + fabs(x) * smallest + 0x1p-126, i);
-        assert_near(to_float(din[i]), slope, FLOATX_ROUNDING * 1.001 * fabs(slope) + 5 * error, i);
+        assert_near(to_float(out[i]), y, half_unit(y) + error * fabs(y) + fabs(x) * smallest + 0x1p-126, i);
+        assert_near(to_float(din[i]), slope, half_unit(slope) + 5 * error, i);
     }
     free(in);
 }

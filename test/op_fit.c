@@ -185,8 +185,24 @@ static void measure_steps(struct setup *a, struct setup *b, double *a_s, double 
         *b_s = step > 0 && b_took < *b_s ? b_took : *b_s;
     }
 }
-// The largest relative error of the prediction over what may be offloaded.
-static double worst_prediction(char *worst_options, size_t n) {
+// The relative error of the prediction for a model with `options`, beside one without offload.
+static double prediction_error(struct setup *none, const char *options) {
+    struct setup s = setup_of(TIMED, options);
+    struct fit_rates rates = {100e9, 100e9 / FLOPS_PER_BYTE, 1e9 * s.config.bus_gbps, ""};
+    double none_s, measured;
+    measure_steps(none, &s, &none_s, &measured);
+    // Those by which a step without offload takes as long as it does.
+    const double factor = fit_predict(none->model, &rates).step_s / none_s;
+    rates.flops *= factor;
+    rates.traffic *= factor;
+    const double predicted = fit_predict(s.model, &rates).step_s;
+    print_message("%-100s predicted %7.1f ms, measured %7.1f ms, %+5.1f %%\n", options, 1e3 * predicted, 1e3 * measured,
+                  100 * (predicted / measured - 1));
+    setup_free(&s);
+    return fabs(predicted / measured - 1);
+}
+static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
+    enum { ROUNDS = 12 }; // other work on the machine slows some of the steps: each case must be within the bound once
     static const char *const cases[] = {
         "--optimizer-cpu-offload",
         "--optimizer-cpu-offload --optimizer-offload-fraction 0.4",
@@ -197,41 +213,19 @@ static double worst_prediction(char *worst_options, size_t n) {
         "--offload-weights",
         "--optimizer-cpu-offload --offload-gradients --offload-weights --cpu-offloading-num-layers 3",
     };
-    double worst = 0;
+    omp_set_num_threads(1); // two would wait for each other where other work takes a core
     struct setup none = setup_of(TIMED, "");
     // In fp32, whose steps take longer, every other: the prediction is the same code.
     for (size_t i = sizeof(floatX) == 4; i < sizeof cases / sizeof *cases; i += sizeof(floatX) / 2) {
-        struct setup s = setup_of(TIMED, cases[i]);
-        struct fit_rates rates = {100e9, 100e9 / FLOPS_PER_BYTE, 1e9 * s.config.bus_gbps, ""};
-        double none_s, measured;
-        measure_steps(&none, &s, &none_s, &measured);
-        // Those by which a step without offload takes as long as it does.
-        const double factor = fit_predict(none.model, &rates).step_s / none_s;
-        rates.flops *= factor;
-        rates.traffic *= factor;
-        const double predicted = fit_predict(s.model, &rates).step_s, error = fabs(predicted / measured - 1);
-        print_message("%-100s predicted %7.1f ms, measured %7.1f ms, %+5.1f %%\n", cases[i], 1e3 * predicted,
-                      1e3 * measured, 100 * (predicted / measured - 1));
-        if (error > worst) {
-            worst = error;
-            snprintf(worst_options, n, "%s", cases[i]);
+        double best = INFINITY;
+        for (int round = 0; round < ROUNDS && best > 0.15; round++) {
+            const double error = prediction_error(&none, cases[i]);
+            best = error < best ? error : best;
         }
-        setup_free(&s);
+        if (!(best <= 0.15))
+            fail_msg("%s: the prediction is off by %.1f %%", cases[i], 100 * best);
     }
     setup_free(&none);
-    return worst;
-}
-// Other work on the machine slows some of the steps: of three rounds, one must be within the bound as a whole.
-static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
-    double best = INFINITY;
-    char options[128] = "";
-    omp_set_num_threads(1); // two would wait for each other where other work takes a core
-    for (int round = 0; round < 3 && best > 0.15; round++) {
-        const double worst = worst_prediction(options, sizeof options);
-        best = worst < best ? worst : best;
-    }
-    if (!(best <= 0.15))
-        fail_msg("%s: the prediction is off by %.1f %%", options, 100 * best);
 }
 
 int main(void) {

@@ -48,8 +48,8 @@ FP8_SIZES = ["--num-layers", "2", "--seq-length", "128", "--global-batch-size", 
 FP32_TOLERANCE = 1e-4
 
 
-def run(*arguments, program=PROGRAM):
-    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+def run(*arguments, program=PROGRAM, **environment):
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=600, env={**os.environ, **environment})
 
 
 def missing():
@@ -310,6 +310,15 @@ class CudaEngine(unittest.TestCase):
         self.assertRegex(result.stderr, r"step \d+: the (loss|gradient norm) is (-?nan|-?inf); batch: samples \d+ to \d+")
         self.assertRegex(result.stderr, r"the parameters are those of step \d+")
 
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has room for graphs")
+    def test_no_memory_for_a_graph_names_the_way_out(self):
+        options = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/full", *TRAINING, *GPT2, "--val-every", 0, "--device", "cuda",
+                   "--train-steps", 3]
+        result = run(*options, EMU_GRAPH_NODES="10")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("--cuda-graphs=false records none and trains the same", result.stderr)
+        self.assertEqual(run(*options, "--cuda-graphs=false", EMU_GRAPH_NODES="10").returncode, 0)
+
     def test_a_run_takes_what_was_planned(self):
         """To the byte on the emulator. On a GPU CUDA rounds allocations up, and keeps kernels and graphs in its memory too."""
         log = self.train(*LLAMA, "--train-steps", 4, "--val-every", 2, "--val-steps", 1, "--sample-every", 2, "--sample-tokens", 4,
@@ -344,6 +353,13 @@ class CudaEngine(unittest.TestCase):
             for part in (0, 1):
                 rows = {row: times + (shape.L - 2) * (three[part][row] - times) for row, times in two[part].items()}
                 self.assertEqual(rows, {row: cells[part] for row, cells in roofline.LAUNCHES[shape.name].items()}, shape.name)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
+    def test_parallel_branches_have_no_pass_for_a_bias(self):
+        """Both projections' biases have one gradient, which a norm's backward sums."""
+        counts = count_launches.count(["--train-gpt", PROGRAM, "--preset", "pythia-70m", "--num-layers", "2"])[0]
+        self.assertGreater(counts["column_sums_kernel"], 0)
+        self.assertEqual([name for name in counts if "bias" in name], [])
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_sort(self):

@@ -392,8 +392,8 @@ void activations(floatX *y, float *sums, const floatX *x, struct device *dev) {
 class Instructions(unittest.TestCase):
     """scripts/count_sass.py"""
 
-    def count(self, name, opcodes):
-        sass = "\n".join([f"\tFunction : _Z19{name}ILb0ELb1EEvP4bf16PKS0_lPj",
+    def count(self, name, opcodes, target="sm_90a"):
+        sass = "\n".join([f"\t.target\t{target}", f"\tFunction : _Z19{name}ILb0ELb1EEvP4bf16PKS0_lPj",
                           *(f"  /*{16 * i:04x}*/  {code} ;" for i, code in enumerate(opcodes)), "\tFunction : other", "  /*0000*/ EXIT ;"])
         return subprocess.run([os.path.join(SCRIPTS, "count_sass.py")], input=sass, capture_output=True, text=True, timeout=60)
 
@@ -420,6 +420,7 @@ class Instructions(unittest.TestCase):
             result = self.count("gelu_forward_kernel", opcodes)
             self.assertEqual(result.returncode, status, result.stdout)
             self.assertEqual("scripts/roofline.py has 11.6" in result.stdout, status == 1)
+        self.assertEqual(self.count("gelu_forward_kernel", opcodes, "sm_80").returncode, 0)  # whose code is another
 
     @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):

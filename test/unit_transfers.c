@@ -229,7 +229,7 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     struct transfers t;
     char *host = (char *)host_reserve(2 * bytes), *memory = (char *)device_allocate(2 * bytes);
     double best_s = 1e9;
-    for (int attempt = 0; attempt < 10 && best_s > 1.1 * expected_s; attempt++) { // other processes may take the CPU
+    for (int attempt = 0; attempt < 100 && best_s > 1.1 * expected_s; attempt++) { // other processes may take the CPU
         transfers_open(&t, gbps, &device);
         const double begin_s = deadline_clock_s();
         for (int i = 0; i < COPIES; i++) { // both ways at once

@@ -3,7 +3,8 @@
 // There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
 // Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
 // EMU_CAPABILITY the compute capability, 8.0 if unset; EMU_PINNED_BYTES how much of the host's memory can be
-// registered; EMU_STREAMS=eager: test/emu/stream.h;
+// registered; EMU_GRAPH_NODES the most nodes of a graph that its memory is enough for; EMU_STREAMS=eager:
+// test/emu/stream.h;
 // EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two
 // ranks of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as
 // calls on the stream NULL do.

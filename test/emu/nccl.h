@@ -4,8 +4,8 @@
 // A collective runs when its stream does (test/emu/stream.h), and sums like NCCL's ring: the sum of the part that rank r
 // receives begins with rank r + 1's and ends with its own, and bf16 is rounded after each addition.
 //
-// Of the device's memory it takes some for a communicator, and more when a collective first takes an algorithm, as NCCL
-// does since 2.22: here one of each function for the small ones and one for the large ones.
+// Of the device's memory it takes some for a communicator (EMU_NCCL_BYTES), and more when a collective first takes an
+// algorithm, as NCCL does since 2.22: here one of each function for the small ones and one for the large ones.
 //
 // Sends and receives are run by their group.
 //
@@ -165,7 +165,8 @@ static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUni
     (*comm)->ranks = ranks;
     (*comm)->device = emu_device;
     (*comm)->mpi = mpi;
-    return emu_nccl_take(*comm, EMU_NCCL_COMMUNICATOR_BYTES);
+    const char *bytes = getenv("EMU_NCCL_BYTES");
+    return emu_nccl_take(*comm, bytes ? (size_t)strtoull(bytes, NULL, 0) : EMU_NCCL_COMMUNICATOR_BYTES);
 }
 static inline bool emu_nccl_valid(ncclComm_t comm) { return comm && comm->made == EMU_NCCL_MADE; }
 static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {

@@ -476,6 +476,10 @@ static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t 
 }
 static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph,
                                                unsigned long long flags = 0) {
+    const char *most = getenv("EMU_GRAPH_NODES");
+    *executable = NULL;
+    if (most && graph->graph->works.size() > strtoull(most, NULL, 0))
+        return emu_error(cudaErrorMemoryAllocation);
     *executable = new emu_graph_handle(*graph);
     return cudaSuccess;
 }
