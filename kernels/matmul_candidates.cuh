@@ -71,8 +71,12 @@ static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int6
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
     const int64_t lines = x->transposed ? cols : rows, width = x->transposed ? rows : cols;
     const size_t bytes = (size_t)((lines - 1) * x->ld + width) * (x->fp8 ? sizeof(fp8) : sizeof(floatX));
-    if (data >= noise->memory && data + bytes <= noise->memory + noise->bytes)
-        matmul_fill(data, bytes, noise, dev);
+    if (data < noise->memory || data + bytes > noise->memory + noise->bytes)
+        return;
+    matmul_fill(data, bytes, noise, dev);
+    if (x->fp8 && x->fp8->scaling != FP8_WHOLE) // the blocks' scales lie behind the codes
+        matmul_fill((char *)x->fp8->inverse, (size_t)fp8_inverse_count(x->fp8->scaling, lines, width) * sizeof(float),
+                    noise, dev);
 }
 
 // ---- Candidates ----
@@ -245,10 +249,22 @@ static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sam
     }
     return difference <= (product->dbias ? 1e-4 : 0x1p-8) * magnitude;
 }
-// Whether a candidate may be chosen: two runs have the same bits, and what an epilogue does is right. plain: one
-// without an epilogue.
-static bool matmul_holds(struct matmul_candidate *candidate, struct matmul_candidate *plain,
-                         const struct matmul_product *product, struct device *dev) {
+// Whether a sample has a finite number beside 0: zeros are the same by any algorithm.
+static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
+    for (size_t i = 0; i < sample.elements; i++) {
+        const float x =
+            sample.element_bytes == sizeof(float) ? ((const float *)of)[i] : to_float(((const floatX *)of)[i]);
+        if (x != 0 && isfinite(x))
+            return true;
+    }
+    return false;
+}
+// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: they are all 0, as those of an adapter's second
+// matrix are at first.
+enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
+// MATMUL_HOLDS: two runs have the same bits, and what an epilogue does is right. plain: one without an epilogue.
+static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
+                                        const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);
     struct matmul_candidate *const runs[3] = {candidate, candidate, plain};
     char *samples = (char *)host_allocate(3 * sample.bytes, dev), *first = samples, *second = first + sample.bytes,
@@ -258,6 +274,7 @@ static bool matmul_holds(struct matmul_candidate *candidate, struct matmul_candi
         hold = matmul_sample_candidate(samples + (size_t)i * sample.bytes, sample, runs[i], product, dev);
     hold = hold && memcmp(first, second, sample.bytes) == 0 &&
            (!candidate->plan.fused || matmul_samples_agree(first, ours, sample, product));
+    const bool tells = matmul_sample_tells(first, sample);
     host_free(samples);
-    return hold;
+    return !hold ? MATMUL_FAILS : tells ? MATMUL_HOLDS : MATMUL_TELLS_NOTHING;
 }

@@ -3,9 +3,10 @@
 // product's epilogue or to a kernel of our own.
 //
 // Each algorithm that is chosen gave the same bits twice, but two may differ from each other. A choice depends on times,
-// which vary, so that whoever wants the same bits again has to keep the choices.
+// which vary, so that whoever wants the same bits again has to keep the choices. Where no algorithm proves to give the
+// same bits, the choice is the heuristics' first, as without timing.
 #pragma once
-#include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_holds
+#include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_judge
 
 // Begins to list products in place of computing them; matmul_list_end ends it.
 static void matmul_list_begin(struct matmul_library *library) {
@@ -42,9 +43,24 @@ static bool matmul_take_choice(struct matmul_library *library, const struct matm
     }
     return false;
 }
-// Times a product's algorithms and keeps the choice. Overwrites its output and dbias, and the noise's memory where its
-// operands are. Returns false, without a choice, where the library has no algorithm for it that runs and gives the same
-// bits twice.
+// The fastest candidate that holds; NULL: none does, or there is nothing to tell that by. Drops candidates.
+static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
+                                                  const struct matmul_product *product, struct device *dev) {
+    for (;;) {
+        matmul_drop_untimed(candidates);
+        if (candidates->count == 0 || candidates->of[0].plan.fused)
+            return NULL;
+        struct matmul_candidate *best = &candidates->of[matmul_fastest(candidates)];
+        switch (matmul_judge(best, &candidates->of[0], product, dev)) {
+        case MATMUL_HOLDS: return best;
+        case MATMUL_TELLS_NOTHING: return NULL;
+        case MATMUL_FAILS: best->us = INFINITY;
+        }
+    }
+}
+// Times a product's algorithms and keeps the choice; its times are 0 where it is the heuristics' first untimed.
+// Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false, without a
+// choice, where the library has no algorithm for it.
 static bool matmul_tune(struct matmul_library *library, const struct matmul_product *product,
                         const struct matmul_noise *noise, struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -61,20 +77,16 @@ static bool matmul_tune(struct matmul_library *library, const struct matmul_prod
         return false;
     if (matmul_may_fuse(product))
         matmul_add_candidates(&candidates, product, true, library);
+    struct matmul_choice choice = {candidates.of[0].plan.key, candidates.of[0].plan.algorithm, false, 0, 0, 0};
     matmul_time_candidates(&candidates, product, dev);
-    int best;
-    for (;;) {
-        matmul_drop_untimed(&candidates);
-        if (candidates.count == 0 || candidates.of[0].plan.fused)
-            return false;
-        best = matmul_fastest(&candidates);
-        if (matmul_holds(&candidates.of[best], &candidates.of[0], product, dev))
-            break;
-        candidates.of[best].us = INFINITY;
+    const struct matmul_candidate *best = matmul_best(&candidates, product, dev);
+    if (best) {
+        choice.algorithm = best->plan.algorithm;
+        choice.fused = best->plan.fused;
+        choice.candidate = best->number;
+        choice.first_us = candidates.of[0].us;
+        choice.us = best->us;
     }
-    const struct matmul_candidate *chosen = &candidates.of[best];
-    const struct matmul_choice choice = {chosen->plan.key, chosen->plan.algorithm, chosen->plan.fused,
-                                         chosen->number,   candidates.of[0].us,    chosen->us};
     matmul_keep_choice(library, &choice);
     return true;
 }

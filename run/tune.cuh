@@ -25,6 +25,8 @@ static const char *const tune_key_names[] = {
 };
 static_assert((int)MATMUL_ALGORITHMS_KEY == (int)MATMUL_KEY_NUMBERS, "a file's line has a product's key");
 static_assert((int)MATMUL_ALGORITHMS_ROWS == (int)MATMUL_PLANS, "a file has room for all products");
+static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof((struct matmul_algorithm *)0)->bytes,
+              "a file's line has an algorithm");
 
 // ---- Choices to and from the file's form ----
 
@@ -153,7 +155,7 @@ static int tune_time(struct run *r) {
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
     const struct matmul_library *library = r->dev.matmul;
     double first_us = 0, us = 0, most = 0;
-    int others = 0, epilogues = 0, n = 0;
+    int others = 0, epilogues = 0, unproven = 0, n = 0;
     char source[PATH_MAX + 64] = "";
     for (int i = 0; i < library->choice_count; i++) {
         const struct matmul_choice *choice = &library->choices[i];
@@ -161,7 +163,8 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
         us += choice->us;
         others += choice->candidate > 0;
         epilogues += choice->fused;
-        most = fmax(most, 1 - choice->us / choice->first_us);
+        unproven += choice->first_us == 0;
+        most = choice->first_us > 0 ? fmax(most, 1 - choice->us / choice->first_us) : most;
     }
     if (timed < library->choice_count)
         snprintf(source, sizeof source, ", %d by %s", library->choice_count - timed, path);
@@ -172,8 +175,11 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
                       ", which saves %.1f %% of one run of each, %.1f %% at most", 100 * (1 - us / first_us),
                       100 * most);
     if (epilogues > 0 && n < (int)sizeof r->tuning)
-        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them",
-                 epilogues);
+        n += snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them",
+                      epilogues);
+    if (unproven > 0 && n < (int)sizeof r->tuning)
+        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n,
+                 "; %d by the heuristics' first, since no results could be compared", unproven);
 }
 // Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns 0, or
 // what failed as errno has it.

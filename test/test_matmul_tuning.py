@@ -84,6 +84,18 @@ class MatmulTuning(unittest.TestCase):
         for ours, theirs in zip(losses, off):
             self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
 
+    def test_an_algorithm_that_varies_is_taken_for_no_operand(self):
+        """FP8's codes and scales are not 0 when products are timed; an adapter's second matrix is, so that the first is left."""
+        varies = {**THIRD, "EMU_CUBLASLT_VARIES": "2", "EMU_CAPABILITY": "9.0"}
+        self.train("base", {}, steps=2)
+        base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
+        shape = ["--hidden-size", 128, "--ffn-hidden-size", 256, "--seq-length", 64]
+        for name, options in (("tensorwise", [*shape, "--fp8-format", "hybrid"]), ("lora", ["--lora-rank", 8, "--init-from", base]),
+                              ("blockwise", [*shape, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"])):
+            _, said = self.train(name, varies, "--checkpoint-every", 0, *options, steps=1)
+            self.assertNotIn(2, [candidate for candidate, *_ in self.algorithms(name)], said)
+            self.assertEqual("by the heuristics' first, since no results could be compared" in said, name == "lora", said)
+
     def test_gelus_derivative_by_the_epilogue(self):
         """With one bias gradient behind it, by one product a layer's shape; the first forward is the same, later losses nearly."""
         off, _ = self.train("off", {}, "--matmul-tuning=false")

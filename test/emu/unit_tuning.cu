@@ -228,6 +228,27 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     }
 }
 
+// Zeros are the same bits by an algorithm that varies: the heuristics' first is kept, so that a run that goes on has it.
+static void results_that_tell_nothing_leave_the_first(void **state) {
+    for (int zeros = 0; zeros < 2; zeros++) {
+        struct fixture f = fixture_make();
+        setenv("EMU_CUBLASLT_TIMES", "9,8,3,8", 1);
+        list(&f, false);
+        device_zero(f.memory, f.memory_bytes, &f.dev);
+        struct matmul_noise noise = matmul_noise_open(f.memory, zeros ? 0 : f.memory_bytes, &f.dev);
+        for (int i = 0; i < f.dev.matmul->product_count; i++)
+            assert_true(matmul_tune(f.dev.matmul, &f.dev.matmul->products[i], &noise, &f.dev));
+        matmul_noise_close(&noise, &f.dev);
+        unsetenv("EMU_CUBLASLT_TIMES");
+        for (int i = 0; i < f.dev.matmul->choice_count; i++) {
+            const struct matmul_choice *choice = &f.dev.matmul->choices[i];
+            assert_int_equal(choice->candidate, zeros ? 0 : 2);
+            assert_int_equal(choice->first_us == 0 && choice->us == 0, zeros);
+        }
+        fixture_free(&f);
+    }
+}
+
 static void a_choice_is_taken_where_it_can_be(void **state) {
     struct fixture f = fixture_make();
     setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
@@ -289,6 +310,7 @@ int main(void) {
         cmocka_unit_test(the_fastest_is_chosen),
         cmocka_unit_test(epilogues_that_err_are_not_taken),
         cmocka_unit_test(algorithms_that_vary_or_do_not_run_are_not_taken),
+        cmocka_unit_test(results_that_tell_nothing_leave_the_first),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
     };
