@@ -329,13 +329,29 @@ static struct fused_key fused_key_of(struct attention_shape s, bool backward, bo
     return key;
 }
 
+// The first version that takes heads of up to 256 on compute capability major.x; SIZE_MAX: none does.
+static size_t fused_wide_from(int major) {
+    static const struct {
+        int major;
+        size_t version;
+    } wide[] = {{9, 90500}, {10, 92600}};
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+        if (wide[i].major == major)
+            return wide[i].version;
+    return SIZE_MAX;
+}
+
 // Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
 // Of the conditions of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
 // pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
 // 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                           bool any_order) {
-    const int widest = major == 9 && version >= 90500 ? 256 : 128;
+    const size_t wide_from = fused_wide_from(major);
+    const int widest = wide_from != SIZE_MAX && version >= wide_from ? 256 : 128;
+    char before[32] = "";
+    if (wide_from != SIZE_MAX)
+        snprintf(before, sizeof before, " before 9.%d", (int)(wide_from / 100 % 100));
     reason[0] = 0;
     if (major < 8)
         snprintf(reason, size, "needs compute capability 8.0");
@@ -350,8 +366,7 @@ static void fused_refuses(char *reason, size_t size, size_t version, int major, 
     else if (s.first_key)
         snprintf(reason, size, "has no documents and no windows");
     else if (s.head_dim > widest)
-        snprintf(reason, size, "takes heads of up to %d on this GPU%s, not %d", widest,
-                 major == 9 && widest == 128 ? " before 9.5" : "", s.head_dim);
+        snprintf(reason, size, "takes heads of up to %d on this GPU%s, not %d", widest, before, s.head_dim);
     else if (s.T == 1)
         snprintf(reason, size, "takes no sequences of one token");
     else if (s.T % 128 != 0 && version <= 91500)

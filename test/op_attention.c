@@ -988,6 +988,26 @@ static void test_fused(void **state) {
     check_agrees(ATTENTION_FUSED, shape_of(1, 200, 4, 2, 64));
     fused_too = !ON_GPU;
 }
+#ifdef CUDA_EMULATED
+// Heads above 128, where a GPU and a version take them, in either order of dQ's sums.
+static void test_fused_wide_heads(void **state) {
+    static const char *const capabilities[] = {"9.0", "10.0"};
+    skip_without_fused();
+    setenv("EMU_CUDNN_VERSION", "92600", 1);
+    for (int i = 0; i < 4; i++) {
+        attention_close(&dev); // which has asked for the version and the capability
+        setenv("EMU_CAPABILITY", capabilities[i % 2], 1);
+        const struct attention_shape s = shape_of(1, 130, 2, 1 + i / 2, i / 2 ? 136 : 256);
+        for (int any_order = 0; any_order <= 1; any_order++) {
+            assert_true(backend_takes(ATTENTION_FUSED, s, 0));
+            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, any_order));
+        }
+    }
+    setenv("EMU_CAPABILITY", "9.0", 1);
+    unsetenv("EMU_CUDNN_VERSION");
+    attention_close(&dev);
+}
+#endif
 // Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
 static void test_fused_low_scores(void **state) {
     static const int lengths[] = {192 - 31, 192, 704};
@@ -1079,6 +1099,11 @@ static void test_fused_refuses(void **state) {
     assert_refuses("heads of up to 128", 91900, 8, s, true);
     assert_refuses(NULL, 90500, 9, s, true);
     assert_refuses("heads of up to 128 on this GPU before 9.5", 90499, 9, s, true);
+    assert_refuses("heads of up to 128 on this GPU before 9.26", 92599, 10, s, true);
+    assert_refuses("heads of up to 128 on this GPU, not 136", 92600, 12, s, true);
+    s.head_dim = 256;
+    assert_refuses(NULL, 92600, 10, s, true);
+    assert_refuses(NULL, 92600, 10, s, false);
     s.softcap = 1;
     assert_refuses("--attn-logit-softcapping", 91900, 9, s, true);
 }
@@ -1814,12 +1839,15 @@ static void test_choice_of_fused(void **state) {
         int head_dim;
         bool any_order;
         enum attention_backend backend;
-    } cases[] = {{"8.0", 64, false, ATTENTION_FLASH},  {"8.9", 80, false, ATTENTION_FLASH},
-                 {"9.0", 80, false, ATTENTION_FUSED},  {"9.0", 64, false, ATTENTION_FLASH_SM90},
-                 {"10.0", 64, true, ATTENTION_FUSED},  {"10.0", 64, false, ATTENTION_FUSED},
-                 {"10.0", 256, true, ATTENTION_FLASH}, {"12.0", 64, true, ATTENTION_FLASH}};
-    for (int i = 0; i < 8; i++) {
+        const char *version; // of cuDNN
+    } cases[] = {{"8.0", 64, false, ATTENTION_FLASH, "91900"},  {"8.9", 80, false, ATTENTION_FLASH, "91900"},
+                 {"9.0", 80, false, ATTENTION_FUSED, "91900"},  {"9.0", 64, false, ATTENTION_FLASH_SM90, "91900"},
+                 {"10.0", 64, true, ATTENTION_FUSED, "91900"},  {"10.0", 64, false, ATTENTION_FUSED, "91900"},
+                 {"10.0", 256, true, ATTENTION_FLASH, "91900"}, {"10.0", 256, false, ATTENTION_FUSED, "92600"},
+                 {"12.0", 64, true, ATTENTION_FLASH, "91900"}};
+    for (int i = 0; i < 9; i++) {
         setenv("EMU_CAPABILITY", cases[i].capability, 1);
+        setenv("EMU_CUDNN_VERSION", cases[i].version, 1);
         demands.any_order = cases[i].any_order;
         c = choose_fused(ATTENTION_AUTO, demands, cases[i].head_dim);
         if (c.backend != cases[i].backend)
@@ -1831,6 +1859,7 @@ static void test_choice_of_fused(void **state) {
         if (!strstr(c.reason, fused))
             fail_msg("compute capability %s: \"%s\" without \"%s\"", cases[i].capability, c.reason, fused);
     }
+    unsetenv("EMU_CUDNN_VERSION");
     setenv("EMU_CAPABILITY", "8.9", 1);
     c = choose_fused(ATTENTION_AUTO, demands, 64);
     assert_non_null(strstr(c.reason, "not taken by auto on 8.9: --attention-backend fused tries it"));
@@ -1919,6 +1948,9 @@ int main(void) {
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
         cmocka_unit_test(test_fused),
+#ifdef CUDA_EMULATED
+        cmocka_unit_test(test_fused_wide_heads),
+#endif
         cmocka_unit_test(test_fused_low_scores),
 #ifdef PRECISION_BF16
         cmocka_unit_test(test_fused_refuses),

@@ -275,7 +275,8 @@ static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_
     EMU_CUDNN_HOLD(q.dims.size() == 4, CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "q has %zu dimensions", q.dims.size());
     EMU_CUDNN_PASS(emu_cudnn_hold_tensors(match));
     EMU_CUDNN_HOLD(capability >= 80, CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "compute capability %d", capability);
-    const int64_t width = q.dims[3], most = capability / 10 == 9 ? 256 : 128;
+    const bool wide = capability / 10 == 9 || (capability / 10 == 10 && emu_cudnn_version() >= 92600);
+    const int64_t width = q.dims[3], most = wide ? 256 : 128;
     EMU_CUDNN_HOLD(width % 8 == 0 && width <= most, CUDNN_STATUS_NOT_SUPPORTED_SHAPE,
                    "a head's width must be a multiple of 8, at most %lld, not %lld", (long long)most, (long long)width);
     EMU_CUDNN_HOLD(q.dims[1] % k.dims[1] == 0, CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "%lld heads of %lld",
