@@ -99,11 +99,12 @@ static void fused_open(struct fused_library *library, struct device *dev) {
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     library->major = properties.major;
     library->minor = properties.minor;
-    const cudnn_status status = library->functions.create(&library->handle);
-    if (status != CUDNN_STATUS_SUCCESS) {
+    struct cudnn_builder b;
+    memset(&b, 0, sizeof b);
+    b.functions = &library->functions;
+    if (!cudnn_ok(&b, library->functions.create(&library->handle), "can't be opened")) { // also: a part is missing
         library->handle = NULL;
-        snprintf(library->obstacle, sizeof library->obstacle, "%s can't be opened: %s", library->name,
-                 library->functions.get_error_string(status));
+        snprintf(library->obstacle, sizeof library->obstacle, "%s %s", library->name, b.reason);
     }
 }
 static struct fused_library *fused_library_of(struct device *dev) {

@@ -1872,7 +1872,9 @@ static void test_choice_of_fused(void **state) {
     demands.any_order = false;
     setenv("EMU_CAPABILITY", "9.0", 1);
     static const char *const refused[][2] = {
-        {"create", "can't be opened"}, {"graph", "refuses forward"}, {"plan", "refuses forward"}};
+        {"create", "can't be opened: CUDNN_STATUS_NOT_INITIALIZED: EMU_CUDNN_REFUSE=create"},
+        {"graph", "refuses forward"},
+        {"plan", "refuses forward"}};
     for (int i = 0; i < 3; i++) {
         setenv("EMU_CUDNN_REFUSE", refused[i][0], 1);
         assert_fails(choose_fused_alone, &demands, refused[i][1]);
