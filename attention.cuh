@@ -30,6 +30,7 @@ struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
     bool any_order;        // attention_backward_options's
+    const char *not_fused; // why fused may not be chosen, whatever is here; NULL: it may
 };
 
 struct attention_choice {
@@ -207,6 +208,8 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         return;
     if (demands.dropout > 0)
         snprintf(library, sizeof library, "has no --attention-dropout");
+    else if (demands.not_fused)
+        snprintf(library, sizeof library, "%s", demands.not_fused);
     else if (demands.documents)
         snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
     else

@@ -39,6 +39,18 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
+// Where some ranks have chosen fused and others not, by what is installed on their machines or is in their environment,
+// one of the others; -1: ranks agree. Every rank calls this.
+static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
+    const bool fused = choice->backend == ATTENTION_FUSED;
+    const int rank = r->config->rank;
+    const int without = parallel_largest(r->parallel, fused ? -1 : rank, "agreement on attention by cuDNN");
+    if (!parallel_largest(r->parallel, fused, "agreement on attention by cuDNN"))
+        return -1;
+    if (!fused && rank > 0) // the report is rank 0's
+        fprintf(stderr, "train_gpt: rank %d, attention: %s\n", rank, choice->reason);
+    return without;
+}
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
@@ -49,6 +61,15 @@ static struct attention_choice choose_attention(struct run *r) {
                         : *c->perplexity        ? "--perplexity"
                                                 : NULL;
     demands.any_order = !c->deterministic_mode;
+    demands.not_fused = NULL;
+    const struct attention_choice choice =
+        attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
+    const int without = rank_without_fused(r, &choice);
+    if (without < 0 || choice.backend != ATTENTION_FUSED)
+        return choice;
+    char reason[96];
+    snprintf(reason, sizeof reason, "rank %d does not take it, and ranks compute alike", without);
+    demands.not_fused = reason;
     return attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
 }
 

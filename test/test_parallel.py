@@ -695,6 +695,30 @@ class CudaEngine(Case):
         self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
 
+    def test_ranks_agree_on_fused(self):
+        """Where one rank has no cuDNN that can be used, none uses it, and which rank that is is said."""
+        command = self.command("fused", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda",
+                               program=CUDA_PROGRAM)
+        lacks = {"off": "NVTE_FUSED_ATTN=0", "refused": "EMU_CUDNN_REFUSE=create", "here": "NVTE_FUSED_ATTN=1"}
+        curves = {}
+        for name, first, second in (("all", "here", "here"), ("none", "off", "off"), ("second", "here", "refused"), ("first", "off", "here")):
+            shutil.rmtree(self.path + "/fused", ignore_errors=True)
+            ranks = [["-np", "1", "env", lacks[rank], *command] for rank in (first, second)]
+            result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", *ranks[0], ":", *ranks[1]], capture_output=True,
+                                    text=True, timeout=LIMIT, env={**ENVIRONMENT, "EMU_CAPABILITY": "10.0"})
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            curves[name] = self.curve("fused")
+            attention = next(line for line in result.stdout.splitlines() if line.startswith("attention "))
+            with self.subTest(name, attention=attention):
+                self.assertEqual("fused, cuDNN" in attention, name == "all")
+                self.assertEqual("fused: rank 1 does not take it, and ranks compute alike" in attention, name == "second")
+                self.assertEqual("fused: switched off by NVTE_FUSED_ATTN=0" in attention, name in ("first", "none"))
+                self.assertEqual("rank 1, attention: flash, " in result.stderr, name == "second", result.stderr)
+                self.assertEqual("EMU_CUDNN_REFUSE=create" in result.stderr, name == "second", result.stderr)
+        self.assertNotEqual(curves["all"], curves["none"]) # else the next two show nothing
+        self.assertEqual(curves["second"], curves["none"])
+        self.assertEqual(curves["first"], curves["none"])
+
     def test_muon(self):
         options = [*self.SHAPE, "--precision", "fp32", "--micro-batch-size", 2, *MUON]
         self.run_it("cpu", 2, *options, "--device", "cpu")
