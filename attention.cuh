@@ -201,7 +201,8 @@ static void attention_sm90_unavailable_reason(char *reason, size_t size, struct 
 // Writes why fused can't be used; an empty reason where it can.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
-    enum { MOST_WORKSPACE = 8 }; // times qkv, of what is not asked for: dQ in fp32 and own dK and dV take up to 4
+    // Of what is not asked for. Times qkv: dQ in fp32 and own dK and dV take up to 4. Bytes: cudnn-frontend's limit.
+    enum { MOST_WORKSPACE = 8, MOST_BYTES = 256 << 20 };
     char library[280] = "";
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
@@ -218,7 +219,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         const size_t bytes = fused_backward_workspace_bytes(shape, demands.any_order, dev);
         const size_t heads = (size_t)(shape.num_heads + 2 * shape.num_query_groups);
         const size_t qkv_bytes = (size_t)shape.B * (size_t)shape.T * heads * (size_t)shape.head_dim * sizeof(floatX);
-        if (bytes > MOST_WORKSPACE * qkv_bytes)
+        if (bytes > MOST_WORKSPACE * qkv_bytes && bytes > MOST_BYTES)
             snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
     }
     if (!*library)

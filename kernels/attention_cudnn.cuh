@@ -17,10 +17,7 @@
 //
 // Determinism. cuDNN states that most of its routines give the same bits in every run of one version on one
 // architecture (its developer guide, "Reproducibility"); an engine that does not carries a note. Forward: the report
-// says whether the engine has the note; without it recomputation should change no bit. Backward: the fast form sums dQ
-// in fp32, in an order that may differ, and 9.19 puts no note on it; the deterministic form has no such sum in its
-// graph and may take more workspace. On compute capability 10.x it is an engine of its own, which the heuristics do not
-// propose: its numbers are the frontend's.
+// says whether the engine has the note; without it recomputation should change no bit. Backward: enum fused_order.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/cudnn_graph.h"       // cudnn_matmul, cudnn_pointwise, cudnn_plan_of
@@ -51,6 +48,15 @@ enum fused_tensor {
     FUSED_TENSORS,
 };
 
+// How backward sums dQ over the tiles of keys. Only the first may give other bits in another run; 9.19 puts no note on
+// it. The other two are deterministic by engines that, but for FUSED_SUM_NONE on compute capability 9.0, heuristics do
+// not propose (fused_own_engine).
+enum fused_order {
+    FUSED_SUM_ANY,  // in fp32 in memory, as the tiles are done
+    FUSED_SUM_NONE, // the graph has no sum in memory; on compute capability 9.0 it keeps all of dP, B * H * T * T * 2 B
+    FUSED_SUM_TURNS, // in fp32 in memory, tile after tile: memory linear in T, and slower; on 9.0, from 9.25 on
+};
+
 enum {
     FUSED_PLANS = 64, // one model has one shape, two of evaluation's, and one for each length of a prompt
     FUSED_SCRATCH_ALIGNMENT = 256,
@@ -58,7 +64,7 @@ enum {
 
 // Every member is an int64, so that keys compare by their bytes.
 struct fused_key {
-    int64_t B, T, heads, groups, head_dim, full, backward, any_order;
+    int64_t B, T, heads, groups, head_dim, full, backward, order; // order: enum fused_order, of backward
 };
 struct fused_plan {
     struct fused_key key;
@@ -72,16 +78,29 @@ struct fused_library {
     struct cudnn_context *handle; // NULL: `obstacle` says why
     char obstacle[256], name[24]; // name: with the version
     size_t version;
-    int major, minor;    // of the GPU's compute capability
-    cudaStream_t stream; // the handle's
-    double planning_s;   // what plans took to make, so far
-    double distance;     // the largest from flash attention that attention_cudnn_check.cuh has seen
+    double most_dp_bytes; // of FUSED_SUM_NONE, where there is a choice
+    int major, minor;     // of the GPU's compute capability
+    cudaStream_t stream;  // the handle's
+    double planning_s;    // what plans took to make, so far
+    double distance;      // the largest from flash attention that attention_cudnn_check.cuh has seen
     int planned;
     struct fused_plan plans[FUSED_PLANS];
 };
 
 // ---- the library ----
 
+// The bytes of dP that backward may keep where it has a choice: the limit of cudnn-frontend, and its variable.
+static double fused_most_dp_bytes(void) {
+    static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+    const char *text = getenv(variable);
+    char *end;
+    if (!text || !*text)
+        return 256 << 20;
+    const long long bytes = strtoll(text, &end, 10);
+    if (*end || bytes < -1)
+        fail("%s=%s in the environment: expected bytes, or -1 for any number; change it or unset it", variable, text);
+    return bytes < 0 ? INFINITY : (double)bytes;
+}
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
     char error[224];
@@ -94,6 +113,7 @@ static void fused_open(struct fused_library *library, struct device *dev) {
         return;
     }
     library->version = library->functions.get_version();
+    library->most_dp_bytes = fused_most_dp_bytes();
     snprintf(library->name, sizeof library->name, "cuDNN %d.%d.%d", (int)(library->version / 10000),
              (int)(library->version / 100 % 100), (int)(library->version % 100));
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -240,7 +260,7 @@ static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key
     fused_group_gradient(b, k, FUSED_DK, ds, q);
 
     const struct cudnn_tensor keys = cudnn_transposed(b, kt.tensor, CUDNN_DATA_BFLOAT16, kt.strides);
-    if (!k->any_order) {
+    if (k->order == FUSED_SUM_NONE) {
         cudnn_matmul_to(b, ds, keys, dq);
         return;
     }
@@ -252,18 +272,36 @@ static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key
 
 // ---- plans ----
 
-// The deterministic backward of compute capability 10.x. From 9.23 on the kernel is described by its tiles.
-static struct cudnn_descriptor *fused_deterministic_configuration(const struct fused_library *library,
-                                                                  struct cudnn_builder *b,
-                                                                  struct cudnn_descriptor *graph) {
-    static const struct cudnn_knob before[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
+// The engines that heuristics do not propose, by number, of the deterministic backward; the numbers are those of
+// cudnn-frontend (3929da2, and its pull request 398 for compute capability 9.0). From 9.23 on a kernel is described by
+// its tiles. Returns a configuration; NULL: the heuristics are asked.
+static struct cudnn_descriptor *fused_own_engine(const struct fused_library *library, const struct fused_key *k,
+                                                 struct cudnn_builder *b, struct cudnn_descriptor *graph) {
+    static const struct cudnn_knob numbered[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
     static const struct cudnn_knob tiles[] = {{CUDNN_KNOB_TYPE_TILE_M, 3},     {CUDNN_KNOB_TYPE_TILE_N, 2},
                                               {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
                                               {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 2}};
-    const bool described = library->version >= 92300;
-    const struct cudnn_engine engine = {library->minor > 3 ? 17 : 5, described ? tiles : before,
-                                        (int)(described ? sizeof tiles : sizeof before) / (int)sizeof *tiles};
-    return cudnn_configuration_of(b, graph, &engine);
+    static const struct cudnn_knob turns[] = {{CUDNN_KNOB_TYPE_TILE_M, 2},     {CUDNN_KNOB_TYPE_TILE_N, 1}, // 64 x 64
+                                              {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
+                                              {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}};
+    static const struct {
+        int major, minor; // the GPU's, or a later minor
+        size_t version;   // the library's, or a later one
+        enum fused_order order;
+        struct cudnn_engine engine;
+    } rows[] = {
+        // the first that fits is taken
+        {9, 0, 92500, FUSED_SUM_TURNS, {6, turns, sizeof turns / sizeof *turns}},
+        {10, 4, 92300, FUSED_SUM_NONE, {17, tiles, sizeof tiles / sizeof *tiles}},
+        {10, 4, 0, FUSED_SUM_NONE, {17, numbered, sizeof numbered / sizeof *numbered}},
+        {10, 0, 92300, FUSED_SUM_NONE, {5, tiles, sizeof tiles / sizeof *tiles}},
+        {10, 0, 0, FUSED_SUM_NONE, {5, numbered, sizeof numbered / sizeof *numbered}},
+    };
+    for (size_t i = 0; k->backward && i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].major == library->major && rows[i].minor <= library->minor && rows[i].version <= library->version &&
+            rows[i].order == (enum fused_order)k->order)
+            return cudnn_configuration_of(b, graph, &rows[i].engine);
+    return NULL;
 }
 
 // Makes p->plan of a configuration; false: p->builder.reason says why not.
@@ -272,7 +310,7 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     struct cudnn_builder *b = &p->builder;
     int64_t count = 0;
     const bool may_differ = checked && cudnn_may_differ(b, configuration);
-    if (may_differ && p->key.backward && !p->key.any_order && !*b->reason)
+    if (may_differ && p->key.backward && p->key.order != FUSED_SUM_ANY && !*b->reason)
         snprintf(b->reason, sizeof b->reason, "the engine is not deterministic");
     struct cudnn_descriptor *plan = cudnn_plan_of(b, library->handle, configuration);
     if (*b->reason || !cudnn_ok(b,
@@ -293,10 +331,10 @@ static void fused_make_plan(const struct fused_library *library, struct fused_pl
     else
         fused_forward_graph(b, &p->key);
     struct cudnn_descriptor *graph = cudnn_operation_graph(b, library->handle);
-    const bool own_engine = library->major == 10 && p->key.backward && !p->key.any_order;
-    const int count = own_engine ? 1 : cudnn_proposals(b, graph, configurations);
+    struct cudnn_descriptor *const own_engine = fused_own_engine(library, &p->key, b, graph);
+    const int count = own_engine || *b->reason ? 1 : cudnn_proposals(b, graph, configurations);
     if (own_engine)
-        configurations[0] = fused_deterministic_configuration(library, b, graph);
+        configurations[0] = own_engine;
     if (!*b->reason && count == 0)
         snprintf(b->reason, sizeof b->reason, "the library has no engine for it");
     if (*b->reason)
@@ -324,10 +362,20 @@ static struct fused_plan *fused_plan_for(struct fused_library *library, const st
     library->planning_s += (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     return p;
 }
-static struct fused_key fused_key_of(struct attention_shape s, bool backward, bool any_order) {
+static struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order) {
     const struct fused_key key = {s.B,        s.T,    s.num_heads, s.num_query_groups,
-                                  s.head_dim, s.full, backward,    backward && any_order};
+                                  s.head_dim, s.full, backward,    backward ? (int64_t)order : 0};
     return key;
+}
+// How backward sums dQ for a shape. As cudnn-frontend (pull request 398) says that it is faster, dP is kept up to a
+// limit.
+static enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev) {
+    const struct fused_library *library = fused_library_of(dev);
+    const double dp_bytes = (double)s.B * s.num_heads * s.T * s.T * sizeof(floatX);
+    const bool has_turns = library->major == 9 && library->version >= 92500;
+    if (any_order)
+        return FUSED_SUM_ANY;
+    return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;
 }
 
 // The first version that takes heads of up to 256 on compute capability major.x; SIZE_MAX: none does.
@@ -386,13 +434,14 @@ static void fused_refuses(char *reason, size_t size, size_t version, int major, 
                  major);
 }
 // The same of one direction here, by asking the library for a plan.
-static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward, bool any_order,
-                                    struct device *dev) {
+static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward,
+                                    enum fused_order order, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
-    const struct fused_key key = fused_key_of(s, backward, any_order);
+    const struct fused_key key = fused_key_of(s, backward, order);
+    const bool any_order = order == FUSED_SUM_ANY || !backward;
     reason[0] = 0;
     if (!dev->open) { // planned for a machine that may have all that is needed
-        fused_refuses(reason, size, SIZE_MAX, 9, s, any_order || !backward);
+        fused_refuses(reason, size, SIZE_MAX, 9, s, any_order);
         return;
     }
     if (!library->handle) {
@@ -400,7 +449,7 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
         return;
     }
     char why[224];
-    fused_refuses(why, sizeof why, library->version, library->major, s, any_order || !backward);
+    fused_refuses(why, sizeof why, library->version, library->major, s, any_order);
     const struct fused_plan *p = *why ? NULL : fused_plan_for(library, &key);
     if (!*why && p == NULL)
         snprintf(why, sizeof why, "keeps no more than %d plans", FUSED_PLANS);
@@ -409,11 +458,15 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
     if (*why)
         snprintf(reason, size, "%s: %s", library->name, why);
 }
+static void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
+                                struct device *dev) {
+    fused_refuses_direction(reason, size, shape, false, order, dev);
+    if (!*reason)
+        fused_refuses_direction(reason, size, shape, true, order, dev);
+}
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
-    fused_refuses_direction(reason, size, shape, false, any_order, dev);
-    if (!*reason)
-        fused_refuses_direction(reason, size, shape, true, any_order, dev);
+    fused_refuses_order(reason, size, shape, fused_order_of(shape, any_order, dev), dev);
 }
 // Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
 // there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
@@ -436,7 +489,7 @@ static const char *fused_gpu(char *text, size_t size, struct device *dev) {
 }
 static bool fused_takes(struct attention_shape shape, struct device *dev) {
     char reason[256];
-    fused_refuses_direction(reason, sizeof reason, shape, false, true, dev);
+    fused_refuses_direction(reason, sizeof reason, shape, false, FUSED_SUM_ANY, dev);
     return !*reason;
 }
 
@@ -450,7 +503,8 @@ static size_t fused_rows_bytes(const struct fused_key *k) {
     return fused_rounded((size_t)(k->B * k->heads * k->T) * sizeof(float));
 }
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
-    return k->any_order ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
+    const bool sums = k->backward && k->order != FUSED_SUM_NONE;
+    return sums ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
 }
 static size_t fused_scratch_bytes(const struct fused_key *k) { return fused_rows_bytes(k) + fused_dq_sum_bytes(k); }
 
@@ -463,29 +517,30 @@ static size_t fused_workspace_bytes(const struct fused_key *k, struct device *de
     return p && p->plan ? fused_scratch_bytes(k) + (size_t)p->workspace_bytes : 0;
 }
 static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) {
-    const struct fused_key key = fused_key_of(shape, false, false);
+    const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     return fused_workspace_bytes(&key, dev);
 }
 static size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
-    const struct fused_key key = fused_key_of(shape, true, any_order);
+    const struct fused_key key = fused_key_of(shape, true, fused_order_of(shape, any_order, dev));
     return fused_workspace_bytes(&key, dev);
 }
 
 // Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
 static const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                         struct device *dev) {
-    const struct fused_key key = fused_key_of(shape, false, false);
+    const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     if (!dev->open)
         return "planned without asking it: no GPU is open";
     const double forward = (double)fused_forward_workspace_bytes(shape, dev) / (1 << 20);
     const double backward = (double)fused_backward_workspace_bytes(shape, any_order, dev) / (1 << 20);
     const struct fused_library *library = fused_library_of(dev);
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
+    const bool turns = fused_order_of(shape, any_order, dev) == FUSED_SUM_TURNS;
     char held[48] = "";
     if (library->distance > 0)
         snprintf(held, sizeof held, "here within %.2g of flash; ", library->distance);
-    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward; %s%s",
-             library->planning_s, forward, backward, held,
+    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward%s; %s%s",
+             library->planning_s, forward, backward, turns ? ", which sums dQ in turn" : "", held,
              p && p->plan && !p->may_differ
                  ? "by its own notes its forward is deterministic: recomputation changes no bit"
                  : "that recomputation changes no bit is not promised");
@@ -556,7 +611,7 @@ static void fused_forward(floatX *out,       // (B, T, H * D)
                           const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                           struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
-    const struct fused_key key = fused_key_of(shape, false, false);
+    const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     const struct fused_plan *p = fused_plan_to_run(library, &key);
     struct fused_call call = fused_call_of(library, shape, qkv);
     call.tensors[FUSED_OUT] = out;
@@ -566,15 +621,15 @@ static void fused_forward(floatX *out,       // (B, T, H * D)
         fp8_amax(amax, out, key.B * key.T * key.heads * key.head_dim, dev);
 }
 // The gradient of fused_forward; dqkv is written in full.
-static void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
-                           const floatX *dout, // (B, T, H * D)
-                           const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
-                           const floatX *out,  // (B, T, H * D)
-                           const float *lse,   // (B, H, T)
-                           struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace,
-                           struct device *dev) {
+static void fused_backward_by(enum fused_order order,
+                              floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                              const floatX *dout, // (B, T, H * D)
+                              const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                              const floatX *out,  // (B, T, H * D)
+                              const float *lse,   // (B, H, T)
+                              struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
-    const struct fused_key key = fused_key_of(shape, true, any_order);
+    const struct fused_key key = fused_key_of(shape, true, order);
     const struct fused_plan *p = fused_plan_to_run(library, &key);
     struct fused_call call = fused_call_of(library, shape, qkv);
     char *dq_sum = (char *)workspace + fused_rows_bytes(&key);
@@ -586,10 +641,15 @@ static void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
     call.tensors[FUSED_DK] = dk;
     call.tensors[FUSED_DV] = dk + key.groups * key.head_dim;
     call.tensors[FUSED_ROW_SUMS] = workspace;
-    call.tensors[FUSED_DQ_SUM] = any_order ? dq_sum : NULL;
-    if (any_order && library->version < 90600) // the later ones zero it themselves
+    call.tensors[FUSED_DQ_SUM] = order != FUSED_SUM_NONE ? dq_sum : NULL;
+    if (order != FUSED_SUM_NONE && library->version < 90600) // the later ones zero it themselves
         device_zero(dq_sum, fused_dq_sum_bytes(&key), dev);
     fused_run(library, p, &call, (char *)workspace + fused_scratch_bytes(&key), dev);
     if (amax)
         fp8_amax(amax, dqkv, key.B * key.T * (key.heads + 2 * key.groups) * key.head_dim, dev);
+}
+static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace,
+                           struct device *dev) {
+    fused_backward_by(fused_order_of(shape, any_order, dev), dqkv, dout, qkv, out, lse, shape, amax, workspace, dev);
 }

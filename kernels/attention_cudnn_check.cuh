@@ -1,6 +1,7 @@
 // Attention by cuDNN held against flash attention of ours, once, before it is chosen and memory is planned: both passes
-// at the model's heads and few tokens, and forward a second time. The library is not in the tests of this program, and
-// its versions have been wrong in silence: what is not as it should be on this GPU is a reason not to take it.
+// at the model's heads and few tokens, forward a second time and, where it has to give the same bits, backward too: no
+// note tells of an engine that sums dQ as the tiles are done. The library is not in the tests of this program, and its
+// versions have been wrong in silence: what is not as it should be on this GPU is a reason not to take it.
 #pragma once
 #include "kernels/attention_cudnn.cuh" // fused_forward, fused_backward
 #include "kernels/attention_flash.cuh" // flash_forward, flash_backward
@@ -16,6 +17,7 @@ static const double FUSED_CHECK_DISTANCE = 1.0 / 32;
 struct fused_check {
     struct attention_shape shape;
     struct dropout dropout; // none
+    enum fused_order order; // of fused's backward
     int64_t row, out_row;   // elements a token of qkv, of out
     size_t qkv_bytes, out_bytes, lse_bytes, workspace_bytes;
     floatX *qkv, *dout, *out, *dqkv;
@@ -45,18 +47,19 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     free(host);
     return memory;
 }
-static struct fused_check fused_check_open(struct attention_shape shape, bool any_order, struct device *dev) {
+static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, struct device *dev) {
     struct fused_check c;
     memset(&c, 0, sizeof c);
+    const struct fused_key backward = fused_key_of(shape, true, order);
     c.shape = shape;
+    c.order = order;
     c.row = (int64_t)(shape.num_heads + 2 * shape.num_query_groups) * shape.head_dim;
     c.out_row = (int64_t)shape.num_heads * shape.head_dim;
     c.qkv_bytes = (size_t)(shape.T * c.row) * sizeof(floatX);
     c.out_bytes = (size_t)(shape.T * c.out_row) * sizeof(floatX);
     c.lse_bytes = (size_t)(shape.T * shape.num_heads) * sizeof(float);
     const size_t workspaces[] = {flash_forward_workspace_bytes(shape), flash_backward_workspace_bytes(shape),
-                                 fused_forward_workspace_bytes(shape, dev),
-                                 fused_backward_workspace_bytes(shape, any_order, dev)};
+                                 fused_forward_workspace_bytes(shape, dev), fused_workspace_bytes(&backward, dev)};
     for (int i = 0; i < 4; i++)
         c.workspace_bytes = workspaces[i] > c.workspace_bytes ? workspaces[i] : c.workspace_bytes;
     c.qkv = (floatX *)fused_check_upload(c.qkv_bytes, 1, dev);
@@ -89,10 +92,10 @@ static floatX *fused_check_forward(struct fused_check *c, bool fused, struct dev
         flash_forward(c->out, c->lse, c->qkv, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->out, c->out_bytes, dev);
 }
-static floatX *fused_check_backward(struct fused_check *c, bool fused, bool any_order, struct device *dev) {
+static floatX *fused_check_backward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->dqkv, c->qkv_bytes, dev);
     if (fused)
-        fused_backward(c->dqkv, c->dout, c->qkv, c->out, c->lse, c->shape, any_order, NULL, c->workspace, dev);
+        fused_backward_by(c->order, c->dqkv, c->dout, c->qkv, c->out, c->lse, c->shape, NULL, c->workspace, dev);
     else
         flash_backward(c->dqkv, c->dout, c->qkv, c->out, c->lse, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
@@ -143,21 +146,26 @@ static void fused_check(char *reason, size_t size, struct attention_shape like, 
         reason[0] = 0;
         return;
     }
-    fused_unavailable_reason(reason, size, shape, any_order, dev);
+    const enum fused_order order = fused_order_of(like, any_order, dev); // by the model's length
+    fused_refuses_order(reason, size, shape, order, dev);
     if (*reason)
         return;
-    struct fused_check c = fused_check_open(shape, any_order, dev);
+    struct fused_check c = fused_check_open(shape, order, dev);
     struct fused_results ours, theirs;
     ours.out = fused_check_forward(&c, false, dev);
-    ours.dqkv = fused_check_backward(&c, false, any_order, dev);
+    ours.dqkv = fused_check_backward(&c, false, dev);
     theirs.out = fused_check_forward(&c, true, dev);
-    theirs.dqkv = fused_check_backward(&c, true, any_order, dev);
-    floatX *again = fused_check_forward(&c, true, dev);
+    theirs.dqkv = fused_check_backward(&c, true, dev);
+    floatX *again = fused_check_forward(&c, true, dev), *dagain = fused_check_backward(&c, true, dev);
     fused_compare(reason, size, &c, ours, theirs, &fused_library_of(dev)->distance);
     if (!*reason && memcmp(again, theirs.out, c.out_bytes) != 0)
         snprintf(reason, size, "its forward pass, computed again on this GPU, gives other bits");
+    if (!*reason && order != FUSED_SUM_ANY && memcmp(dagain, theirs.dqkv, c.qkv_bytes) != 0)
+        snprintf(reason, size,
+                 "its deterministic backward pass, computed again on this GPU, gives other bits "
+                 "(--deterministic-mode=false allows that)");
     fused_check_close(&c);
-    floatX *const all[] = {ours.out, ours.dqkv, theirs.out, theirs.dqkv, again};
-    for (int i = 0; i < 5; i++)
+    floatX *const all[] = {ours.out, ours.dqkv, theirs.out, theirs.dqkv, again, dagain};
+    for (int i = 0; i < 6; i++)
         free(all[i]);
 }

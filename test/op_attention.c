@@ -1008,6 +1008,69 @@ static void test_fused_wide_heads(void **state) {
     attention_close(&dev);
 }
 #endif
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
+// The deterministic backward of compute capability 9.0 whose memory is linear in T, where dP would be larger than the
+// limit, from 9.25 on. It computes the gradient, in the same bits each time, and is checked before it is chosen.
+static void use_fused(const char *version, const char *limit) {
+    attention_close(&dev); // which has asked for them
+    setenv("EMU_CUDNN_VERSION", version, 1);
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", limit, 1);
+}
+static void negative_limit(void *unused) {
+    use_fused("92500", "-2");
+    fused_takes(shape_of(1, 128, 2, 1, 64), &dev);
+}
+static void test_fused_in_turn(void **state) {
+    const struct attention_shape longer = shape_of(2, 4096, 12, 4, 80); // 768 MiB of dP
+    skip_without_fused();
+    use_fused("92500", "0");
+    for (int i = 0; i < 4; i++) {
+        struct attention_shape s = shape_of(1 + i % 2, i / 2 ? 200 : 130, 4, 2 * (1 + i % 2), i / 2 ? 128 : 80);
+        assert_int_equal(fused_order_of(s, false, &dev), FUSED_SUM_TURNS);
+        assert_int_equal(fused_order_of(s, true, &dev), FUSED_SUM_ANY);
+        check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, false));
+        s.full = true;
+        check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, false));
+    }
+    check_bits(ATTENTION_FUSED, shape_of(2, 130, 4, 2, 80), 0);
+    static const struct {
+        const char *version, *limit;
+        enum fused_order order;
+        size_t least_mib, most_mib;
+    } cases[] = {{"92499", "", FUSED_SUM_NONE, 768, 840},
+                 {"92500", "", FUSED_SUM_TURNS, 30, 100},
+                 {"92500", "805306368", FUSED_SUM_NONE, 768, 840},
+                 {"92500", "805306367", FUSED_SUM_TURNS, 30, 100},
+                 {"92500", "-1", FUSED_SUM_NONE, 768, 840}};
+    const struct attention_demands demands = {0, NULL, false};
+    unsetenv("NVTE_FUSED_ATTN");
+    for (int i = 0; i < 5; i++) {
+        use_fused(cases[i].version, cases[i].limit);
+        const size_t mib = fused_backward_workspace_bytes(longer, false, &dev) >> 20;
+        if (fused_order_of(longer, false, &dev) != cases[i].order || mib < cases[i].least_mib ||
+            mib > cases[i].most_mib)
+            fail_msg("case %d: order %d, %zu MiB", i, (int)fused_order_of(longer, false, &dev), mib);
+        const struct attention_choice c = attention_choose(ATTENTION_AUTO, longer, demands, &dev);
+        const bool turns = cases[i].order == FUSED_SUM_TURNS;
+        if (!strstr(c.reason, turns ? " MiB backward, which sums dQ in turn; " : "fused: its backward takes "))
+            fail_msg("case %d: %s", i, c.reason);
+        bool checked = false; // by few tokens, in the order of the model's
+        for (int k = 0; k < dev.fused->planned; k++)
+            checked = checked || (dev.fused->plans[k].key.T == FUSED_CHECK_TOKENS && dev.fused->plans[k].key.backward &&
+                                  dev.fused->plans[k].key.order == (int64_t)cases[i].order);
+        assert_true(checked == turns); // what auto refuses is not computed
+    }
+    setenv("EMU_CAPABILITY", "10.0", 1);
+    use_fused("92500", "0");
+    assert_int_equal(fused_order_of(longer, false, &dev), FUSED_SUM_NONE);
+    setenv("EMU_CAPABILITY", "9.0", 1);
+    assert_fails(negative_limit, NULL, "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=-2|expected bytes");
+    attention_close(&dev);
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+    unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
+    unsetenv("EMU_CUDNN_VERSION");
+}
+#endif
 // Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
 static void test_fused_low_scores(void **state) {
     static const int lengths[] = {192 - 31, 192, 704};
@@ -1883,8 +1946,9 @@ static void test_choice_of_fused(void **state) {
     static const char *const faults[][2] = {{"forward", "its output is wrong on this GPU"},
                                             {"backward", "its dV is wrong on this GPU"},
                                             {"nan", "its dQ is wrong on this GPU"},
-                                            {"bits", "gives other bits"}};
-    for (int i = 0; i < 4; i++) {
+                                            {"bits", "its forward pass, computed again on this GPU, gives other bits"},
+                                            {"order", "its deterministic backward pass, computed again"}};
+    for (int i = 0; i < 5; i++) {
         char reason[320];
         setenv("EMU_CUDNN_FAULT", faults[i][0], 1);
         attention_close(&dev);
@@ -1895,6 +1959,8 @@ static void test_choice_of_fused(void **state) {
         assert_int_equal(c.backend, ATTENTION_FLASH);
         assert_non_null(strstr(c.reason, faults[i][1]));
     }
+    demands.any_order = true; // the last fault is none then
+    assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 80).backend, ATTENTION_FUSED);
     unsetenv("EMU_CUDNN_FAULT");
     setenv("EMU_CUDNN_VERSION", "91001", 1);
     assert_fails(choose_fused_alone, &demands, "9.10.0 and 9.10.1 have known bugs");
@@ -1950,8 +2016,9 @@ int main(void) {
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
         cmocka_unit_test(test_fused),
-#ifdef CUDA_EMULATED
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
         cmocka_unit_test(test_fused_wide_heads),
+        cmocka_unit_test(test_fused_in_turn),
 #endif
         cmocka_unit_test(test_fused_low_scores),
 #ifdef PRECISION_BF16

@@ -22,8 +22,9 @@
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
 //                      finalized; execute: no plan runs
 //   EMU_CUDNN_FAULT    forward: O is too large by a tenth; backward: dV is; nan: one element of dQ is NaN; bits: an
-//                      element of O differs from run to run
-// dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
+//                      element of O differs from run to run; order: one of dQ does
+// dQ by way of a sum in memory is added in another order each time, as the library's is, but by the engine that adds in
+// turn: not the same bits.
 #include "test/emu/cudnn_run.h"
 #include <dlfcn.h> // dlopen
 
@@ -145,30 +146,65 @@ extern "C" cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descr
 static emu_cudnn_reference emu_cudnn_engine_of(const emu_cudnn_descriptor &configuration) {
     return emu_cudnn_other(configuration, CUDNN_ATTR_ENGINECFG_ENGINE);
 }
-// Whether a configuration's engine takes its graph; `match` is what the engine sees in it. Engine 0 takes all. On
-// compute capability 10.x another one, which heuristics do not propose, runs the backward pass without a sum of dQ in
-// memory, by the kernel that a knob names.
+// Engines that heuristics do not propose, of the deterministic backward pass.
+struct emu_cudnn_engine {
+    int64_t index;
+    int first, last;                  // compute capabilities
+    size_t version;                   // or a later one
+    bool sums_dq;                     // in memory, in turn
+    std::map<int32_t, int64_t> knobs; // all that must be chosen; empty: the kernel, any
+};
+static const emu_cudnn_engine emu_cudnn_engines[] = {
+    {5, 100, 103, 91800, false, {}},
+    {17, 104, 109, 91800, false, {}},
+    {6,
+     90,
+     90,
+     92500,
+     true,
+     {{CUDNN_KNOB_TYPE_TILE_M, 2},
+      {CUDNN_KNOB_TYPE_TILE_N, 1},
+      {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+      {CUDNN_KNOB_TYPE_STREAM_K, 0},
+      {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
+      {CUDNN_KNOB_TYPE_STAGES, 4}}},
+};
+static const emu_cudnn_engine *emu_cudnn_engine_here(int64_t index) {
+    for (const emu_cudnn_engine &engine : emu_cudnn_engines)
+        if (engine.index == index && engine.first <= emu_cudnn_capability() && engine.last >= emu_cudnn_capability() &&
+            engine.version <= emu_cudnn_version())
+            return &engine;
+    return NULL;
+}
+static std::map<int32_t, int64_t> emu_cudnn_knobs_of(const emu_cudnn_descriptor &configuration) {
+    std::map<int32_t, int64_t> knobs;
+    const auto choices = configuration.values.find(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES);
+    if (choices != configuration.values.end())
+        for (const emu_cudnn_reference &choice : choices->second.others)
+            knobs[emu_cudnn_get<int32_t>(*choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, -1)] =
+                emu_cudnn_get<int64_t>(*choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, -1);
+    return knobs;
+}
+// Whether a configuration's engine takes its graph; `match` is what the engine sees in it. Engine 0 takes all.
 static cudnnStatus_t emu_cudnn_configuration_supports(const emu_cudnn_descriptor &configuration,
                                                       emu_cudnn_match *match) {
-    const emu_cudnn_descriptor &engine = *emu_cudnn_engine_of(configuration);
-    const int64_t index = emu_cudnn_get<int64_t>(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 0);
-    const int capability = emu_cudnn_capability();
-    if (emu_cudnn_supports(emu_cudnn_other(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph.get(), match) !=
+    const emu_cudnn_descriptor &chosen = *emu_cudnn_engine_of(configuration);
+    const int64_t index = emu_cudnn_get<int64_t>(chosen, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 0);
+    if (emu_cudnn_supports(emu_cudnn_other(chosen, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph.get(), match) !=
         CUDNN_STATUS_SUCCESS)
         return CUDNN_STATUS_NOT_SUPPORTED; // the message says more
     if (index == 0)
         return CUDNN_STATUS_SUCCESS;
-    EMU_CUDNN_HOLD(capability / 10 == 10 && index == (capability > 103 ? 17 : 5) && emu_cudnn_version() >= 91800,
-                   CUDNN_STATUS_NOT_SUPPORTED, "no engine %lld on compute capability %d", (long long)index, capability);
-    EMU_CUDNN_HOLD(match->backward && match->dq_sum < 0, CUDNN_STATUS_NOT_SUPPORTED,
-                   "engine %lld takes the backward pass without a sum of dQ in memory", (long long)index);
-    const auto knobs = configuration.values.find(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES);
-    bool has_kernel = false;
-    for (size_t i = 0; knobs != configuration.values.end() && i < knobs->second.others.size(); i++)
-        has_kernel = has_kernel || emu_cudnn_get<int32_t>(*knobs->second.others[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
-                                                          -1) == CUDNN_KNOB_TYPE_KERNEL_CFG;
-    EMU_CUDNN_HOLD(has_kernel, CUDNN_STATUS_NOT_SUPPORTED, "engine %lld without a choice of its kernel",
-                   (long long)index);
+    const emu_cudnn_engine *engine = emu_cudnn_engine_here(index);
+    EMU_CUDNN_HOLD(engine, CUDNN_STATUS_NOT_SUPPORTED, "no engine %lld on compute capability %d", (long long)index,
+                   emu_cudnn_capability());
+    EMU_CUDNN_HOLD(match->backward && (match->dq_sum >= 0) == engine->sums_dq, CUDNN_STATUS_NOT_SUPPORTED,
+                   "engine %lld takes the backward pass %s a sum of dQ in memory", (long long)index,
+                   engine->sums_dq ? "with" : "without");
+    const std::map<int32_t, int64_t> knobs = emu_cudnn_knobs_of(configuration);
+    EMU_CUDNN_HOLD(engine->knobs.empty() ? knobs.count(CUDNN_KNOB_TYPE_KERNEL_CFG) > 0 : knobs == engine->knobs,
+                   CUDNN_STATUS_NOT_SUPPORTED, "engine %lld without the choice of a kernel", (long long)index);
+    match->in_turn = engine->sums_dq;
     return CUDNN_STATUS_SUCCESS;
 }
 // As the library's: heuristics know more configurations than the support check leaves.

@@ -87,7 +87,14 @@ typedef enum {
     CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC = 4
 } cudnnBackendNumericalNote_t;
 
-typedef enum { CUDNN_KNOB_TYPE_STAGES = 14, CUDNN_KNOB_TYPE_KERNEL_CFG = 24 } cudnnBackendKnobType_t;
+typedef enum {
+    CUDNN_KNOB_TYPE_STAGES = 14,
+    CUDNN_KNOB_TYPE_KERNEL_CFG = 24,
+    CUDNN_KNOB_TYPE_TILE_CGA_M = 27,
+    CUDNN_KNOB_TYPE_STREAM_K = 38,
+    CUDNN_KNOB_TYPE_TILE_M = 40,
+    CUDNN_KNOB_TYPE_TILE_N = 41
+} cudnnBackendKnobType_t;
 
 typedef enum {
     CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION = 0,

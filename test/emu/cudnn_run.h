@@ -362,6 +362,8 @@ static void emu_cudnn_plant(const emu_cudnn_run *run, int64_t uid, int64_t turn,
             x *= 1.1f;
     if (is("nan", run->match.backward && uid == run->match.dq))
         result->back() = NAN;
+    if (is("order", run->match.backward && uid == run->match.dq))
+        (*result)[0] += 0.1f * (float)(turn / 2 % 2);
     if (is("bits", forward))
         (*result)[0] += (float)(turn / 2 % 2); // a backward pass may be between two forward
 }
@@ -395,7 +397,8 @@ static void emu_cudnn_run_graph(const emu_cudnn_run *run) {
         switch (o.kind) {
         case EMU_POINTWISE: emu_cudnn_run_pointwise(o, y, &result, from); break;
         case EMU_MATMUL: {
-            const int64_t K = from[0].tensor->dims.back(), some = o.y == run->match.dq_sum ? 7 * turn++ % K : 0;
+            const bool any_order = o.y == run->match.dq_sum && !run->match.in_turn;
+            const int64_t K = from[0].tensor->dims.back(), some = any_order ? 7 * turn++ % K : 0;
             emu_cudnn_run_matmul(y, &result, from[0], from[1], some);
             break;
         }

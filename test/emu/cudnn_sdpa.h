@@ -9,8 +9,8 @@ struct emu_cudnn_match {
     std::set<int64_t> used; // outputs of operations that were found
     // of the attention
     int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum; // hidden: the score of a masked key
-    bool backward, causal;
-    std::vector<int64_t> rounded; // virtual tensors that must be of 16 bits: p and its like
+    bool backward, causal, in_turn; // in_turn: dq_sum is added tile after tile
+    std::vector<int64_t> rounded;   // virtual tensors that must be of 16 bits: p and its like
 };
 
 static const emu_cudnn_operation *emu_cudnn_writer(const emu_cudnn_match *m, int64_t uid) {
@@ -167,7 +167,7 @@ static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk,
 }
 
 static emu_cudnn_match emu_cudnn_match_none(const emu_cudnn_graph *graph) {
-    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, {}};
+    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, false, {}};
 }
 // The tensors that operations write to memory, and that nothing reads: forward o and stats, backward dq, dk and dv.
 static std::vector<int64_t> emu_cudnn_results(const emu_cudnn_graph *graph) {
@@ -288,14 +288,15 @@ static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_
                    "one query of one key");
     return CUDNN_STATUS_SUCCESS;
 }
-// About as many bytes as the real engines ask for: sums of dq in fp32, and the heads of dk and dv before they are
-// added. On compute capability 9.0 never none, elsewhere often none.
+// About as many bytes as the real engines ask for: the heads of dk and dv before they are added and, without a sum of
+// dq in memory, that sum in fp32 or, on compute capability 9.0, all of dp. On 9.0 never none, elsewhere often none.
 static int64_t emu_cudnn_workspace_bytes(const emu_cudnn_match *m) {
     const emu_cudnn_tensor &q = m->graph->tensors.at(m->q), &k = m->graph->tensors.at(m->k);
     const int64_t least = emu_cudnn_capability() / 10 == 9 ? 256 : 0;
     if (!m->backward)
         return least;
-    const int64_t dq = m->dq_sum >= 0 ? 0 : emu_cudnn_count(q) * 4;
+    const int64_t dp = q.dims[0] * q.dims[1] * q.dims[2] * k.dims[3] * 2;
+    const int64_t dq = m->dq_sum >= 0 ? 0 : least ? dp : emu_cudnn_count(q) * 4;
     const int64_t heads = q.dims[1] == k.dims[1] ? 0 : 2 * q.dims[0] * q.dims[1] * q.dims[3] * k.dims[3] * 2;
     return least + dq + heads;
 }

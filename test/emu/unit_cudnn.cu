@@ -387,35 +387,66 @@ static void what_no_engine_takes_is_refused(void **state) {
         free_attention(&a);
     }
 }
-// Compute capability 10.x: an engine of its own runs the backward pass without a sum of dQ in memory.
-static cudnnStatus_t status_of_engine(int64_t index, bool knob, bool add_dq) {
+// Engines that heuristics do not propose, by number and knobs.
+struct knob {
+    cudnnBackendKnobType_t type;
+    int64_t value;
+};
+static cudnnStatus_t status_of_engine(int64_t index, bool add_dq, const std::vector<struct knob> &knobs) {
     struct cudnn_attention of = {1, 2, 2, 8, 8, 8, 16, 16, true, add_dq, CUDNN_DATA_BFLOAT16};
     B g(&cudnn);
     cudnnBackendDescriptor_t engine = g.make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     g.set(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_backward_graph(&g, &of, handle));
     g.set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &index);
     g.finalize(engine, "engine");
-    const cudnnBackendKnobType_t type = CUDNN_KNOB_TYPE_KERNEL_CFG;
-    const int64_t value = 31;
-    cudnnBackendDescriptor_t choice = g.make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
-    g.set(choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
-    g.set(choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &value);
-    g.finalize(choice, "choice");
+    std::vector<cudnnBackendDescriptor_t> choices;
+    for (const struct knob &knob : knobs) {
+        choices.push_back(g.make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR));
+        g.set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &knob.type);
+        g.set(choices.back(), CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &knob.value);
+        g.finalize(choices.back(), "choice");
+    }
     cudnnBackendDescriptor_t config = g.make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     g.set(config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
-    g.set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, knob, &choice);
+    g.set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, (int64_t)choices.size(),
+          choices.data());
     g.finalize(config, "configuration");
     return g.status;
 }
 static void an_engine_by_number_and_knobs(void **state) {
-    assert_int_equal(status_of_engine(5, true, false), CUDNN_STATUS_NOT_SUPPORTED); // 8.0
+    const std::vector<struct knob> kernel = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}};
+    assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_NOT_SUPPORTED); // 8.0
     setenv("EMU_CAPABILITY", "10.0", 1);
-    assert_int_equal(status_of_engine(5, true, false), CUDNN_STATUS_SUCCESS);
-    assert_int_equal(status_of_engine(5, false, false), CUDNN_STATUS_NOT_SUPPORTED);
-    assert_int_equal(status_of_engine(5, true, true), CUDNN_STATUS_NOT_SUPPORTED);
-    assert_int_equal(status_of_engine(17, true, false), CUDNN_STATUS_NOT_SUPPORTED);
+    assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_SUCCESS);
+    assert_int_equal(status_of_engine(5, false, {}), CUDNN_STATUS_NOT_SUPPORTED);
+    assert_int_equal(status_of_engine(5, true, kernel), CUDNN_STATUS_NOT_SUPPORTED);
+    assert_int_equal(status_of_engine(17, false, kernel), CUDNN_STATUS_NOT_SUPPORTED);
     setenv("EMU_CUDNN_VERSION", "91700", 1);
-    assert_int_equal(status_of_engine(5, true, false), CUDNN_STATUS_NOT_SUPPORTED);
+    assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_NOT_SUPPORTED);
+    unsetenv("EMU_CUDNN_VERSION");
+    unsetenv("EMU_CAPABILITY");
+}
+static void an_engine_that_sums_dq_in_turn(void **state) {
+    const std::vector<struct knob> turns = {{CUDNN_KNOB_TYPE_TILE_M, 2},     {CUDNN_KNOB_TYPE_TILE_N, 1},
+                                            {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
+                                            {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}};
+    static const char *const capabilities[] = {"8.0", "10.0", "9.0"};
+    for (const char *capability : capabilities) {
+        const bool here = strcmp(capability, "9.0") == 0;
+        setenv("EMU_CAPABILITY", capability, 1);
+        setenv("EMU_CUDNN_VERSION", "92500", 1);
+        assert_int_equal(status_of_engine(6, true, turns), here ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED);
+        assert_int_equal(status_of_engine(6, false, turns), CUDNN_STATUS_NOT_SUPPORTED);
+        for (size_t i = 0; i < turns.size(); i++) {
+            std::vector<struct knob> other = turns;
+            other[i].value++;
+            assert_int_equal(status_of_engine(6, true, other), CUDNN_STATUS_NOT_SUPPORTED);
+            other.erase(other.begin() + (long)i);
+            assert_int_equal(status_of_engine(6, true, other), CUDNN_STATUS_NOT_SUPPORTED);
+        }
+        setenv("EMU_CUDNN_VERSION", "92499", 1);
+        assert_int_equal(status_of_engine(6, true, turns), CUDNN_STATUS_NOT_SUPPORTED);
+    }
     unsetenv("EMU_CUDNN_VERSION");
     unsetenv("EMU_CAPABILITY");
 }
@@ -507,6 +538,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(runs_in_its_turn_and_is_recorded),
         cmocka_unit_test(what_no_engine_takes_is_refused),
         cmocka_unit_test(an_engine_by_number_and_knobs),
+        cmocka_unit_test(an_engine_that_sums_dq_in_turn),
         cmocka_unit_test(a_version_that_is_wrong_gives_nan),
         cmocka_unit_test(each_fault_of_a_call_is_found),
     };
