@@ -1,10 +1,10 @@
 // Attention by cuDNN, on a GPU, bf16: memory linear in T, causal or full, grouped queries, without dropout. The library
 // is loaded at run time and may be absent.
 //
-// cuDNN's attention engine is asked for by the graph of operations that it recognises: two products and a softmax
-// written out as maximum, difference, exponential, sum and quotient; backward, the five products of the gradient. This
-// form is what every version 9 takes. Backward NVIDIA's frontend makes no other; forward it makes a single operation
-// from 9.21 on, which is not tried here (docs/gpu/attention-cudnn.md). Sources: the graphs that NVIDIA's cudnn-frontend
+// Forward is asked for as one operation, as NVIDIA's frontend does, from 9.21 on; where no engine takes that, or where
+// fused_check finds it wrong, and by older versions, by the graph of operations that cuDNN's engines recognise: two
+// products and a softmax written out as maximum, difference, exponential, sum and quotient. Backward is asked for by
+// the five products of the gradient, of which the frontend makes no other. Sources: the graphs that cudnn-frontend
 // makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend, 1.2x:
 // node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
 //
@@ -72,11 +72,15 @@ struct fused_plan {
     struct cudnn_descriptor *plan; // NULL: builder.reason says why there is none
     int64_t workspace_bytes;
     bool may_differ; // the engine says that its bits may differ from run to run
+    bool operation;  // forward, as one operation
 };
 struct fused_library {
     struct cudnn_functions functions;
     struct cudnn_context *handle; // NULL: `obstacle` says why
     char obstacle[256], name[24]; // name: with the version
+    bool composes;                // forward is asked for by a graph of operations alone
+    bool checks;                  // what a call breaks goes to `broken`; else it ends the program
+    char broken[192];
     size_t version;
     double most_dp_bytes; // of FUSED_SUM_NONE, where there is a choice
     int major, minor;     // of the GPU's compute capability
@@ -114,6 +118,7 @@ static void fused_open(struct fused_library *library, struct device *dev) {
     }
     library->version = library->functions.get_version();
     library->most_dp_bytes = fused_most_dp_bytes();
+    library->composes = library->version < 92100; // which can't mask within the operation
     snprintf(library->name, sizeof library->name, "cuDNN %d.%d.%d", (int)(library->version / 10000),
              (int)(library->version / 100 % 100), (int)(library->version % 100));
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -136,12 +141,17 @@ static struct fused_library *fused_library_of(struct device *dev) {
     }
     return dev->fused;
 }
+static void fused_forget_plans(struct fused_library *library) {
+    for (int i = 0; i < library->planned; i++)
+        cudnn_close(&library->plans[i].builder);
+    memset(library->plans, 0, sizeof library->plans);
+    library->planned = 0;
+}
 static void fused_close(struct device *dev) {
     struct fused_library *library = dev->fused;
     if (library == NULL)
         return;
-    for (int i = 0; i < library->planned; i++)
-        cudnn_close(&library->plans[i].builder);
+    fused_forget_plans(library);
     if (library->handle)
         library->functions.destroy(library->handle);
     free(library);
@@ -217,6 +227,34 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_pointwise_to(b, add, largest, &log_sum, NULL, lse);
     const struct cudnn_tensor p = cudnn_pointwise(b, CUDNN_POINTWISE_DIV, weights, &sum, CUDNN_DATA_BFLOAT16);
     cudnn_matmul_to(b, p, v, out);
+}
+
+// The same as one operation, with the mask as a graph within it.
+static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
+    const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
+    const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
+    const struct {
+        enum cudnn_attribute_name name;
+        struct cudnn_tensor tensor;
+    } operands[] = {
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, fused_view_of(b, k, FUSED_Q, k->heads, row, false).tensor},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, fused_view_of(b, k, FUSED_K, k->groups, row, false).tensor},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, fused_view_of(b, k, FUSED_V, k->groups, row, false).tensor},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, fused_view_of(b, k, FUSED_OUT, k->heads, out_row, false).tensor},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC, fused_rows(b, k, FUSED_LSE)},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, cudnn_number(b, FUSED_SCALE)},
+    };
+    struct cudnn_descriptor *operation = cudnn_make(b, CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+        cudnn_set_descriptor(b, operation, operands[i].name, operands[i].tensor.descriptor);
+    if (!k->full) {
+        const struct cudnn_tensor scores = cudnn_virtual(b, CUDNN_DATA_FLOAT, dims),
+                                  masked = fused_masked(b, k, scores);
+        cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, cudnn_subgraph(b, 0));
+        cudnn_set_int64(b, operation, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, scores.id);
+        cudnn_set_int64(b, operation, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, masked.id);
+    }
+    cudnn_operation(b, operation, "attention");
 }
 
 // The transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, of each group's heads added.
@@ -322,14 +360,10 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     p->may_differ = may_differ;
     return true;
 }
-static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
+// Makes p->plan of what the builder has; none: p->builder.reason says why not.
+static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MOST_CONFIGURATIONS];
-    b->functions = &library->functions;
-    if (p->key.backward)
-        fused_backward_graph(b, &p->key);
-    else
-        fused_forward_graph(b, &p->key);
     struct cudnn_descriptor *graph = cudnn_operation_graph(b, library->handle);
     struct cudnn_descriptor *const own_engine = fused_own_engine(library, &p->key, b, graph);
     const int count = own_engine || *b->reason ? 1 : cudnn_proposals(b, graph, configurations);
@@ -344,6 +378,24 @@ static void fused_make_plan(const struct fused_library *library, struct fused_pl
         if (fused_try(library, p, configurations[i], !own_engine))
             return;
     }
+}
+static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
+    struct cudnn_builder *b = &p->builder;
+    b->functions = &library->functions;
+    if (!p->key.backward && !library->composes) {
+        fused_forward_operation(b, &p->key);
+        fused_plan_operations(library, p);
+        p->operation = p->plan != NULL;
+        if (p->operation)
+            return;
+        cudnn_close(b);
+        b->reason[0] = 0;
+    }
+    if (p->key.backward)
+        fused_backward_graph(b, &p->key);
+    else
+        fused_forward_graph(b, &p->key);
+    fused_plan_operations(library, p);
 }
 
 // The plan of a key, made where it is not there yet; NULL: there is no room for one.
@@ -539,8 +591,10 @@ static const char *fused_describe_plans(char *text, size_t size, struct attentio
     char held[48] = "";
     if (library->distance > 0)
         snprintf(held, sizeof held, "here within %.2g of flash; ", library->distance);
-    snprintf(text, size, "plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward%s; %s%s",
-             library->planning_s, forward, backward, turns ? ", which sums dQ in turn" : "", held,
+    snprintf(text, size,
+             "forward as %s, plans made in %.2f s, with %.3g MiB of workspace forward and %.3g MiB backward%s; %s%s",
+             p && p->operation ? "one operation" : "a graph of operations", library->planning_s, forward, backward,
+             turns ? ", which sums dQ in turn" : "", held,
              p && p->plan && !p->may_differ
                  ? "by its own notes its forward is deterministic: recomputation changes no bit"
                  : "that recomputation changes no bit is not promised");
@@ -599,8 +653,10 @@ static void fused_run(struct fused_library *library, const struct fused_plan *p,
         library->stream = dev->stream;
     if (!*b.reason)
         cudnn_ok(&b, library->functions.execute(library->handle, p->plan, pack), "the call");
-    if (*b.reason)
+    if (*b.reason && !library->checks)
         fail("cuDNN's attention: %s", b.reason);
+    if (*b.reason)
+        snprintf(library->broken, sizeof library->broken, "%s", b.reason);
     cudnn_close(&b);
 }
 

@@ -132,8 +132,40 @@ static void fused_compare(char *reason, size_t size, const struct fused_check *c
     }
 }
 
-// Writes what is wrong of fused on this GPU, for heads as the shape's; an empty text where it is right, or where there
-// is no flash to hold it against.
+// Writes what is wrong of one form of fused on this GPU, for heads as the shape's; an empty text where it is right.
+static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
+                             struct device *dev) {
+    struct fused_library *library = fused_library_of(dev);
+    fused_refuses_order(reason, size, shape, order, dev);
+    if (*reason)
+        return;
+    struct fused_check c = fused_check_open(shape, order, dev);
+    struct fused_results ours, theirs;
+    library->checks = true;
+    library->broken[0] = 0;
+    ours.out = fused_check_forward(&c, false, dev);
+    ours.dqkv = fused_check_backward(&c, false, dev);
+    theirs.out = fused_check_forward(&c, true, dev);
+    theirs.dqkv = fused_check_backward(&c, true, dev);
+    floatX *again = fused_check_forward(&c, true, dev), *dagain = fused_check_backward(&c, true, dev);
+    library->checks = false;
+    if (*library->broken)
+        snprintf(reason, size, "it can't be run on this GPU: %s", library->broken);
+    else
+        fused_compare(reason, size, &c, ours, theirs, &library->distance);
+    if (!*reason && memcmp(again, theirs.out, c.out_bytes) != 0)
+        snprintf(reason, size, "its forward pass, computed again on this GPU, gives other bits");
+    if (!*reason && order != FUSED_SUM_ANY && memcmp(dagain, theirs.dqkv, c.qkv_bytes) != 0)
+        snprintf(reason, size,
+                 "its deterministic backward pass, computed again on this GPU, gives other bits "
+                 "(--deterministic-mode=false allows that)");
+    fused_check_close(&c);
+    floatX *const all[] = {ours.out, ours.dqkv, theirs.out, theirs.dqkv, again, dagain};
+    for (int i = 0; i < 6; i++)
+        free(all[i]);
+}
+// The same of fused, whose forward is a graph of operations from then on where it is not right as one operation; an
+// empty text, too, where there is no flash to hold it against.
 static void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
     struct attention_shape shape = like;
     shape.B = 1;
@@ -146,26 +178,13 @@ static void fused_check(char *reason, size_t size, struct attention_shape like, 
         reason[0] = 0;
         return;
     }
+    struct fused_library *library = fused_library_of(dev);
     const enum fused_order order = fused_order_of(like, any_order, dev); // by the model's length
-    fused_refuses_order(reason, size, shape, order, dev);
-    if (*reason)
+    fused_check_form(reason, size, shape, order, dev);
+    if (!*reason || library->composes)
         return;
-    struct fused_check c = fused_check_open(shape, order, dev);
-    struct fused_results ours, theirs;
-    ours.out = fused_check_forward(&c, false, dev);
-    ours.dqkv = fused_check_backward(&c, false, dev);
-    theirs.out = fused_check_forward(&c, true, dev);
-    theirs.dqkv = fused_check_backward(&c, true, dev);
-    floatX *again = fused_check_forward(&c, true, dev), *dagain = fused_check_backward(&c, true, dev);
-    fused_compare(reason, size, &c, ours, theirs, &fused_library_of(dev)->distance);
-    if (!*reason && memcmp(again, theirs.out, c.out_bytes) != 0)
-        snprintf(reason, size, "its forward pass, computed again on this GPU, gives other bits");
-    if (!*reason && order != FUSED_SUM_ANY && memcmp(dagain, theirs.dqkv, c.qkv_bytes) != 0)
-        snprintf(reason, size,
-                 "its deterministic backward pass, computed again on this GPU, gives other bits "
-                 "(--deterministic-mode=false allows that)");
-    fused_check_close(&c);
-    floatX *const all[] = {ours.out, ours.dqkv, theirs.out, theirs.dqkv, again, dagain};
-    for (int i = 0; i < 6; i++)
-        free(all[i]);
+    library->composes = true;
+    library->distance = 0;
+    fused_forget_plans(library);
+    fused_check_form(reason, size, shape, order, dev);
 }

@@ -5,7 +5,7 @@
 // Every name is the library's own, in lower case where it is a type or a function. The numbers are its binary
 // interface and the same in all of cuDNN 9; where a value is younger than 9.0 a comment says so. Sources: NVIDIA's
 // reference of the cuDNN graph library ("Backend API", docs.nvidia.com/deeplearning/cudnn) and the headers
-// cudnn_graph_v9.h of 9.19 and 9.26, whose values were compared with these.
+// cudnn_graph_v9.h of 9.19, 9.26 and 9.28, whose values were compared with these.
 //
 // How the API is used. A descriptor is made of a type, given attributes one at a time, finalized, and read-only from
 // then on; finalizing checks it and says what is wrong by its status and cudnnGetLastErrorString. An attribute's value
@@ -53,6 +53,7 @@ enum cudnn_descriptor_type {
     CUDNN_BACKEND_REDUCTION_DESCRIPTOR = 21,
     CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR = 22,
     CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR = 31,
+    CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR = 41, // from 9.13 on
 };
 
 // With the type and the number of elements that each takes.
@@ -115,6 +116,16 @@ enum cudnn_attribute_name {
     // another view of a tensor's elements
     CUDNN_ATTR_OPERATION_RESHAPE_XDESC = 2200, // BACKEND_DESCRIPTOR each
     CUDNN_ATTR_OPERATION_RESHAPE_YDESC = 2201,
+    // attention, from 9.13 on: O = softmax(f(scale Q K^T)) V, STATS = the log-sum-exp of each row of f(scale Q K^T)
+    CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC = 2800, // BACKEND_DESCRIPTOR each; K is (B, heads, T, D), as V
+    CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC = 2801,
+    CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC = 2802,
+    CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC = 2803,
+    CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC = 2804,
+    CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC = 2805,
+    CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH = 2811, // BACKEND_DESCRIPTOR, f as a graph without a handle; from 9.21 on
+    CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID = 2812, // INT64, f's virtual tensors; from 9.21 on
+    CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID = 2813,
 };
 
 enum cudnn_attribute_type {

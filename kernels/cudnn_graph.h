@@ -26,6 +26,7 @@ struct cudnn_builder {
 struct cudnn_tensor {
     struct cudnn_descriptor *descriptor;
     int64_t dims[CUDNN_RANK];
+    int64_t id;
 };
 enum cudnn_place { CUDNN_IN_MEMORY, CUDNN_BY_VALUE, CUDNN_VIRTUAL };
 
@@ -99,6 +100,7 @@ static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64
     snprintf(what, sizeof what, "tensor %d", (int)id);
     t.descriptor = cudnn_make(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     memcpy(t.dims, dims, sizeof t.dims);
+    t.id = id;
     cudnn_set_int64(b, t.descriptor, CUDNN_ATTR_TENSOR_UNIQUE_ID, id);
     cudnn_set_type(b, t.descriptor, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
     cudnn_set_int64(b, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT,
@@ -229,6 +231,16 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
     cudnn_operation(b, operation, "a reshape");
     return y;
+}
+
+// A graph of the operations since the first `before`, which are the builder's no longer: for an operation that has it.
+static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
+    struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
+              b->operations + before);
+    cudnn_finish(b, graph, "the graph within an operation");
+    b->operation_count = before;
+    return graph;
 }
 
 // ---- execution plans ----

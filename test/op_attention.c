@@ -1071,6 +1071,67 @@ static void test_fused_in_turn(void **state) {
     unsetenv("EMU_CUDNN_VERSION");
 }
 #endif
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
+// Whether the forward plan of a shape that was run is of one operation.
+static bool was_one_operation(struct attention_shape s) {
+    const struct fused_key key = fused_key_of(s, false, FUSED_SUM_ANY);
+    const struct fused_plan *p = fused_plan_for(dev.fused, &key);
+    return p->plan && p->operation;
+}
+// Forward as one operation, from 9.21 on, and by a graph of operations before and where it is refused.
+static void test_fused_operation(void **state) {
+    static const struct {
+        const char *version, *refuse;
+        bool operation;
+    } cases[] = {{"92099", "", false}, {"92100", "", true}, {"92800", "operation", false}, {"92800", "", true}};
+    skip_without_fused();
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            struct attention_shape s = shape_of(1 + j % 2, j < 2 ? 37 : 130, 4, 1 << j % 3, j < 2 ? 80 : 64);
+            s.full = j % 2 != 0;
+            use_fused(cases[i].version, "");
+            setenv("EMU_CUDNN_REFUSE", cases[i].refuse, 1);
+            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, false));
+            assert_true(was_one_operation(s) == cases[i].operation);
+        }
+    unsetenv("EMU_CUDNN_REFUSE");
+    use_fused("92800", "");
+    check_backend(ATTENTION_FUSED, shape_of(1, 130, 1, 1, 64), 20, 20, 0);
+    check_bits(ATTENTION_FUSED, shape_of(2, 130, 4, 2, 80), 0);
+    attention_close(&dev);
+    unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
+    unsetenv("EMU_CUDNN_VERSION");
+}
+// What is wrong with the one operation is found before it is chosen, and the graph of operations taken in its place.
+static void test_choice_of_operation(void **state) {
+    static const struct {
+        const char *variable, *value, *words;
+    } cases[] = {
+        {"EMU_NONE", "", "fused, cuDNN 9.28.0 bf16"},
+        {"EMU_NONE", "", "; forward as one operation, plans made in "},
+        {"EMU_CUDNN_REFUSE", "operation", "; forward as a graph of operations, plans made in "},
+        {"EMU_CUDNN_REFUSE", "execute operation", "; forward as a graph of operations, plans made in "},
+        {"EMU_CUDNN_FAULT", "operation", "; forward as a graph of operations, plans made in "},
+        {"EMU_CUDNN_FAULT", "operation", "; here within 0.00"},
+        {"EMU_CUDNN_FAULT", "forward", "fused: its output is wrong on this GPU"},
+        {"EMU_CUDNN_REFUSE", "execute", "fused: it can't be run on this GPU: the call: CUDNN_STATUS_EXECUTION"}};
+    const struct attention_demands demands = {0, NULL, false};
+    skip_without_fused();
+    unsetenv("NVTE_FUSED_ATTN");
+    for (int i = 0; i < 8; i++) {
+        use_fused("92800", "");
+        setenv(cases[i].variable, cases[i].value, 1);
+        const struct attention_choice c = attention_choose(ATTENTION_AUTO, shape_of(1, 128, 2, 1, 80), demands, &dev);
+        unsetenv(cases[i].variable);
+        if (!strstr(c.reason, cases[i].words))
+            fail_msg("%s=%s: \"%s\" without \"%s\"", cases[i].variable, cases[i].value, c.reason, cases[i].words);
+    }
+    attention_close(&dev);
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+    unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
+    unsetenv("EMU_CUDNN_VERSION");
+}
+#endif
 // Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
 static void test_fused_low_scores(void **state) {
     static const int lengths[] = {192 - 31, 192, 704};
@@ -2019,6 +2080,8 @@ int main(void) {
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
         cmocka_unit_test(test_fused_wide_heads),
         cmocka_unit_test(test_fused_in_turn),
+        cmocka_unit_test(test_fused_operation),
+        cmocka_unit_test(test_choice_of_operation),
 #endif
         cmocka_unit_test(test_fused_low_scores),
 #ifdef PRECISION_BF16

@@ -20,9 +20,11 @@
 //                      masked by -infinity, below 9.26 on compute capability 9.0 dQ in rows of a low log-sum-exp,
 //                      without a mask, if the keys are 64 more than a multiple of 128
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
-//                      finalized; execute: no plan runs
-//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; backward: dV is; nan: one element of dQ is NaN; bits: an
-//                      element of O differs from run to run; order: one of dQ does
+//                      finalized; execute: no plan runs; operation, execute operation: the same of attention's
+//                      forward as one operation alone
+//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; operation: the same where forward is one operation;
+//                      backward: dV is; nan: one element of dQ is NaN; bits: an element of O differs from run to run;
+//                      order: one of dQ does
 // dQ by way of a sum in memory is added in another order each time, as the library's is, but by the engine that adds in
 // turn: not the same bits.
 #include "test/emu/cudnn_run.h"
@@ -256,6 +258,7 @@ static cudnnStatus_t emu_cudnn_finalize_by_type(emu_cudnn_descriptor *d) {
     case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR: return emu_cudnn_finalize_matmul_operation(*d);
     case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR: return emu_cudnn_finalize_reduction_operation(*d);
     case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR: return emu_cudnn_finalize_reshape_operation(*d);
+    case CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR: return emu_cudnn_finalize_sdpa_operation(*d);
     case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: return emu_cudnn_finalize_graph(d);
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR: emu_cudnn_find_configurations(d); break;
     case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR: return emu_cudnn_configuration_supports(*d, &match);
@@ -375,6 +378,11 @@ static cudnnStatus_t emu_cudnn_hold_execute(cudnnHandle_t handle, const emu_cudn
     EMU_CUDNN_HOLD(emu_cudnn_get<cudnnHandle_t>(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, NULL) == handle,
                    CUDNN_STATUS_BAD_PARAM, "the plan is another handle's");
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("execute"), CUDNN_STATUS_EXECUTION_FAILED_CUDART, "EMU_CUDNN_REFUSE=execute");
+    const emu_cudnn_descriptor &engine =
+        *emu_cudnn_engine_of(*emu_cudnn_other(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
+    EMU_CUDNN_HOLD(!emu_cudnn_refuses("execute operation") ||
+                       !emu_cudnn_other(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph->single,
+                   CUDNN_STATUS_EXECUTION_FAILED_CUDART, "EMU_CUDNN_REFUSE=execute operation");
     return CUDNN_STATUS_SUCCESS;
 }
 // Where a version's result is known to be wrong, and asks for another graph.

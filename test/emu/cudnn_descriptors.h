@@ -118,7 +118,16 @@ static const emu_cudnn_rule emu_cudnn_rules[] = {
     OPERATION(REDUCTION, YDESC, EMU_REQUIRED, TENSOR),
     OPERATION(RESHAPE, XDESC, EMU_REQUIRED, TENSOR),
     OPERATION(RESHAPE, YDESC, EMU_REQUIRED, TENSOR),
-    OF(OPERATIONGRAPH, HANDLE, HANDLE, 1, 1, EMU_REQUIRED, -1),
+    OPERATION(SDPA_FWD, QDESC, EMU_REQUIRED, TENSOR),
+    OPERATION(SDPA_FWD, KDESC, EMU_REQUIRED, TENSOR),
+    OPERATION(SDPA_FWD, VDESC, EMU_REQUIRED, TENSOR),
+    OPERATION(SDPA_FWD, ODESC, EMU_REQUIRED, TENSOR),
+    OPERATION(SDPA_FWD, STATSDESC, 0, TENSOR),
+    OPERATION(SDPA_FWD, SCALEDESC, 0, TENSOR),
+    OPERATION(SDPA_FWD, SUBGRAPH, 0, OPERATIONGRAPH),
+    OF(OPERATION_SDPA_FWD, SUBGRAPH_INPUT_UID, INT64, 1, 1, 0, -1),
+    OF(OPERATION_SDPA_FWD, SUBGRAPH_OUTPUT_UID, INT64, 1, 1, 0, -1),
+    OF(OPERATIONGRAPH, HANDLE, HANDLE, 1, 1, 0, -1), // a graph within an operation has none
     OF(OPERATIONGRAPH, OPS, BACKEND_DESCRIPTOR, 1, EMU_CUDNN_MOST, EMU_REQUIRED, -1),
     OF(OPERATIONGRAPH, ENGINE_GLOBAL_COUNT, INT64, 1, 1, EMU_READ_ONLY, -1),
     OF(ENGINEHEUR, MODE, HEUR_MODE, 1, 1, EMU_REQUIRED, -1),
@@ -150,6 +159,8 @@ static const emu_cudnn_rule *emu_cudnn_rule_of(cudnnBackendDescriptorType_t type
     return NULL;
 }
 static bool emu_cudnn_has_type(cudnnBackendDescriptorType_t type) {
+    if (type == CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR && emu_cudnn_version() < 92100)
+        return false; // it came with 9.13, and graphs within it with 9.21
     for (const emu_cudnn_rule &rule : emu_cudnn_rules)
         if (rule.descriptor == type)
             return true;

@@ -181,6 +181,7 @@ struct cudnn_attention {
     bool causal, add_dq; // add_dq: dQ is summed in memory, in no order
     cudnnDataType_t type;
     enum cudnn_flaw flaw; // of the forward graph
+    bool operation;       // forward is one operation
 };
 enum {
     UID_Q = 1,
@@ -218,8 +219,52 @@ static cudnnBackendDescriptor_t cudnn_mask(struct cudnn_builder *g, const struct
     g->pointwise(CUDNN_POINTWISE_BINARY_SELECT, scores, none, seen, masked);
     return masked;
 }
+// Forward as one operation: what each of its attributes is, and its mask, so that a test can have another.
+struct cudnn_sdpa_operation {
+    cudnnBackendDescriptor_t q, k, v, o, stats, scale, mask; // NULL: not set
+    int64_t in, out;                                         // the mask's tensors
+};
+static void cudnn_add_sdpa(struct cudnn_builder *g, const struct cudnn_sdpa_operation &s) {
+    const std::pair<cudnnBackendAttributeName_t, cudnnBackendDescriptor_t> all[] = {
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, s.q},         {CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, s.k},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, s.v},         {CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, s.o},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC, s.stats}, {CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, s.scale},
+        {CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, s.mask}};
+    cudnnBackendDescriptor_t op = g->make(CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+    for (const auto &one : all)
+        if (one.second && op)
+            g->set(op, one.first, one.second);
+    if (s.in >= 0)
+        g->set(op, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, CUDNN_TYPE_INT64, 1, &s.in);
+    if (s.out >= 0)
+        g->set(op, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, CUDNN_TYPE_INT64, 1, &s.out);
+    g->ops = {g->finalize(op, "attention")};
+}
+static struct cudnn_sdpa_operation cudnn_sdpa_of(struct cudnn_builder *g, const struct cudnn_attention *a) {
+    const int64_t B = a->batch, H = a->heads, G = a->kv_heads, T = a->queries, S = a->keys, D = a->width;
+    struct cudnn_sdpa_operation s = {};
+    s.q = g->tensor(UID_Q, a->type, {B, H, T, D}, cudnn_strides(T, a->row, D, false), g->MEMORY);
+    s.k = g->tensor(UID_K, a->type, {B, G, S, D}, cudnn_strides(S, a->kv_row, D, false), g->MEMORY);
+    s.v = g->tensor(UID_V, a->type, {B, G, S, D}, cudnn_strides(S, a->kv_row, D, false), g->MEMORY);
+    s.o = g->tensor(UID_O, a->type, {B, H, T, D}, cudnn_strides(T, H * D, D, false), g->MEMORY);
+    s.stats = g->tensor(UID_STATS, CUDNN_DATA_FLOAT, {B, H, T, 1}, {H * T, T, 1, 1}, g->MEMORY);
+    s.scale = g->tensor(UID_SCALE, CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, g->VALUE, 4);
+    s.in = s.out = -1;
+    if (a->causal) {
+        s.in = g->next_uid;
+        cudnn_mask(g, a, g->between({B, H, T, S}));
+        s.out = g->next_uid - 1; // what the mask made last
+        s.mask = g->graph(NULL);
+        g->ops.clear();
+    }
+    return s;
+}
 static cudnnBackendDescriptor_t cudnn_forward_graph(struct cudnn_builder *g, const struct cudnn_attention *a,
                                                     cudnnHandle_t handle) {
+    if (a->operation) {
+        cudnn_add_sdpa(g, cudnn_sdpa_of(g, a));
+        return g->graph(handle);
+    }
     const int64_t B = a->batch, H = a->heads, G = a->kv_heads, T = a->queries, S = a->keys, D = a->width;
     const cudnn_builder::sizes scores = {B, H, T, S}, rows = {B, H, T, 1};
     auto q = g->tensor(UID_Q, a->type, {B, H, T, D}, cudnn_strides(T, a->row, D, false), g->MEMORY);

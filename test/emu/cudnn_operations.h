@@ -224,7 +224,8 @@ static cudnnStatus_t emu_cudnn_finalize_reshape_operation(const emu_cudnn_descri
 // ---- graphs ----
 
 struct emu_cudnn_graph {
-    std::vector<emu_cudnn_operation> operations; // each behind those whose results it reads
+    std::vector<emu_cudnn_operation> operations; // each behind those whose results it reads, but for a graph within one
+    bool single;                                 // one operation, expanded
     std::map<int64_t, emu_cudnn_tensor> tensors;
     std::map<int64_t, size_t> written_by; // operations, by unique id
 };
@@ -320,6 +321,102 @@ static cudnnStatus_t emu_cudnn_order(emu_cudnn_graph *graph, std::vector<emu_cud
     }
     return CUDNN_STATUS_SUCCESS;
 }
+
+// ---- attention as one operation ----
+
+static cudnnStatus_t emu_cudnn_finalize_sdpa_operation(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_tensor q = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC),
+                           k = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC),
+                           v = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC),
+                           o = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC);
+    EMU_CUDNN_HOLD(q.dims.size() == 4 && k.dims.size() == 4 && v.dims.size() == 4 && o.dims.size() == 4,
+                   CUDNN_STATUS_BAD_PARAM, "attention of tensors that have not four dimensions");
+    EMU_CUDNN_HOLD(q.dims[0] == k.dims[0] && q.dims[3] == k.dims[3] && q.dims[1] % k.dims[1] == 0 && k.dims == v.dims &&
+                       o.dims == q.dims,
+                   CUDNN_STATUS_BAD_PARAM,
+                   "attention of %lld heads of %lld queries of width %lld, %lld of %lld keys of %lld",
+                   (long long)q.dims[1], (long long)q.dims[2], (long long)q.dims[3], (long long)k.dims[1],
+                   (long long)k.dims[2], (long long)k.dims[3]);
+    const emu_cudnn_reference within = emu_cudnn_other(d, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
+    const cudnnBackendAttributeName_t names[] = {CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID,
+                                                 CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID};
+    for (const cudnnBackendAttributeName_t name : names) {
+        EMU_CUDNN_HOLD(d.values.count(name) == (within ? 1u : 0u), CUDNN_STATUS_BAD_PARAM,
+                       "a graph within attention goes with the ids of its input and output");
+        if (!within)
+            continue;
+        const auto found = within->graph->tensors.find(emu_cudnn_get<int64_t>(d, name, 0));
+        EMU_CUDNN_HOLD(found != within->graph->tensors.end() && found->second.is_virtual, CUDNN_STATUS_BAD_PARAM,
+                       "the graph within attention has no virtual tensor %lld",
+                       (long long)emu_cudnn_get<int64_t>(d, name, 0));
+        EMU_CUDNN_HOLD(found->second.dims == std::vector<int64_t>({q.dims[0], q.dims[1], q.dims[2], k.dims[2]}),
+                       CUDNN_STATUS_BAD_PARAM, "tensor %lld of the graph within attention is not of the scores' shape",
+                       (long long)found->first);
+    }
+    EMU_CUDNN_HOLD(!within || !within->values.count(CUDNN_ATTR_OPERATIONGRAPH_HANDLE), CUDNN_STATUS_BAD_PARAM,
+                   "the graph within attention has a handle");
+    return CUDNN_STATUS_SUCCESS;
+}
+// The operations that it stands for, by virtual tensors of their own: those that the engine's pattern has.
+static cudnnStatus_t emu_cudnn_expand_sdpa(emu_cudnn_graph *graph, const emu_cudnn_descriptor &d,
+                                           std::vector<emu_cudnn_operation> *operations) {
+    const emu_cudnn_tensor q = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC),
+                           v = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC);
+    emu_cudnn_tensor &k = graph->tensors[emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC).uid];
+    const std::vector<int64_t> scores = {q.dims[0], q.dims[1], q.dims[2], k.dims[2]},
+                               rows = {q.dims[0], q.dims[1], q.dims[2], 1};
+    const emu_cudnn_reference within = emu_cudnn_other(d, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
+    const auto between = [graph](const std::vector<int64_t> &dims, cudnnDataType_t type) {
+        const int64_t uid = (int64_t(1) << 40) + (int64_t)graph->tensors.size();
+        graph->tensors[uid] = {uid, 16, type, dims, std::vector<int64_t>(dims.size(), 1), true, false};
+        return uid;
+    };
+    const auto pointwise = [operations](cudnnPointwiseMode_t mode, int64_t x, int64_t b, int64_t y) {
+        const int operands = emu_cudnn_operands(mode);
+        operations->push_back(
+            {EMU_POINTWISE, mode, CUDNN_REDUCE_TENSOR_ADD, CUDNN_DATA_FLOAT, 0, x, b, 0, y, operands >= 2, false});
+        return y;
+    };
+    const auto product = [operations](int64_t x, int64_t b, int64_t y) {
+        operations->push_back(
+            {EMU_MATMUL, CUDNN_POINTWISE_ADD, CUDNN_REDUCE_TENSOR_ADD, CUDNN_DATA_FLOAT, 0, x, b, 0, y, true, false});
+        return y;
+    };
+    const auto reduce = [&](cudnnReduceTensorOp_t sum, int64_t x) {
+        const int64_t y = between(rows, CUDNN_DATA_FLOAT);
+        operations->push_back({EMU_REDUCTION, CUDNN_POINTWISE_ADD, sum, CUDNN_DATA_FLOAT, 0, x, 0, 0, y, false, false});
+        return y;
+    };
+    std::swap(k.dims[2], k.dims[3]); // the same elements, as the first product takes them
+    std::swap(k.strides[2], k.strides[3]);
+    if (within)
+        for (const auto &tensor : within->graph->tensors)
+            EMU_CUDNN_HOLD(emu_cudnn_same(graph->tensors.insert(tensor).first->second, tensor.second),
+                           CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "two different tensors have unique id %lld",
+                           (long long)tensor.first);
+    const int64_t in = within ? emu_cudnn_get<int64_t>(d, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, 0)
+                              : between(scores, CUDNN_DATA_FLOAT);
+    const bool scaled = d.values.count(CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC) > 0;
+    const int64_t first = product(q.uid, k.uid, scaled ? between(scores, CUDNN_DATA_FLOAT) : in);
+    if (scaled)
+        pointwise(CUDNN_POINTWISE_MUL, first, emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC).uid, in);
+    if (within)
+        operations->insert(operations->end(), within->graph->operations.begin(), within->graph->operations.end());
+    const int64_t masked =
+        within ? emu_cudnn_get<int64_t>(d, CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, 0) : in;
+    const int64_t max = reduce(CUDNN_REDUCE_TENSOR_MAX, masked);
+    const int64_t less = pointwise(CUDNN_POINTWISE_SUB, masked, max, between(scores, CUDNN_DATA_FLOAT));
+    const int64_t e = pointwise(CUDNN_POINTWISE_EXP, less, 0, between(scores, CUDNN_DATA_FLOAT));
+    const int64_t sum = reduce(CUDNN_REDUCE_TENSOR_ADD, e);
+    if (d.values.count(CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC))
+        pointwise(CUDNN_POINTWISE_ADD, max, pointwise(CUDNN_POINTWISE_LOG, sum, 0, between(rows, CUDNN_DATA_FLOAT)),
+                  emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC).uid);
+    const int64_t p = pointwise(CUDNN_POINTWISE_DIV, e, sum, between(scores, q.type));
+    product(p, v.uid, emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC).uid);
+    graph->single = true;
+    return CUDNN_STATUS_SUCCESS;
+}
+
 static cudnnStatus_t emu_cudnn_finalize_graph(emu_cudnn_descriptor *d) {
     const std::shared_ptr<emu_cudnn_graph> graph = std::make_shared<emu_cudnn_graph>();
     std::vector<emu_cudnn_operation> operations;
@@ -327,12 +424,21 @@ static cudnnStatus_t emu_cudnn_finalize_graph(emu_cudnn_descriptor *d) {
         EMU_CUDNN_HOLD(other->type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR ||
                            other->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR ||
                            other->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR ||
-                           other->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+                           other->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR ||
+                           other->type == CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR,
                        CUDNN_STATUS_BAD_PARAM, "a descriptor of type %d is no operation", other->type);
-        const cudnnStatus_t status = emu_cudnn_collect(graph.get(), *other);
+        cudnnStatus_t status = emu_cudnn_collect(graph.get(), *other);
+        if (status == CUDNN_STATUS_SUCCESS && other->type == CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR)
+            status = emu_cudnn_expand_sdpa(graph.get(), *other, &operations);
+        else
+            operations.push_back(emu_cudnn_operation_of(*other));
         if (status != CUDNN_STATUS_SUCCESS)
             return status;
-        operations.push_back(emu_cudnn_operation_of(*other));
+    }
+    if (!d->values.count(CUDNN_ATTR_OPERATIONGRAPH_HANDLE)) { // within an operation: checked with what is around it
+        graph->operations = operations;
+        d->graph = graph;
+        return CUDNN_STATUS_SUCCESS;
     }
     const cudnnStatus_t status = emu_cudnn_order(graph.get(), operations);
     if (status == CUDNN_STATUS_SUCCESS)

@@ -268,6 +268,9 @@ static cudnnStatus_t emu_cudnn_hold_tensors(const emu_cudnn_match *m) {
 // Whether the engine takes a graph; `match` is what it is.
 static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_match *match) {
     const int capability = emu_cudnn_capability();
+    EMU_CUDNN_HOLD(!graph->written_by.empty(), CUDNN_STATUS_BAD_PARAM, "a graph without a handle");
+    EMU_CUDNN_HOLD(!emu_cudnn_refuses("operation") || !graph->single, CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                   "EMU_CUDNN_REFUSE=operation");
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("graph"), CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "EMU_CUDNN_REFUSE=graph");
     EMU_CUDNN_HOLD(emu_cudnn_find_match(graph, match), CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                    "a graph of %zu operations that is not attention", graph->operations.size());

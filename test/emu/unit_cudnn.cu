@@ -224,12 +224,13 @@ static const struct cudnn_attention shapes[] = {
     {1, 3, 3, 17, 9, 64, 0, 0, true, false, CUDNN_DATA_HALF},
     {1, 2, 1, 65, 65, 128, 0, 0, true, false, CUDNN_DATA_BFLOAT16},
 };
-static void both_passes_are_attention(void **state) {
-    for (const struct cudnn_attention &shape : shapes) {
+static void check_both_passes(bool operation) {
+    for (struct cudnn_attention shape : shapes) {
+        shape.operation = operation;
         struct attention a = make_attention(shape);
-        test_case_without_seed("%lld heads of %lld, %lld queries, %lld keys, width %lld, causal %d",
+        test_case_without_seed("%lld heads of %lld, %lld queries, %lld keys, width %lld, causal %d, one operation %d",
                                (long long)shape.heads, (long long)shape.kv_heads, (long long)shape.queries,
-                               (long long)shape.keys, (long long)shape.width, shape.causal);
+                               (long long)shape.keys, (long long)shape.width, shape.causal, operation);
         run(&a, false);
         const struct expected e = expect(&a);
         const int64_t B = shape.batch, H = shape.heads, G = shape.kv_heads, T = shape.queries, S = shape.keys,
@@ -246,6 +247,12 @@ static void both_passes_are_attention(void **state) {
                 assert_int_equal(a.dq[t * a.of.row + i], 0xffff); // the gap
         free_attention(&a);
     }
+}
+static void both_passes_are_attention(void **state) { check_both_passes(false); }
+static void one_operation_is_attention(void **state) {
+    setenv("EMU_CUDNN_VERSION", "92100", 1);
+    check_both_passes(true);
+    unsetenv("EMU_CUDNN_VERSION");
 }
 // What the graph says is computed, not what attention would be.
 static void values_and_masks_are_the_graphs(void **state) {
@@ -356,6 +363,18 @@ static const struct refusal {
     {"one query of one key", "EMU_NONE", "", {1, 2, 2, 1, 1, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, true, false},
     {"Turing", "EMU_CAPABILITY", "7.5", {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, false, false},
     {"9.10.0", "EMU_CUDNN_VERSION", "91000", {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, true, false},
+    {"one operation before 9.21",
+     "EMU_CUDNN_VERSION",
+     "92099",
+     {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16, CUDNN_NO_FLAW, true},
+     false,
+     true},
+    {"one operation",
+     "EMU_CUDNN_VERSION",
+     "92100",
+     {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16, CUDNN_NO_FLAW, true},
+     true,
+     true},
     {"no graph is taken",
      "EMU_CUDNN_REFUSE",
      "graph",
@@ -533,6 +552,7 @@ int main(int argc, char **argv) {
             return commit_fault(&fault, argc > 2 && strcmp(argv[2], "well") == 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_passes_are_attention),
+        cmocka_unit_test(one_operation_is_attention),
         cmocka_unit_test(values_and_masks_are_the_graphs),
         cmocka_unit_test(dq_summed_in_memory_has_other_bits_each_time),
         cmocka_unit_test(runs_in_its_turn_and_is_recorded),

@@ -72,6 +72,17 @@ static void pack_of(B *g, int64_t ids, int64_t pointers, int64_t second_id, void
     g->finalize(pack, "variant pack");
 }
 
+// Attention as one operation, with a change, in a graph that an engine is asked for.
+static void sdpa_with(B *g, void (*change)(B *g, struct cudnn_sdpa_operation *s)) {
+    setenv("EMU_CUDNN_VERSION", "92100", 1);
+    struct cudnn_sdpa_operation s = cudnn_sdpa_of(g, &small);
+    change(g, &s);
+    cudnn_add_sdpa(g, s);
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        config_of(g, g->graph(handle), 0);
+    unsetenv("EMU_CUDNN_VERSION");
+}
+
 static const struct breach {
     const char *name;
     cudnnStatus_t status;
@@ -226,6 +237,28 @@ static const struct breach {
      }},
     {"an engine that there is not", CUDNN_STATUS_NOT_SUPPORTED,
      [](B *g) { config_of(g, cudnn_forward_graph(g, &small, handle), 1); }},
+    {"attention as one operation", CUDNN_STATUS_SUCCESS,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *) {}); }},
+    {"attention without keys", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { s->k = NULL; }); }},
+    {"attention without the log-sum-exp", CUDNN_STATUS_NOT_SUPPORTED,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { s->stats = NULL; }); }},
+    {"attention of keys that are transposed", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) {
+         sdpa_with(g, [](B *g, struct cudnn_sdpa_operation *s) {
+             s->k = g->tensor(UID_K, CUDNN_DATA_BFLOAT16, {1, 2, 8, 16}, {256, 8, 1, 16}, B::MEMORY);
+         });
+     }},
+    {"attention whose mask has no input", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { s->in = -1; }); }},
+    {"attention whose mask's output is no tensor of it", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { s->out = 7; }); }},
+    {"attention whose mask's ids are exchanged", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { std::swap(s->in, s->out); }); }},
+    {"a mask's ids without a mask", CUDNN_STATUS_BAD_PARAM,
+     [](B *g) { sdpa_with(g, [](B *, struct cudnn_sdpa_operation *s) { s->mask = NULL; }); }},
+    {"an engine of a graph without a handle", CUDNN_STATUS_NOT_SUPPORTED,
+     [](B *g) { config_of(g, cudnn_forward_graph(g, &small, NULL), 0); }},
     {"a plan without a configuration", CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
      [](B *g) {
          cudnnBackendDescriptor_t plan = g->make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
