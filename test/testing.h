@@ -26,7 +26,7 @@ extern "C" {
 #include <unistd.h>   // close
 
 // What a test relies on where it is started alone, such as in a script's background: standard files that are open, signals
-// that are neither ignored nor blocked, a umask. test/environment.py prepares these and the rest where all tests run.
+// that are neither ignored nor blocked, a umask, lines that are written as they end. test/environment.py prepares these and the rest where all tests run.
 // SIGHUP stays ignored, so that a run under nohup goes on, as do those that stop a background job.
 __attribute__((constructor)) static inline void test_prepare(void) {
     int file;
@@ -43,7 +43,8 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     umask(022);
-    if (getenv("TEST_FILTER")) // of the tests of a cmocka program, only those whose name has this pattern
+    setvbuf(stdout, NULL, _IOLBF, 0); // what a test said stays said where a limit ends this program
+    if (getenv("TEST_FILTER"))        // of the tests of a cmocka program, only those whose name has this pattern
         cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
 
