@@ -474,7 +474,9 @@ if [ -z "$gpu" ]; then
     echo "skipped: nvidia-smi names no GPU to check on"
     exit 77
 fi
-for tool in make g++ timeout realpath; do
+tools="timeout realpath"
+[[ ,$stages, != *,build,* || -n $rehearsal ]] || tools+=" make g++" # what was built elsewhere needs neither
+for tool in $tools; do
     if ! command -v "$tool" >/dev/null; then
         echo "gpu_check.sh: $tool is not installed" >&2
         exit 2

@@ -687,6 +687,92 @@ def write_program(path, text):
     os.chmod(path, 0o755)
 
 
+KILLED = """#include "test/testing.h"
+static void first(void **state) { }
+static void second(void **state) { printf("# of the second\\n"); raise(SIGKILL); }
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(first), cmocka_unit_test(second)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+"""
+
+
+class TestPrograms(unittest.TestCase):
+    def test_what_was_said_stays(self):
+        """Of a test program that is killed, also where its stdout is a file: what passed, and lines of the test's own."""
+        with tempfile.TemporaryDirectory() as folder:
+            write_program(folder + "/killed.c", KILLED)
+            built = subprocess.run(["gcc", "-I", ROOT, folder + "/killed.c", "-lcmocka", "-o", folder + "/killed"], capture_output=True,
+                                   text=True, check=False, timeout=120)
+            if "cmocka" in built.stderr:
+                self.skipTest("there is no cmocka")
+            self.assertEqual(built.returncode, 0, built.stderr)
+            with open(folder + "/output", "w", encoding="utf-8") as file:
+                status = subprocess.run([folder + "/killed"], stdout=file, stderr=subprocess.STDOUT, check=False, timeout=60,
+                                        env={**os.environ, "CMOCKA_MESSAGE_OUTPUT": "TAP"}).returncode
+            self.assertEqual(status, -signal.SIGKILL)
+            with open(folder + "/output", encoding="utf-8") as file:
+                self.assertRegex(file.read(), "ok 1 - first\n(.*\n)*# of the second\n")
+
+
+# ---- a visit ----
+
+# In place of train_gpt: what it was asked for goes into a file, and its steps are of 1 ms.
+TRAINS = """#!%s
+import json, os, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(os.environ["STAND_IN_FOLDER"] + "/asked", "a") as f:
+    f.write(json.dumps(options) + "\\n")
+with open(options["--plan-json"], "w") as f:
+    json.dump({"peak_bytes": 1}, f)
+with open(options["--out"] + "/log.jsonl", "w") as f:
+    for step in range(1, int(options["--train-steps"]) + 1):
+        f.write(json.dumps({"step": step, "step_ms": 1, "tokens_per_second": 100.0, "peak_bytes": 1, "mfu": 0.5, "loss": 7.0}) + "\\n")
+""" % sys.executable
+
+
+class Visit(unittest.TestCase):
+    """scripts/gpu_check.sh with programs that were built elsewhere, on a machine where little is installed."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.tree = cls.folder + "/tree"
+        for path in ("bin", "tree/scripts", "tree/build/cuda"):
+            os.makedirs(f"{cls.folder}/{path}")
+        for name in os.listdir("/usr/bin"):
+            if not re.search(r"make|[gc](\+\+|cc)|nvcc|nvidia|^(ncu|nsys|python.*)$", name):
+                os.symlink("/usr/bin/" + name, f"{cls.folder}/bin/{name}")
+        for name in glob.glob(SCRIPTS + "/*.py") + [SCRIPTS + "/gpu_check.sh"]:
+            shutil.copy(name, cls.tree + "/scripts/")
+        for name, text in STAND_INS.items():
+            write_program(f"{cls.folder}/bin/{name}", text)
+        os.symlink(sys.executable, cls.folder + "/bin/python3")
+        write_program(cls.tree + "/build/train_gpt", TRAINS)
+        for name in ("unit_first", "memory_probe", "op_attention_bf16", "op_attention_fp32"):
+            write_program(f"{cls.tree}/build/cuda/{name}", PROGRAMS[name])
+
+    def visit(self, *arguments, status=0, **environment):
+        """The checks of the report, and what was said."""
+        results = f"{self.folder}/{self.id()}"
+        result = subprocess.run([self.tree + "/scripts/gpu_check.sh", *arguments, results], capture_output=True, text=True, check=False,
+                                timeout=300, env={"PATH": self.folder + "/bin", "HOME": self.folder, "STAND_IN_FOLDER": self.folder,
+                                                  "PYTHON": self.folder + "/bin/python", **environment})
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        if not os.path.exists(results + "/gpu_check.json"):
+            return {}, result.stdout + result.stderr
+        with open(results + "/gpu_check.json", encoding="utf-8") as file:
+            return {check["check"]: check for check in json.load(file)["checks"]}, result.stdout + result.stderr
+
+    def test_a_compiler_is_for_the_build(self):
+        checks, _ = self.visit("--stages", "unit")
+        self.assertEqual(checks["unit_first"]["outcome"], "passed")
+        _, said = self.visit("--stages", "build,unit", status=2)
+        self.assertIn("make is not installed", said)
+
+
 # In place of apt, which needs a network.
 APT = {
     "apt-cache": """#!/bin/sh
