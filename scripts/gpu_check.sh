@@ -274,10 +274,12 @@ train_run() {
     step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
 token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
-# train_case PRESET:LENGTH:BATCH POLICY: a run of the table of training, of tokens of the preset's vocabulary.
+# train_case PRESET:LENGTH:BATCH[:MICRO_STEPS] POLICY: a run of the table of training, of tokens of the preset's vocabulary.
 train_case() {
-    local preset length batch policy=$2 data=llama options=()
-    IFS=: read -r preset length batch <<<"$1"
+    local preset length batch micro_steps policy=$2 steps=14 data=llama options=()
+    IFS=: read -r preset length batch micro_steps <<<"$1"
+    [ -z "$micro_steps" ] || steps=8
+    [ -z "$small" ] || steps=6
     case $preset in
     demo) data=bytes ;;
     gpt2*) data=gpt2 ;;
@@ -287,17 +289,19 @@ train_case() {
         options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
     fi
     train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
-        --max-position-embeddings "$length" --micro-batch-size "$batch" --recompute-granularity "$policy" "${options[@]}" --train-steps $((small ? 6 : 14)) \
+        --max-position-embeddings "$length" --micro-batch-size "$batch" --global-batch-size $((${micro_steps:-1} * batch)) \
+        --recompute-granularity "$policy" "${options[@]}" --train-steps $steps \
         --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda
 }
-# Model, T and B. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md. All of ours come before
-# PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
+# Model, T, B and micro-steps. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md, in steps of
+# 8 micro-steps where the goal's are of hundreds of thousands of tokens: 14 to 20 s a run at the goals' rates. All of ours come
+# before PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
 train_table() {
-    local case preset length batch policy
-    local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16 qwen2.5-0.5b:1024:16 qwen2.5-1.5b:1024:16"
-    local lossy="qwen2.5-7b:1024:4" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
+    local case preset length batch micro_steps policy
+    local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16:8 qwen2.5-0.5b:1024:16:8 qwen2.5-1.5b:1024:16:8"
+    local lossy="qwen2.5-7b:1024:4:8" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
-        peers=demo:64:1 lossy='' others='' # auto measures rates first, for which an emulator takes minutes
+        peers=demo:64:1:2 lossy='' others='' # auto measures rates first, for which an emulator takes minutes
     fi
     is_built "$train_gpt" train_table && token_shards || return
     for case in $peers; do
@@ -307,10 +311,10 @@ train_table() {
         train_case "$case" auto
     done
     for case in $peers; do
-        IFS=: read -r preset length batch <<<"$case"
+        IFS=: read -r preset length batch micro_steps <<<"$case"
         if torch_is_here; then
             step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
-                --batch "$batch"
+                --batch "$batch" ${micro_steps:+--micro-steps "$micro_steps" --steps 4}
         fi
     done
     for case in $peers; do

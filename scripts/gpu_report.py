@@ -53,7 +53,9 @@ FP8_AIMS = {"gpt2-1558m": 1.24, "llama3-8b": 1.38}
 # Bytes and flops a second by which docs/gpu/kernels.md predicts, an H200's.
 PREDICTED_BY = (4.3e12, 790e12)
 # What training in bf16 at T = 1024 is to reach on one H100: the field of a row, its value and whose figure it is. llmq's are of
-# steps of 524,288 tokens, so that AdamW's share of a step is less there than at the batches that are timed here.
+# steps of 524,288 tokens. The models that have them, and gpt2-1558m, are timed in steps of 8 micro-steps, 131,072 tokens (32,768
+# at 7B), so that AdamW's share of a step is an eighth of a single micro-step's and still 4 times what it is there (16 at 7B): what
+# that leaves is for the peer. llm.c's 124M is of 65,536 tokens a GPU, which are one micro-step here.
 GOALS = {
     "gpt2-124m": ("tokens_per_second", 1.25 * 463e3, "1.25 x llm.c's 463 thousand tokens/s, a GPU of 8 H100 (modded-nanogpt's README)"),
     "gpt2-1558m": ("mfu", 0.6, "60 % MFU; llm.c has 47 % on 8 H100"),
@@ -131,7 +133,7 @@ def data(folder):
             text += file.read() + b"\0"
     write_shard(f"{folder}/bytes_000.bin", text, 2)
     numbers = random.Random(1)
-    # 14 steps of any benchmark read no token twice: 64 x 1024 of one rank, 8 x 16 x 1024 of eight.
+    # No benchmark reads a token twice: 14 steps of 64 x 1024 by one rank, of 16 x 1024 by eight; 8 of 8 micro-steps of 16 x 1024.
     count = 14 * 8 * 16384 + 1
     write_shard(f"{folder}/gpt2_000.bin", numbers.choices(range(50257), k=count), 2)
     write_shard(f"{folder}/llama_000.bin", numbers.choices(range(128256), k=count), 4)  # tokens of Qwen2.5's vocabulary, too
@@ -176,8 +178,10 @@ def measure(folder, options, ranks=1):
         os.remove(log)
     status, output = launch([TRAIN_GPT, "--out", folder, "--plan-json", plan, "--val-every", "0", "--checkpoint-every", "0",
                              "--log-every", "1000", *options], ranks)
+    batch = int(option(options, "--micro-batch-size", 0))
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
-           "length": int(option(options, "--seq-length", 0)), "batch": int(option(options, "--micro-batch-size", 0)),
+           "length": int(option(options, "--seq-length", 0)), "batch": batch,
+           "micro_steps": max(1, int(option(options, "--global-batch-size", 0)) // (max(1, batch) * ranks)),
            "policy": option(options, "--recompute-granularity", "none") + ", lossy states" * ("--allow-lossy-states" in options)}
     if status != 0:
         said = [line for line in output.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
@@ -340,14 +344,23 @@ def goal_text(field, value):
     return {"mfu": f"{100 * (value or 0):.1f} % MFU", None: "-"}.get(field, f"{value or 0:.0f}")
 
 
+def work_of(row):
+    """What a row's step does, the same for two rows whose rates may be compared: an AdamW to so many tokens."""
+    return row["preset"], row["length"], row["batch"], row.get("micro_steps", 1)
+
+
+def batch_text(row):
+    return f"B {row['batch']}" + (f" x {row['micro_steps']} micro-steps" if row.get("micro_steps", 1) > 1 else "")
+
+
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
     rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["batch"], row["engine"] == "torch"))
-    lines = ["| model | T | B | | recompute | tokens/s | MFU | goal | of goal | peak GiB | planned GiB | tokens/s, over torch.compile |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| model | T | B | micro-steps | | recompute | tokens/s | MFU | goal | of goal | peak GiB | planned GiB | tokens/s, over torch.compile |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        same = [r for r in rows if all(r[name] == row[name] for name in ("preset", "length", "batch"))]
+        same = [r for r in rows if work_of(r) == work_of(row)]
         peer = next((r.get("tokens_per_second") for r in same if r["engine"] == "torch"), None)
         rate, mfu = row.get("tokens_per_second"), row.get("mfu")
         if row["engine"] == "torch" and rate:  # the same flops a token as ours, so the same MFU at the same rate
@@ -356,7 +369,7 @@ def training_table(rows):
         ratio = rate / peer if rate and peer and row["engine"] == "ours" else None
         field, goal = goal_of(row)
         reached = row.get(field) and row[field] / goal
-        lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row['engine']} | {row['policy']} | "
+        lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row.get('micro_steps', 1)} | {row['engine']} | {row['policy']} | "
                      f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | {goal_text(field, goal)} | "
                      f"{number(reached, '{:.2f}')} | {number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
                      f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
@@ -378,7 +391,7 @@ def goals_list(attention_rows, training_rows):
         best = max((row for row in training_rows if row.get("preset") == preset and goal_of(row)[0] and row.get(field)),
                    key=lambda row: row[field], default=None)
         judged.append((f"{preset}, T {GOAL_LENGTH}", goal_text(field, goal), source, best and best[field] / goal,
-                       best and f"{goal_text(field, best[field])}, B {best['batch']}, {best['policy']}"))
+                       best and f"{goal_text(field, best[field])}, {batch_text(best)}, {best['policy']}"))
     verdicts = ["not measured" if share is None else "met" if share >= 1 else "missed" for *_, share, _ in judged]
     lines = ["**Goals: " + ", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured")) +
              "**. They are an H100's, of one GPU in bf16.", ""]
@@ -465,7 +478,7 @@ def report_lines(results):
                          ("Attention's backward, deterministic, TFLOP/s, bf16",
                           attention_table(attention_rows, "deterministic backward")),
                          ("Attention that was refused", refusals(attention_rows)),
-                         ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
+                         ("Training, bf16, a step of micro-steps x B x T tokens", training_table(rows_of_stage("train_table"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",
                           ranks_table(rows_of_stage("ranks"))),

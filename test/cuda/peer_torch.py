@@ -4,9 +4,10 @@
   peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
                                                deterministic backward, causal and full; FlashAttention-3, where its
                                                flash_attn_interface is installed: PyTorch's flash is FlashAttention-2
-  peer_torch.py train --preset NAME --length T --batch B [--steps N] [--float8]
-                                               tokens/s and peak memory of a training step; --float8: linear layers by torchao,
-                                               in its default recipe, tensorwise
+  peer_torch.py train --preset NAME --length T --batch B [--micro-steps M] [--steps N] [--float8]
+                                               tokens/s and peak memory of a training step, whose gradients are those of M
+                                               batches of B; --float8: linear layers by torchao, in its default recipe,
+                                               tensorwise
 
 A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole model, fused
 AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first.
@@ -116,11 +117,11 @@ def train(arguments):
     torch.set_float32_matmul_precision("high")
     shape = PRESETS[arguments.preset]
     result = {"bench": "train", "engine": "torchao" if arguments.float8 else "torch", "preset": arguments.preset, "length": arguments.length,
-              "batch": arguments.batch, "policy": "none"}
+              "batch": arguments.batch, "micro_steps": arguments.micro_steps, "policy": "none"}
     try:
         with torch.device(device):
             model = Model(*shape, arguments.length)
-            data = torch.randint(shape[5] - 64, (arguments.batch, arguments.length + 1))
+            data = torch.randint(shape[5] - 64, (arguments.micro_steps, arguments.batch, arguments.length + 1))
         if arguments.float8:
             from torchao.float8 import convert_to_float8_training  # pylint: disable=import-outside-toplevel
             convert_to_float8_training(model)  # the head is no module
@@ -129,9 +130,10 @@ def train(arguments):
         times, loss = [], None
         for step in range(arguments.warm_up + arguments.steps):
             begin = time.perf_counter()
-            with torch.autocast(device, dtype=torch.bfloat16):
-                loss = step_of(data[:, :-1], data[:, 1:])
-            loss.backward()
+            for tokens in data:
+                with torch.autocast(device, dtype=torch.bfloat16):
+                    loss = step_of(tokens[:, :-1], tokens[:, 1:])
+                (loss / arguments.micro_steps).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -140,7 +142,7 @@ def train(arguments):
             if step >= arguments.warm_up:
                 times.append(time.perf_counter() - begin)
         seconds = statistics.median(times)
-        result.update(step_ms=1e3 * seconds, tokens_per_second=arguments.batch * arguments.length / seconds,
+        result.update(step_ms=1e3 * seconds, tokens_per_second=data[:, :, 1:].numel() / seconds,
                       loss=loss.item(), parameters=sum(p.numel() for p in model.parameters()))
         if on_gpu:
             result["peak_bytes"] = torch.cuda.max_memory_allocated()
@@ -237,6 +239,7 @@ def main():
     one.add_argument("--preset", choices=PRESETS, required=True)
     one.add_argument("--length", type=int, required=True)
     one.add_argument("--batch", type=int, required=True)
+    one.add_argument("--micro-steps", type=int, default=1)
     one.add_argument("--steps", type=int, default=10)
     one.add_argument("--warm-up", type=int, default=4)
     one.add_argument("--device", default="cuda")
