@@ -250,9 +250,9 @@ attention_table() {
     local built=yes
     ! is_built "$programs/device_rates" || step device_rates 60 "$programs/device_rates" ${small:+--small}
     is_built "$programs/attention_bench" attention_ours || built=
-    [ -z "$built" ] || step attention_ours 120 "$programs/attention_bench" ${small:+--small}
+    [ -z "$built" ] || step attention_ours 200 "$programs/attention_bench" ${small:+--small}
     if torch_is_here; then
-        step attention_torch 150 "$python" test/cuda/peer_torch.py attention ${small:+--quick}
+        step attention_torch 240 "$python" test/cuda/peer_torch.py attention ${small:+--quick}
     fi
     [ -n "$built" ] && [ -z "$rehearsal" ] || return
     step spills 30 "$python" scripts/ptxas_table.py "$programs/ptxas_attention.log"
