@@ -27,6 +27,8 @@
 # this tree to a machine without a network. In the environment:
 #   GPU_CHECK_SECONDS=560       all of it ends by then: what has no time left is skipped, and said so
 #   GPU_CHECK_STEP_SECONDS=N    no check gets more than that, where its own limit is higher
+#   GPU_CHECK_ONLY=REGEX        of the stages' checks those alone whose name it finds; what is built, the data and what looks what
+#                               the machine has run always
 #   GPU_CHECK_MEMORY=pinned     op tests take no managed memory; left out, a probe says whether they can
 #   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
 #                               nothing is built
@@ -46,6 +48,11 @@ for stage in ${stages//,/ }; do
         exit 2
     fi
 done
+[[ '' =~ ${GPU_CHECK_ONLY:-} ]]
+if [ $? = 2 ]; then
+    echo "gpu_check.sh: GPU_CHECK_ONLY='$GPU_CHECK_ONLY' is no regular expression" >&2
+    exit 2
+fi
 out=$(realpath -m "${1:-$root/build/gpu}")
 rehearsal=${GPU_CHECK_PROGRAMS:-}
 programs=build/cuda
@@ -58,6 +65,7 @@ python=${PYTHON:-python3}
 export PYTHON="$python" # make looks into its nvidia wheels
 limit=${GPU_CHECK_SECONDS:-560}
 step_limit=${GPU_CHECK_STEP_SECONDS:-}
+only=${GPU_CHECK_ONLY:-}
 small=${GPU_CHECK_SMALL:-}
 train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
@@ -98,6 +106,8 @@ finish() {
     return $result
 }
 no_time_left() { [ $((limit - SECONDS)) -lt 3 ]; }
+# Whether GPU_CHECK_ONLY has it; what prepares others it need not have.
+is_chosen() { [ -z "$only" ] || [ "$stage" = build ] || [ "$1" = data ] || [[ $1 =~ $only ]]; }
 # step [--probe] NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, or what is left. Returns 0 where it passed.
 step() {
     local probe=() own allowed ended status=0
@@ -105,6 +115,7 @@ step() {
         probe=(--probe)
         shift
     fi
+    [ ${#probe[@]} != 0 ] || is_chosen "$1" || return 77
     check=$1 own=$2
     shift 2
     [ -z "$step_limit" ] || [ "$own" -lt "$step_limit" ] || own=$step_limit
@@ -297,7 +308,7 @@ train_case() {
 # 8 micro-steps where the goal's are of hundreds of thousands of tokens: 14 to 20 s a run at the goals' rates. All of ours come
 # before PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
 train_table() {
-    local case preset length batch micro_steps policy
+    local case preset length batch micro_steps policy own
     local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16:8 qwen2.5-0.5b:1024:16:8 qwen2.5-1.5b:1024:16:8"
     local lossy="qwen2.5-7b:1024:4:8" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
@@ -312,8 +323,10 @@ train_table() {
     done
     for case in $peers; do
         IFS=: read -r preset length batch micro_steps <<<"$case"
+        own=180
+        [ "$preset" != gpt2-1558m ] || own=300 # of 48 layers compilation takes minutes
         if torch_is_here; then
-            step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
+            step "torch_${preset}_$length" $own "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
                 --batch "$batch" ${micro_steps:+--micro-steps "$micro_steps" --steps 4}
         fi
     done

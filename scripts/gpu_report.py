@@ -345,8 +345,9 @@ def goal_text(field, value):
 
 
 def work_of(row):
-    """What a row's step does, the same for two rows whose rates may be compared: an AdamW to so many tokens."""
-    return row["preset"], row["length"], row["batch"], row.get("micro_steps", 1)
+    """What a row's step does, the same for two rows whose rates may be compared: an AdamW to so many tokens. By which batches is
+    each engine's own choice: what is too large for PyTorch is half as large there, in twice the micro-steps."""
+    return row["preset"], row["length"], row["batch"] * row.get("micro_steps", 1)
 
 
 def batch_text(row):
@@ -361,7 +362,7 @@ def training_table(rows):
              "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         same = [r for r in rows if work_of(r) == work_of(row)]
-        peer = next((r.get("tokens_per_second") for r in same if r["engine"] == "torch"), None)
+        peer = max((r["tokens_per_second"] for r in same if r["engine"] == "torch" and r.get("tokens_per_second")), default=None)
         rate, mfu = row.get("tokens_per_second"), row.get("mfu")
         if row["engine"] == "torch" and rate:  # the same flops a token as ours, so the same MFU at the same rate
             known = next((r for r in same if r.get("mfu")), None)
@@ -400,7 +401,7 @@ def goals_list(attention_rows, training_rows):
 
 
 def fp8_table(rows):
-    peers = {row["preset"]: row.get("tokens_per_second") for row in rows if row.get("engine") == "torchao"}
+    peers = {row["preset"]: row.get("tokens_per_second") for row in rows if row.get("engine") == "torchao"}  # the last, which fits
     rows = [row for row in rows if row.get("bench") == "fp8"]
     lines = ["| model | T | B | | tokens/s | over bf16 | aim, whole model | over torchao | peak GiB | bf16's | last losses | bf16's |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|"]

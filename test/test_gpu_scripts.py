@@ -586,6 +586,19 @@ class Report(unittest.TestCase):
                      "| gpt2-1558m | 1024 | 16 | 1 | ours | none | 60000 | - | 60.0 % MFU | - | - | - | 1.20 |\n"):
             self.assertIn(line, text)
 
+    def test_what_fits_pytorch(self):
+        """Half the batch in twice the micro-steps is PyTorch's step of as many tokens."""
+        train = {"bench": "train", "preset": "gpt2-1558m", "length": 1024, "batch": 16, "micro_steps": 8, "policy": "none"}
+        self.start("gpu=Some GPU")
+        self.add("train_table", "train", output=[
+            {**train, "engine": "ours", "tokens_per_second": 66000}, {**train, "engine": "torch", "error": "out of memory"},
+            {**train, "engine": "torch", "batch": 8, "micro_steps": 16, "tokens_per_second": 55000, "policy": "none, B 16 was out of memory"}])
+        text = self.page()
+        for line in ("| gpt2-1558m | 1024 | 16 | 8 | ours | none | 66000 | - | 60.0 % MFU | - | - | - | 1.20 |\n",
+                     "| gpt2-1558m | 1024 | 16 | 8 | torch | none | out of memory | ",
+                     "| gpt2-1558m | 1024 | 8 | 16 | torch | none, B 16 was out of memory | 55000 | "):
+            self.assertIn(line, text)
+
     def test_outcomes(self):
         self.start("gpu=Some GPU")
         for status, seconds, limit, own_limit, outcome, why in (
@@ -801,6 +814,67 @@ class Visit(unittest.TestCase):
             self.assertEqual(checks[f"train_{preset}_{length}_none"]["rows"][0]["micro_steps"], 1)
         for preset, options in (("gpt2-124m", "--batch 64"), ("gpt2-1558m", "--batch 16 --micro-steps 8 --steps 4")):
             self.assertTrue(checks[f"torch_{preset}_1024"]["rows"][0]["asked"].endswith(f"--length 1024 {options}"))
+
+
+    def test_chosen_checks(self):
+        """By their names, with what they need; a later call's add to them."""
+        checks, _ = self.visit("--stages", "attention_table,train_table", GPU_CHECK_ONLY="^train_.*_(none|auto)")
+        self.assertEqual(list(checks), ["device_rates", "attention_ours", "torch", "data", *[f"train_{preset}_1024_none" for preset in (
+            "gpt2-124m", "gpt2-1558m", "qwen2.5-0.5b", "qwen2.5-1.5b")], "train_llama3.2-1b_4096_none", "train_qwen2.5-7b_1024_auto",
+            "train_gpt2-124m_4096_none", "train_gpt2-1558m_4096_none"])
+        self.assertEqual([checks[name]["outcome"] for name in ("device_rates", "attention_ours")], ["skipped"] * 2)  # were not built
+        later, _ = self.visit("--stages", "train_table", GPU_CHECK_ONLY="^torch_")
+        self.assertEqual(set(later) - set(checks), {f"torch_{name}" for name in (
+            "gpt2-124m_1024", "gpt2-1558m_1024", "qwen2.5-0.5b_1024", "qwen2.5-1.5b_1024", "llama3.2-1b_4096")})
+        self.assertEqual(later["train_qwen2.5-7b_1024_auto"], checks["train_qwen2.5-7b_1024_auto"])
+        _, said = self.visit("--stages", "unit", status=2, GPU_CHECK_ONLY="(")
+        self.assertIn("is no regular expression", said)
+
+
+# PyTorch without PyTorch: what peer_torch.py needs of it until a model is trained.
+TORCH = """class OutOfMemoryError(RuntimeError):
+    pass
+class Nothing:
+    def __getattr__(self, name):
+        return self
+    def __call__(self, *arguments):
+        return False
+compiler = cuda = Nothing()
+"""
+
+
+class PeerTorch(unittest.TestCase):
+    def test_half_the_batch(self):
+        """What is too large is tried at half the batch in twice the micro-steps; the row says so."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(folder + "/torch")
+            for name, text in (("__init__", TORCH), ("nn", "class Module: pass\nfunctional = None\n")):
+                with open(f"{folder}/torch/{name}.py", "w", encoding="utf-8") as file:
+                    file.write(text)
+            os.mkdir(folder + "/torch/nn")
+            os.rename(folder + "/torch/nn.py", folder + "/torch/nn/__init__.py")
+            with open(folder + "/torch/nn/functional.py", "w", encoding="utf-8"):
+                pass
+            code = """import sys
+sys.path[:0] = [%r, %r]
+import peer_torch
+def train_at(arguments, batch, micro_steps):
+    if batch > arguments.warm_up:
+        raise peer_torch.torch.OutOfMemoryError
+    return {"loss": 1.0, "tokens_per_second": 9.0}
+peer_torch.train_at = train_at
+sys.exit(peer_torch.main())
+""" % (folder, os.path.join(ROOT, "test", "cuda"))
+
+            def rows(batch, fits):
+                result = subprocess.run([sys.executable, "-c", code, "train", "--preset", "demo", "--length", "64", "--batch", batch,
+                                         "--micro-steps", "3", "--warm-up", fits], capture_output=True, text=True, check=False, timeout=60)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                return [(row["batch"], row["micro_steps"], row.get("error"), row["policy"]) for row in map(json.loads, result.stdout.splitlines())]
+            self.assertEqual(rows("8", "8"), [(8, 3, None, "none")])
+            self.assertEqual(rows("8", "2"), [(8, 3, "out of memory", "none"), (4, 6, "out of memory", "none, B 8 was out of memory"),
+                                              (2, 12, None, "none, B 8 was out of memory")])
+            self.assertEqual(rows("3", "2"), [(3, 3, "out of memory", "none")])
 
 
 # In place of apt, which needs a network.

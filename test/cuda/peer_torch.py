@@ -10,10 +10,12 @@
                                                tensorwise
 
 A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole model, fused
-AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first.
+AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first. Where the GPU's memory is
+too small for that, half the batch is tried in twice the micro-steps, and so on, with a row for each.
 """
 import argparse
 import contextlib
+import gc
 import json
 import math
 import statistics
@@ -110,47 +112,63 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def train(arguments):
+def train_at(arguments, batch, micro_steps):
+    """The row of a step of so many micro-steps."""
     device = arguments.device
     on_gpu = device == "cuda"
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     shape = PRESETS[arguments.preset]
-    result = {"bench": "train", "engine": "torchao" if arguments.float8 else "torch", "preset": arguments.preset, "length": arguments.length,
-              "batch": arguments.batch, "micro_steps": arguments.micro_steps, "policy": "none"}
-    try:
-        with torch.device(device):
-            model = Model(*shape, arguments.length)
-            data = torch.randint(shape[5] - 64, (arguments.micro_steps, arguments.batch, arguments.length + 1))
-        if arguments.float8:
-            from torchao.float8 import convert_to_float8_training  # pylint: disable=import-outside-toplevel
-            convert_to_float8_training(model)  # the head is no module
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-        step_of = model if arguments.no_compile else torch.compile(model)
-        times, loss = [], None
-        for step in range(arguments.warm_up + arguments.steps):
-            begin = time.perf_counter()
-            for tokens in data:
-                with torch.autocast(device, dtype=torch.bfloat16):
-                    loss = step_of(tokens[:, :-1], tokens[:, 1:])
-                (loss / arguments.micro_steps).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if on_gpu:
-                torch.cuda.synchronize()
-            if step >= arguments.warm_up:
-                times.append(time.perf_counter() - begin)
-        seconds = statistics.median(times)
-        result.update(step_ms=1e3 * seconds, tokens_per_second=data[:, :, 1:].numel() / seconds,
-                      loss=loss.item(), parameters=sum(p.numel() for p in model.parameters()))
+    with torch.device(device):
+        model = Model(*shape, arguments.length)
+        data = torch.randint(shape[5] - 64, (micro_steps, batch, arguments.length + 1))
+    if arguments.float8:
+        from torchao.float8 import convert_to_float8_training  # pylint: disable=import-outside-toplevel
+        convert_to_float8_training(model)  # the head is no module
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    step_of = model if arguments.no_compile else torch.compile(model)
+    times, loss = [], None
+    for step in range(arguments.warm_up + arguments.steps):
+        begin = time.perf_counter()
+        for tokens in data:
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = step_of(tokens[:, :-1], tokens[:, 1:])
+            (loss / micro_steps).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if on_gpu:
-            result["peak_bytes"] = torch.cuda.max_memory_allocated()
-            result["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    except torch.OutOfMemoryError:
-        result["error"] = "out of memory"
-    print(json.dumps(result), flush=True)
-    return 0 if "error" in result or math.isfinite(result["loss"]) else 1
+            torch.cuda.synchronize()
+        if step >= arguments.warm_up:
+            times.append(time.perf_counter() - begin)
+    seconds = statistics.median(times)
+    row = {"step_ms": 1e3 * seconds, "tokens_per_second": micro_steps * batch * arguments.length / seconds, "loss": loss.item(),
+           "parameters": sum(p.numel() for p in model.parameters())}
+    if on_gpu:
+        row.update(peak_bytes=torch.cuda.max_memory_allocated(), reserved_bytes=torch.cuda.max_memory_reserved())
+    return row
+
+
+def train(arguments):
+    batch, micro_steps = arguments.batch, arguments.micro_steps
+    while True:
+        result = {"bench": "train", "engine": "torchao" if arguments.float8 else "torch", "preset": arguments.preset,
+                  "length": arguments.length, "batch": batch, "micro_steps": micro_steps, "policy": "none"}
+        if batch != arguments.batch:
+            result["policy"] += f", B {arguments.batch} was out of memory"
+        try:
+            result.update(train_at(arguments, batch, micro_steps))
+        except torch.OutOfMemoryError:
+            result["error"] = "out of memory"
+        print(json.dumps(result), flush=True)
+        if "error" not in result or batch % 2:
+            return 0 if "error" in result or math.isfinite(result["loss"]) else 1
+        batch, micro_steps = batch // 2, 2 * micro_steps
+        gc.collect()  # the exception is gone, and with it the frames that held the model
+        torch.compiler.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 def median_ms(function, repeats=11):
