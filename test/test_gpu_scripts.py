@@ -565,12 +565,31 @@ class Report(unittest.TestCase):
             {**train, "preset": "gpt2-124m", "batch": 64, "tokens_per_second": 578750.0, "mfu": None}])
         text = self.page()
         for line in ("**Goals: 2 met, 2 missed, 4 not measured**",
-                     "- met: attention, forward, head dim 128, T >= 4096: 1.05 at causal, 16/16 heads, T 8192; the goal is 1.00 ",
-                     "- missed: attention, backward, head dim 128, T >= 4096: 0.96 at causal, 16/16 heads, T 4096; ",
+                     "- met: attention, forward, head dim 128, T >= 4096: 1.05 at causal, 16/16 heads, T 8192, without FA3; the goal is 1.00 ",
+                     "- missed: attention, backward, head dim 128, T >= 4096: 0.96 at causal, 16/16 heads, T 4096, without FA3; ",
                      "- not measured: attention, deterministic backward, ", "- met: gpt2-124m, T 1024: 578750, B 64, none; the goal is 578750 (",
                      "- missed: gpt2-1558m, T 1024: 57.0 % MFU, B 16 x 8 micro-steps, none; the goal is 60.0 % MFU (", "- not measured: qwen2.5-0.5b, ",
                      "| gpt2-1558m | 1024 | 16 | 8 | ours | none | 60000 | 57.0 % | 60.0 % MFU | 0.95 |",
                      "| gpt2-1558m | 4096 | 16 | 1 | ours | none | 60000 | 70.0 % | - | - |"):
+            self.assertIn(line, text)
+
+    def test_what_a_goal_is_held_against(self):
+        """FA3's absence is said of each direction that has no rate of it; a share of the goal and of llm.c's rate stands beside both."""
+        attention = {"bench": "attention", "mask": "causal", "head_dim": 128, "heads": 16, "groups": 16, "batch": 4, "length": 4096}
+        train = {"bench": "train", "engine": "ours", "length": 1024, "batch": 16, "policy": "none"}
+        self.start("gpu=Some GPU")
+        self.add("attention_table", "attention", output=[
+            {**attention, "direction": direction, "engine": engine, "tflops": rate} for direction, engine, rate in (
+                ("forward", "ours", 600), ("forward", "fa3", 600), ("backward", "ours", 500), ("backward", "torch cudnn", 500))])
+        self.add("train_table", "train", output=[
+            {**train, "preset": "gpt2-124m", "tokens_per_second": 500e3}, {**train, "preset": "gpt2-1558m", "mfu": 0.57, "tokens_per_second": 57e3},
+            {**train, "preset": "qwen2.5-7b", "batch": 4, "micro_steps": 8, "tokens_per_second": 12e3}])
+        text = self.page()
+        for line in ("- met: attention, forward, head dim 128, T >= 4096: 1.00 at causal, 16/16 heads, T 4096; the goal is 1.00 (",
+                     "- met: attention, backward, head dim 128, T >= 4096: 1.00 at causal, 16/16 heads, T 4096, without FA3; ",
+                     "(modded-nanogpt's README)), 0.86 of it; 1.08 of llm.c's 463 thousand tokens/s\n",
+                     "47 % on 8 H100), 0.95 of it; 1.20 of llm.c's 47.6 thousand tokens/s, a GPU of 8 H100\n",
+                     "tokens a step), 0.87 of it\n"):
             self.assertIn(line, text)
 
     def test_steps_of_the_same_tokens(self):
