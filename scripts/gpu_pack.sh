@@ -8,7 +8,8 @@
 #   tar xzf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
 #
 # --programs takes along build/train_gpt and the programs of build/cuda, without their debug information, so that nothing need be
-# compiled there: docs/gpu/README.md says how they are built. gpu_check.sh takes them where --stages does not name build.
+# compiled there: docs/gpu/README.md says how they are built. gpu_check.sh takes them where --stages does not name build. A program
+# that is older than a source of its own is refused: its figures would be given to a commit that it is not of.
 #
 # --wheels takes along the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all:
 # --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
@@ -42,12 +43,28 @@ if [ -n "$wheels" ]; then
     mkdir "$extra/.deps/wheels"
     cp "$wheels"/*.whl "$extra/.deps/wheels/"
 fi
+# The sources of a program, by what its compiler left beside it; all of the tree's where it left nothing.
+sources_of() {
+    for list in "$1.d" $([ "$1" != build/train_gpt ] || echo build/*.d) $(find build/library -name '*.d' 2>/dev/null); do
+        [ ! -e "$list" ] || tr -s ' \\' '\n\n' <"$list" | grep -E '^[^/].*\.(c|h|cuh|cu)$' || true
+    done >"$extra/sources"
+    if [ -s "$extra/sources" ]; then
+        sort -u "$extra/sources"
+    else
+        git ls-files '*.c' '*.h' '*.cuh' '*.cu'
+    fi
+}
 if [ -n "$programs" ]; then
     mkdir -p "$extra/build/cuda"
     for program in build/train_gpt build/cuda/*; do
         if [ ! -f "$program" ] || [ ! -x "$program" ]; then
             [ "$program" != build/train_gpt ] || { echo "gpu_pack.sh: build/train_gpt was not built" >&2 && exit 2; }
             continue
+        fi
+        newer=$(sources_of "$program" | while read -r source; do [ ! "$source" -nt "$program" ] || echo "$source"; done | head -n 1)
+        if [ -n "$newer" ]; then
+            echo "gpu_pack.sh: $newer is newer than $program: build the programs anew" >&2
+            exit 2
         fi
         # Libraries that this machine has and .deps lacks: a program that needs them does not start there.
         missing=$(readelf -d "$program" | sed -n 's/.*NEEDED.*\[\(lib\(mpi\|dnnl\|openblas\)[^]]*\)\].*/\1/p' | tr '\n' ' ')

@@ -1000,6 +1000,26 @@ class Pack(unittest.TestCase):
             self.assertLess(tar.getmember("train_gpt/build/train_gpt").size, os.path.getsize(tree + "/build/train_gpt"))
         self.assertEqual(sorted(names), ["train_gpt/build/cuda", "train_gpt/build/cuda/op_attention_bf16",
                                          "train_gpt/build/cuda/ptxas_attention.log", "train_gpt/build/train_gpt"])
+        # A program that is older than a source, its own where it is known which these are, is none of this commit.
+        later = time.time() + 100
+        for path in ("other.c", "own.h"):
+            with open(f"{tree}/{path}", "w", encoding="utf-8"):
+                pass
+            os.utime(f"{tree}/{path}", (later, later))
+        subprocess.run(["git", "add", "other.c", "own.h"], cwd=tree, check=True)
+        result = pack()
+        self.assertEqual((result.returncode, result.stderr),
+                         (2, "gpu_pack.sh: other.c is newer than build/train_gpt: build the programs anew\n"))
+        with open(tree + "/build/main.d", "w", encoding="utf-8") as file:
+            file.write("build/main.o: main.c \\\n /usr/include/stdio.h\n")
+        result = pack()
+        self.assertIn("other.c is newer than build/cuda/op_attention_bf16", result.stderr)
+        with open(tree + "/build/cuda/op_attention_bf16.d", "w", encoding="utf-8") as file:
+            file.write("build/cuda/op_attention_bf16.o: main.c \\\n own.h\nown.h:\n")
+        result = pack()
+        self.assertIn("own.h is newer than build/cuda/op_attention_bf16", result.stderr)
+        os.utime(tree + "/own.h", (1, 1))
+        self.assertEqual(pack().returncode, 0)
         subprocess.run(["gcc", "-shared", "-Wl,-soname,libmpi.so.40", "-x", "c", "/dev/null", "-o", "libmpi.so"], cwd=tree, check=True)
         subprocess.run(["gcc", "main.c", "-Wl,--no-as-needed", "-L.", "-lmpi", "-o", "build/train_gpt"], cwd=tree, check=True)
         result = pack()
