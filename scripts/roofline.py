@@ -15,6 +15,7 @@ import sys
 from typing import NamedTuple
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
+H100_BYTES_PER_S = 3.0e12  # 90 % of the data sheet's 3.35 TB/s, as 4.3 is of an H200's 4.8; the rest of an H100 is an H200's
 ISSUES_PER_S = 132 * 4 * 32 * 1.83e9  # instructions of single threads: 132 multiprocessors of 4 schedulers, a warp's each clock
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu", "kernels.md")
 
@@ -160,8 +161,8 @@ def kernels(s, design=None):
     return table
 
 
-def least_seconds(size, flops):
-    return max(size / BYTES_PER_S, flops / FLOPS_PER_S)
+def least_seconds(size, flops, bytes_per_s=BYTES_PER_S):
+    return max(size / bytes_per_s, flops / FLOPS_PER_S)
 
 
 def issue_seconds(s, name, design=None):
@@ -169,9 +170,9 @@ def issue_seconds(s, name, design=None):
     return (design or NOW).instructions.get(name, 0) * s.N * s.F / ISSUES_PER_S
 
 
-def step(s, design):
+def step(s, design, bytes_per_s=BYTES_PER_S):
     """Seconds of a step, at least."""
-    return sum(calls * max(least_seconds(size, flops), issue_seconds(s, name, design)) for name, calls, size, flops in kernels(s, design))
+    return sum(calls * max(least_seconds(size, flops, bytes_per_s), issue_seconds(s, name, design)) for name, calls, size, flops in kernels(s, design))
 
 
 def before_and_now():
@@ -181,14 +182,16 @@ def before_and_now():
              "gradient; GELU by a polynomial and a division (34 and 44 instructions an element; SwiGLU's were not counted). Now: the first",
              "micro-step overwrites; kernels that make a gradient sum its bias's, attention's among them (on Hopper: elsewhere, and behind a norm",
              "of q and k, the epilogue of the weight's product does, or a pass); all logits at once, where memory is free for them; activations",
-             "by the units for exponentials and reciprocals. What each takes off, in ms a step:", "",
-             "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations |",
-             "|---|---|---|---|---|---|---|---|"]
+             "by the units for exponentials and reciprocals. What each takes off, in ms a step; and the step now, on an H100:", "",
+             "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations | on an H100, ms | "
+             "tokens/s at most, thousand |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for s in SHAPES:
         before, now = step(s, BEFORE), step(s, NOW)
+        h100 = step(s, NOW, H100_BYTES_PER_S)
         parts = [before - step(s, BEFORE._replace(**{field: getattr(NOW, field)})) for field in Design._fields]
         lines.append(f"| {s.name}, B {s.B}, T {s.T}{f', {s.ranks} ranks' if s.ranks > 1 else ''} | {1e3 * before:.1f} | {1e3 * now:.1f} | "
-                     f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
+                     f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + f" | {1e3 * h100:.1f} | {s.N / h100 / 1e3:.0f} |")
     lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
               "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.", "",
@@ -360,8 +363,9 @@ Written by `scripts/roofline.py`; a test holds this page to it. **Nothing here w
 arithmetic: the bytes that a kernel must move over 4.3 TB/s, the flops it must do over 790 TFLOP/s, of an activation the
 instructions that the schedulers must issue, one a clock each at 1.83 GHz; the largest of these.
 Those two rates are what an H200 is known to reach in a copy and in a large bf16 matmul, below the data sheet's 4.8 TB/s
-and 989.5 TFLOP/s. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here is what
-is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.
+and 989.5 TFLOP/s. An H100 has the same processor and a slower memory: its step, at 3.0 TB/s, stands beside an H200's in the
+first table; all else here is an H200's. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here
+is what is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.
 
 Not in it: launches (about 2 us each where neither a CUDA graph hides them nor a host that is ahead of the GPU, as it is in
 training), the tail of the last wave of blocks, and attention's own ceiling, which is lower than a matmul's on this design: see

@@ -18,7 +18,7 @@ from roofline import Shape
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "fp8.md")
 FP8_FLOPS_PER_S = 1400e12  # a large FP8 product on random data, on an H200, as roofline.py's 790e12 is of a bf16 one
 PRODUCTS, MEMORY = 0.88, 0.85  # of those rates, and of a copy's: the products and the memory-bound kernels of a step
-GPUS = {"H200": roofline.BYTES_PER_S, "H100": 3.0e12}  # bytes/s of a copy: 90 % of the data sheets' 4.8 and 3.35 TB/s
+GPUS = {"H200": roofline.BYTES_PER_S, "H100": roofline.H100_BYTES_PER_S}  # bytes/s of a copy
 
 
 class Case:

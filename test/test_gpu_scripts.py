@@ -40,6 +40,15 @@ class Roofline(unittest.TestCase):
         result = script("roofline.py", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)
 
+    def test_h100(self):
+        """Beside an H200's step: what memory bounds takes longer by the ratio of the rates, what flops bound does not."""
+        for shape in roofline.SHAPES:
+            expected = sum(calls * max(size / 3.0e12, flops / 790e12, roofline.issue_seconds(shape, name))
+                           for name, calls, size, flops in roofline.kernels(shape))
+            cells = next(line for line in roofline.page().splitlines() if line.startswith(f"| {shape.name}, B {shape.B}, ")).split(" | ")
+            self.assertEqual(cells[-2:], [f"{1e3 * expected:.1f}", f"{shape.N / expected / 1e3:.0f} |"])
+            self.assertGreater(float(cells[-2]), float(cells[2]))
+
     def test_parameters(self):
         """As published: of llama3-8b alone the head has a table of its own. GPT-2's vocabulary is padded by 47 rows."""
         published = {"gpt2-124m": 124.44e6 + 47 * 768, "gpt2-1558m": 1557.61e6 + 47 * 1600, "llama3.2-1b": 1235.81e6, "llama3-8b": 8030.26e6}
