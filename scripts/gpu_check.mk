@@ -17,10 +17,10 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 
-.PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize \
-  gpu-rehearsal gpu-programs
+.PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-kernels gpu-fp8 gpu-ops gpu-curve gpu-ranks \
+  gpu-sanitize gpu-rehearsal gpu-programs
 gpu-programs: gpu-unit gpu-attention gpu-model gpu-curve gpu-attention-table gpu-train-table
-gpu-train-table gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
+gpu-train-table gpu-kernels gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
 gpu-model: $(GPU_MODEL_OPS:%=$G/op_%_bf16) $G/memory_probe
 gpu-attention-table: $G/attention_bench $G/device_rates

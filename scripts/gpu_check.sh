@@ -13,6 +13,7 @@
 #                    cuDNN; what ptxas made of the kernels
 #   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute
 #                    policy
+#   kernels          how long the kernels of a step take, by Nsight Compute, beside what they take at least
 #   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
 #                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
@@ -36,7 +37,7 @@
 # Exit status: 0 every check that ran passed, 1 one failed or hung, or none passed, 2 wrong use, 77 there is no GPU.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-all=build,unit,attention,model,curve,attention_table,train_table,fp8,ops,ranks,sanitize
+all=build,unit,attention,model,curve,attention_table,train_table,kernels,fp8,ops,ranks,sanitize
 stages=$all
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
@@ -338,6 +339,29 @@ train_table() {
     for case in $others; do
         train_case "$case" none
     done
+}
+
+# kernel_times PRESET BATCH LENGTH OPTION...
+kernel_times() {
+    local preset=$1 batch=$2 length=$3
+    shift 3
+    step "kernels_$preset" 150 "$python" scripts/kernel_times.py "$ncu" "$work/kernels_$preset" --preset "$preset" --batch "$batch" \
+        --length "$length" "$@" --train-data "$work/data/gpt2_*.bin"
+}
+kernels() {
+    local ncu
+    ncu=$(command -v ncu || echo "$(dirname "$(readlink -f "$nvcc")")/ncu")
+    if [ ! -x "$ncu" ]; then
+        skip kernels "ncu is not installed"
+        return
+    fi
+    is_built "$train_gpt" kernels && token_shards || return
+    if [ -n "$small" ]; then
+        kernel_times gpt2-124m 1 64 --layers 1
+        return
+    fi
+    kernel_times gpt2-124m 64 1024
+    kernel_times gpt2-1558m 16 1024 --layers 4 # of 48 alike, each of whose kernels ncu stops for
 }
 
 # small_model gpt2|llama: the options of a model that trains within seconds, into `model`.

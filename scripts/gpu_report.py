@@ -412,6 +412,18 @@ def goals_list(attention_rows, training_rows):
                     for verdict, (what, goal, source, _, said, over) in zip(verdicts, judged)]
 
 
+def kernels_table(rows):
+    """Times of kernels beside the least, which are an H200's."""
+    rows = [row for row in rows if row.get("bench") == "kernels"]
+    lines = ["| model | layers | B | T | work | kernels | us | least us | us / least |", "|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        least = row["least_us"]
+        lines.append(f"| {row['preset']} | {row['layers']} | {row['batch']} | {row['length']} | {row['work']} | {row['launches']} | "
+                     f"{row['us']:.0f} | {number(least)} | {number(least and row['us'] / least, '{:.2f}')} |")
+    return [*lines, "", "Each alone, by ncu, without copies and memsets; products are cuBLASLt's first choices, not tuned. The least is kernels.md's, of",
+            "an H200 and of a model of as many layers."] if rows else []
+
+
 def fp8_table(rows):
     peers = {row["preset"]: row.get("tokens_per_second") for row in rows if row.get("engine") == "torchao"}  # the last, which fits
     rows = [row for row in rows if row.get("bench") == "fp8"]
@@ -492,6 +504,7 @@ def report_lines(results):
                           attention_table(attention_rows, "deterministic backward")),
                          ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of micro-steps x B x T tokens", training_table(rows_of_stage("train_table"))),
+                         ("A step's kernels, bf16", kernels_table(rows_of_stage("kernels"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",
                           ranks_table(rows_of_stage("ranks"))),

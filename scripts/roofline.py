@@ -31,6 +31,7 @@ class Shape:
     """A preset of config.h at one batch. tied: the head's weight is the embedding's."""
 
     def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks=1, tied=True):
+        self.given = (name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks, tied)
         self.name, self.L, self.C, self.H, self.G, self.F, self.llama = name, layers, hidden, heads, groups, ffn, llama
         self.V = (vocabulary + 127) // 128 * 128
         self.B, self.T, self.D, self.N = batch, length, hidden // heads, batch * length
@@ -41,6 +42,11 @@ class Shape:
         self.ranks, self.tied = ranks, tied
         tables = (1 if tied else 2) * self.V * self.C
         self.parameters = layers * (block + vectors) + tables + (self.C if llama else (2 + length) * self.C)
+
+    def resized(self, layers, batch, length):
+        """The same with so many layers, None: with all of them."""
+        name, of_preset, *widths, _, _, ranks, tied = self.given
+        return Shape(name, layers or of_preset, *widths, batch, length, ranks, tied)
 
 
 SHAPES = [

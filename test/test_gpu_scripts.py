@@ -844,6 +844,33 @@ class Visit(unittest.TestCase):
             self.assertTrue(checks[f"torch_{preset}_1024"]["rows"][0]["asked"].endswith(f"--length 1024 {options}"))
 
 
+    def test_kernels_of_a_step(self):
+        """The last step's, by rows of the table of launches, beside what they take at least with as many layers."""
+        checks, _ = self.visit("--stages", "kernels")
+        for preset, layers, batch in (("gpt2-124m", 12, 64), ("gpt2-1558m", 4, 16)):
+            rows = {row["work"]: row for row in checks["kernels_" + preset]["rows"]}
+            self.assertEqual({work: (row["launches"], row["us"]) for work, row in rows.items()}, {
+                "products": (3, 6), "attention": (1, 2), "norms": (1, 2), "AdamW, gradient norm": (2, 4), "other": (1, 2), "all": (8, 16)})
+            shape = next(shape for shape in roofline.SHAPES if shape.name == preset).resized(layers, batch, 1024)
+            self.assertEqual((rows["all"]["layers"], rows["other"]["least_us"]), (layers, None))
+            self.assertAlmostEqual(rows["all"]["least_us"], 1e6 * roofline.step(shape, roofline.NOW), places=3)
+            self.assertLess(rows["products"]["least_us"], rows["all"]["least_us"])
+        with open(f"{self.folder}/{self.id()}/gpu_check.md", encoding="utf-8") as file:
+            self.assertIn("| gpt2-1558m | 4 | 16 | 1024 | other | 1 | 2 | - | - |\n", file.read())
+        with open(self.folder + "/profiled", encoding="utf-8") as file:
+            self.assertIn("build/train_gpt --preset gpt2-1558m --num-layers 4 --micro-batch-size 16 ", file.read())
+
+    def test_kernels_that_are_not_timed(self):
+        """Where ncu is not installed or may not, the stage is skipped with its reason; a step that it did not see is a failure."""
+        refusal = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"
+        checks, _ = self.visit("--stages", "unit,kernels", NCU_SAYS=refusal)
+        self.assertEqual((checks["kernels_gpt2-124m"]["outcome"], checks["kernels_gpt2-124m"]["why"]), ("skipped", refusal.removeprefix("==ERROR== ")))
+        self.visit("--stages", "unit,kernels", status=1, NCU_SAYS="==WARNING== No kernels were profiled.")
+        os.rename(self.folder + "/bin/ncu", self.folder + "/ncu")
+        self.addCleanup(os.rename, self.folder + "/ncu", self.folder + "/bin/ncu")
+        checks, _ = self.visit("--stages", "unit,kernels")
+        self.assertEqual(checks["kernels"]["why"], "ncu is not installed")
+
     def test_chosen_checks(self):
         """By their names, with what they need; a later call's add to them."""
         checks, _ = self.visit("--stages", "attention_table,train_table", GPU_CHECK_ONLY="^train_.*_(none|auto)")
@@ -1080,7 +1107,7 @@ class Waits(unittest.TestCase):
 # ---- the rehearsal ----
 
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")
-ALL_STAGES = ["build", "unit", "attention", "model", "curve", "attention_table", "train_table", "fp8", "ops", "ranks", "sanitize"]
+ALL_STAGES = ["build", "unit", "attention", "model", "curve", "attention_table", "train_table", "kernels", "fp8", "ops", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
 TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
                "batch": 1, "length": 64, "ms": 1.0, "tflops": 123.0},
@@ -1093,6 +1120,27 @@ case "$1" in
 -L) echo "GPU 0: ${STAND_IN_GPU:-Stand-in}" ;;
 *) echo "${STAND_IN_GPU:-Stand-in}, 1.0, ${STAND_IN_CAPABILITY:-8.0}, 1024 MiB" ;;
 esac
+""",
+    # Nsight Compute: a step's kernels, each of 2 us, between lines of its own.
+    "ncu": f"""#!{sys.executable}
+import os, sys
+options = dict(zip(sys.argv[1:], sys.argv[2:]))
+assert options["--metrics"] == "gpu__time_duration.sum" and options["--clock-control"] == "none" and "--cuda-graphs=false" in options
+with open(os.environ["STAND_IN_FOLDER"] + "/profiled", "a") as f:
+    f.write(" ".join(sys.argv) + "\\n")
+lines = ["==PROF== Connected to process 1"]
+if os.environ.get("NCU_SAYS"):
+    lines.append(os.environ["NCU_SAYS"])
+else:
+    step = ["void norm_forward_kernel<float>(float *, int)", "nvjet_hsh_128x256", "void cublasLt::splitKreduce_kernel<32>(T1)",
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "void sm90_forward_kernel<plan<64, 0>>(arguments)",
+            "something_else", "void squares_of_ranges_kernel<float>(double *)", "void adamw_kernel<(bool)0>(adamw_arguments)"]
+    lines.append('"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"')
+    names = ["void normal_kernel(float *)"] + 3 * step
+    lines += [f'"{{i}}","1","{{name}}","gpu__time_duration.sum","ns","{{"2,000" if i > 8 else "7"}}"' for i, name in enumerate(names)]
+with open(options["--log-file"], "w") as f:
+    f.write("\\n".join(lines) + "\\n")
+sys.exit(1 if os.environ.get("NCU_SAYS") else 0)
 """,
     "compute-sanitizer": "#!/bin/sh\necho 'Device not supported.'\nexit 1\n",
     "python": f"""#!/bin/sh
@@ -1206,7 +1254,7 @@ class Rehearsal(unittest.TestCase):
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
-                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "kernels_gpt2-124m", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
                   "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
         skipped = ["build", "unit_for_hopper", "memory_managed", "fp8_training", "ranks_nccl", "sanitizer"]
