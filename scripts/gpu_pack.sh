@@ -46,7 +46,7 @@ fi
 # The sources of a program, by what its compiler left beside it; all of the tree's where it left nothing.
 sources_of() {
     for list in "$1.d" $([ "$1" != build/train_gpt ] || echo build/*.d) $(find build/library -name '*.d' 2>/dev/null); do
-        [ ! -e "$list" ] || tr -s ' \\' '\n\n' <"$list" | grep -E '^[^/].*\.(c|h|cuh|cu)$' || true
+        [ ! -e "$list" ] || tr ' ' '\n' <"$list" | grep -E '^[^/].*\.(c|h|cuh|cu)$' || true
     done >"$extra/sources"
     if [ -s "$extra/sources" ]; then
         sort -u "$extra/sources"
@@ -61,7 +61,7 @@ if [ -n "$programs" ]; then
             [ "$program" != build/train_gpt ] || { echo "gpu_pack.sh: build/train_gpt was not built" >&2 && exit 2; }
             continue
         fi
-        newer=$(sources_of "$program" | while read -r source; do [ ! "$source" -nt "$program" ] || echo "$source"; done | head -n 1)
+        newer=$(sources_of "$program" | while read -r source; do find "$source" -newer "$program" 2>/dev/null; done | head -n 1)
         if [ -n "$newer" ]; then
             echo "gpu_pack.sh: $newer is newer than $program: build the programs anew" >&2
             exit 2
