@@ -362,7 +362,7 @@ def batch_text(row):
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
-    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["batch"], row["engine"] == "torch"))
+    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), work_of(row)[2], row["engine"] == "torch"))
     lines = ["| model | T | B | micro-steps | | recompute | tokens/s | MFU | goal | of goal | peak GiB | planned GiB | tokens/s, over torch.compile |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:

@@ -622,10 +622,12 @@ class Report(unittest.TestCase):
             {**train, "engine": "ours", "tokens_per_second": 66000}, {**train, "engine": "torch", "error": "out of memory"},
             {**train, "engine": "torch", "batch": 8, "micro_steps": 16, "tokens_per_second": 55000, "policy": "none, B 16 was out of memory"}])
         text = self.page()
-        for line in ("| gpt2-1558m | 1024 | 16 | 8 | ours | none | 66000 | - | 60.0 % MFU | - | - | - | 1.20 |\n",
-                     "| gpt2-1558m | 1024 | 16 | 8 | torch | none | out of memory | ",
-                     "| gpt2-1558m | 1024 | 8 | 16 | torch | none, B 16 was out of memory | 55000 | "):
+        lines = ("| gpt2-1558m | 1024 | 16 | 8 | ours | none | 66000 | - | 60.0 % MFU | - | - | - | 1.20 |\n",
+                 "| gpt2-1558m | 1024 | 16 | 8 | torch | none | out of memory | ",
+                 "| gpt2-1558m | 1024 | 8 | 16 | torch | none, B 16 was out of memory | 55000 | ")
+        for line in lines:
             self.assertIn(line, text)
+        self.assertEqual(sorted(lines, key=text.index), list(lines))
 
     def test_outcomes(self):
         self.start("gpu=Some GPU")
@@ -805,7 +807,7 @@ class Visit(unittest.TestCase):
             write_program(f"{cls.folder}/bin/{name}", text)
         os.symlink(sys.executable, cls.folder + "/bin/python3")
         write_program(cls.folder + "/bin/python", STAND_INS["python"].replace('cat "$STAND_IN_FOLDER/train"', "printf '" + json.dumps(
-            {**TORCH_TRAIN, "asked": "%s"}) + "\\n' \"$*\""))
+            {**TORCH_TRAIN, "asked": "%s"}) + "\\n' \"$(tr '\\0' ' ' </proc/$PPID/cmdline)\""))
         write_program(cls.tree + "/build/train_gpt", TRAINS)
         for name in ("unit_first", "memory_probe", "op_attention_bf16", "op_attention_fp32"):
             write_program(f"{cls.tree}/build/cuda/{name}", PROGRAMS[name])
@@ -840,8 +842,8 @@ class Visit(unittest.TestCase):
             self.assertEqual(checks[f"train_{preset}_1024_{policy}"]["rows"][0]["micro_steps"], 8)
         for preset, length in (("gpt2-124m", 1024), ("llama3.2-1b", 4096), ("gpt2-1558m", 4096)):
             self.assertEqual(checks[f"train_{preset}_{length}_none"]["rows"][0]["micro_steps"], 1)
-        for preset, options in (("gpt2-124m", "--batch 64"), ("gpt2-1558m", "--batch 16 --micro-steps 8 --steps 4")):
-            self.assertTrue(checks[f"torch_{preset}_1024"]["rows"][0]["asked"].endswith(f"--length 1024 {options}"))
+        for preset, limit, options in (("gpt2-124m", 180, "--batch 64"), ("gpt2-1558m", 300, "--batch 16 --micro-steps 8 --steps 4")):
+            self.assertRegex(checks[f"torch_{preset}_1024"]["rows"][0]["asked"], f"timeout -k 5 {limit} .* --length 1024 {options} $")
 
 
     def test_kernels_of_a_step(self):
