@@ -239,7 +239,8 @@ ROPE = """## Why RoPE is a pass of its own in forward
 It takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
 Backward has no such pass on Hopper,
 whose attention undoes RoPE where it stores dQ and dK; attention by mma.sync, by cuDNN and unfused is followed by one, which
-these tables do not have. What could take its place in forward:
+these tables do not have: mma.sync's backward kernels have both halves of a pair in a thread, but spill registers as they are
+([attention-sm80.md](attention-sm80.md)). What could take its place in forward:
 
 - **K rotated where attention loads it** saves K's share of the bytes, {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, but a tile \
 of keys is rotated again
@@ -252,7 +253,8 @@ never rest: more would
 with a tile would
   wait until every warp has rotated its part.
 - **Q rotated where attention loads it** is rotated once in forward. Backward would load a Q that is not rotated, and rotate
-  it again for each block of keys.
+  it again for each block of keys. Written back by forward, it would save what the pass reads of it, {small_read_ms:.2f} and {large_read_ms:.2f} ms, and
+  each tile would wait for the rotation before its first product. That was not tried.
 - **The epilogue of qkv's product** is not ours to write in cuBLASLt. A product of our own costs more than the pass where it
   is slower than cuBLASLt's by {small_share:.1f} % ({small.name}) and {large_share:.1f} % ({large.name}).
 """
@@ -280,7 +282,7 @@ def rope():
         seconds = seconds_of(s, "rope forward")
         tile, issue, more, (before, after) = forward_with_rotation(s)
         figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s, NOW),
-                    f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G),
+                    f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G), f"{size}_read_ms": 1e3 * seconds * s.H / (s.H + s.G) / 2,
                     f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward"), f"{size}_tile": tile,
                     f"{size}_issue": issue, f"{size}_more": more}
         if size == "small":
