@@ -224,6 +224,8 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
     }
     if (!*library)
         fused_check(library, sizeof library, shape, demands.any_order, dev);
+    if (!*library) // the check may have left another form of forward
+        fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
     if (*library)
         snprintf(reason, size, "fused: %s", library);
 }

@@ -65,8 +65,8 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// The linear layer whose partial sums serve for `linear`: of parallel branches that are added as they are the MLP's serve
-// for both projections.
+// The linear layer under whose slot the partial sums of `linear` are kept: parallel branches that are added as they are
+// share the MLP's.
 static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;

@@ -237,8 +237,8 @@ static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
-// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on the
-// host; else it is as others. Sharded gradients are reduced in each.
+// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on
+// the host; else it is as others. Sharded gradients are reduced in each.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
@@ -275,7 +275,7 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
         graph->warm = !m->timeline.planning;
         return;
     }
-    if (m->graphs_scale != scale) { // a batch that has grown: kinds that no longer come keep no memory either
+    if (m->graphs_scale != scale) { // the batch has grown: all kinds are freed, also those that will not run again
         gpt_free_graphs(m);
         m->graphs_scale = scale;
     }

@@ -23,9 +23,9 @@
 //
 // In bf16 the cuda target takes the exponential and the division from the units for them: sigma(y) = 1 / (1 + 2^t),
 // t = -y / ln 2. Each of t's roundings, at most four with those of constants, changes 2^t by |t| ln 2 2^-24 at most,
-// relatively; ex2.approx errs by 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where sigma
-// is not nearly 1, |t| < 40, that is 4 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 = 119 * 2^-24 = 7.1e-6 of sigma, a 275th of
-// bf16's rounding. Farther left sigma < 2^-40. fp32 takes a polynomial and a division, with their branches: 45
+// relatively; ex2.approx errs by 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where
+// sigma is not nearly 1, |t| < 40, that is 4 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 = 119 * 2^-24 = 7.1e-6 of sigma, a
+// 275th of bf16's rounding. Farther left sigma < 2^-40. fp32 takes a polynomial and a division, with their branches: 45
 // instructions an element forward are fewer than its bytes leave room for.
 //
 // GELU by the error function has Phi(-z) = e^(-z^2 / 2) t P(t) there, t = 1 / (1 + 0.38 z), as in Abramowitz and Stegun

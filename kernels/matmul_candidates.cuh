@@ -259,8 +259,8 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     }
     return false;
 }
-// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: they are all 0, as those of an adapter's second
-// matrix are at first.
+// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: they are all 0, as those of an adapter's
+// second matrix are at first.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
 // MATMUL_HOLDS: two runs have the same bits, and what an epilogue does is right. plain: one without an epilogue.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,

@@ -122,9 +122,11 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans the model's memory for the options as they are now.
+// Plans the model's memory for the options as they are now, and predicts a step where rates are known.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
+    if (r->rates.source)
+        predict_step(r);
 }
 static void write_plan(struct run *r) {
     if (*r->config->plan_json)
@@ -138,21 +140,19 @@ static void plan_model(struct run *r) {
     adapters_resolve(r->own);
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
-    const bool searches = c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c);
-    if (c->plan || searches)
+    if (c->plan || (c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
         r->rates = fit_rates_of(c, &r->dev);
     if (c->recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);
     create_model(r);
-    if (c->plan || searches)
-        predict_step(r);
     if (c->plan)
         fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     write_plan(r);
 }
 
-// Chooses the chunks of logits again where they grew into memory that, on any rank, the collectives have taken since.
+// Where chunks of logits grew into free memory, and on any rank the collectives have taken so much of it since that the
+// plan no longer fits: chooses them again.
 static void shrink_loss_chunk(struct run *r) {
     int exceeds = r->chunk_grew && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     if (r->parallel && r->chunk_grew) // on all ranks or on none

@@ -179,7 +179,7 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
                       epilogues);
     if (unproven > 0 && n < (int)sizeof r->tuning)
         snprintf(r->tuning + n, sizeof r->tuning - (size_t)n,
-                 "; %d by the heuristics' first, since no results could be compared", unproven);
+                 "; %d by the heuristics' first, since no algorithm could be proven", unproven);
 }
 // Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns 0, or
 // what failed as errno has it.

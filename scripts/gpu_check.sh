@@ -1,5 +1,5 @@
 #!/bin/bash
-# Checks the CUDA engine on the GPU of this machine and times it beside PyTorch, in one run of under ten minutes.
+# Checks the CUDA engine on the GPU of this machine and times it beside PyTorch, in calls of under ten minutes.
 #
 #   scripts/gpu_check.sh [--stages LIST] [folder for results, default build/gpu]
 #
@@ -28,8 +28,8 @@
 # this tree to a machine without a network. In the environment:
 #   GPU_CHECK_SECONDS=560       all of it ends by then: what has no time left is skipped, and said so
 #   GPU_CHECK_STEP_SECONDS=N    no check gets more than that, where its own limit is higher
-#   GPU_CHECK_ONLY=REGEX        of the stages' checks those alone whose name it finds; what is built, the data and what looks what
-#                               the machine has run always
+#   GPU_CHECK_ONLY=REGEX        of the stages' checks those alone whose name it finds; the build, the data and probes of the machine
+#                               run always
 #   GPU_CHECK_MEMORY=pinned     op tests take no managed memory; left out, a probe says whether they can
 #   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
 #                               nothing is built

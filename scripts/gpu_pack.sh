@@ -45,14 +45,13 @@ if [ -n "$wheels" ]; then
 fi
 # The sources of a program, by what its compiler left beside it; all of the tree's where it left nothing.
 sources_of() {
+    if [ ! -e "$1.d" ] && { [ "$1" != build/train_gpt ] || ! ls build/engine_*.d >/dev/null 2>&1; }; then
+        git ls-files '*.c' '*.h' '*.cuh' '*.cu'
+        return
+    fi
     for list in "$1.d" $([ "$1" != build/train_gpt ] || echo build/*.d) $(find build/library -name '*.d' 2>/dev/null); do
         [ ! -e "$list" ] || tr ' ' '\n' <"$list" | grep -E '^[^/].*\.(c|h|cuh|cu)$' || true
-    done >"$extra/sources"
-    if [ -s "$extra/sources" ]; then
-        sort -u "$extra/sources"
-    else
-        git ls-files '*.c' '*.h' '*.cuh' '*.cu'
-    fi
+    done | sort -u
 }
 if [ -n "$programs" ]; then
     mkdir -p "$extra/build/cuda"

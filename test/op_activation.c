@@ -343,7 +343,7 @@ static void sums_of_columns(void **state) {
 // Half a unit in the last place of floatX.
 static double half_unit(double y) {
     int exponent;
-    if (!isfinite(y))
+    if (y == 0 || !isfinite(y)) // 0 has no exponent
         return 0;
     frexp(y, &exponent);
     return 1.001 * ldexp(FLOATX_ROUNDING, exponent - 1);

@@ -25,10 +25,10 @@ extern "C" {
 #include <sys/stat.h> // umask
 #include <unistd.h>   // close
 
-// What a test relies on where it is started alone, such as in a script's background: standard files that are open, signals
-// that are neither ignored nor blocked, a umask, lines that are written as they end. test/environment.py prepares these and
-// the rest where all tests run. SIGHUP stays ignored, so that a run under nohup goes on, as do those that stop a background
-// job.
+// What a test relies on where it is started alone, such as in a script's background: standard files that are open,
+// signals that are neither ignored nor blocked, a umask, lines that are written as they end. test/environment.py
+// prepares these and the rest where all tests run. SIGHUP stays ignored, so that a run under nohup goes on, as do those
+// that stop a background job.
 __attribute__((constructor)) static inline void test_prepare(void) {
     int file;
     while ((file = open("/dev/null", O_RDWR)) >= 0 && file <= STDERR_FILENO)

@@ -87,8 +87,8 @@ static void print_refused(struct attention_shape s, char *reason) {
     fflush(stdout);
 }
 
-// Head dims, and how many times the length before each next length is: those that few models have are timed at two. What the
-// goals are judged by comes first. peer_torch.py times the same.
+// Head dims, and how many times the length before each next length is: those that few models have are timed at two.
+// What the goals are judged by comes first. peer_torch.py times the same.
 static const struct bench_heads { int head_dim, length_step; } bench_heads[] = {{128, 2}, {64, 2}, {96, 8}, {256, 8}};
 
 // By the backend that is chosen here, causal and, where it isn't sm_80's, full.

@@ -228,7 +228,8 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     }
 }
 
-// Zeros are the same bits by an algorithm that varies: the heuristics' first is kept, so that a run that goes on has it.
+// Zeros are the same bits by an algorithm that varies: the heuristics' first is kept, so that a run that goes on has
+// it.
 static void results_that_tell_nothing_leave_the_first(void **state) {
     for (int zeros = 0; zeros < 2; zeros++) {
         struct fixture f = fixture_make();
