@@ -125,7 +125,7 @@ static void predict_step(struct run *r) {
 // Plans the model's memory for the options as they are now, and predicts a step where rates are known.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
-    if (r->rates.source)
+    if (r->rates.flops > 0)
         predict_step(r);
 }
 static void write_plan(struct run *r) {
