@@ -154,17 +154,6 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     if (fp8_is_delayed(f))
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
-// Scales of 1, until the first cast writes them: the choice of matmul algorithms runs products before it, and looks at
-// what they give.
-static void fp8_begin_scales(struct fp8_state *f, struct device *dev) {
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
-    memset(scales, 0, fp8_scales_bytes(f));
-    for (int i = 0; i < fp8_num_scales(f); i++)
-        scales[i].scale = scales[i].inverse = 1;
-    device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
-    device_synchronize(dev);
-    free(scales);
-}
 // Sets the state's addresses in the arenas and its initial values: no amax, empty histories.
 static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
                          struct device *dev) {
@@ -173,13 +162,26 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
     f->counts = (uint64_t *)plan_pointer(plan, arenas, f->counts_id);
     f->history = (float *)plan_pointer(plan, arenas, f->history_id);
     if (f->scales)
-        fp8_begin_scales(f, dev);
+        device_zero(f->scales, fp8_scales_bytes(f), dev);
     if (f->weight_amaxes)
         device_zero(f->weight_amaxes, fp8_amaxes_bytes(f), dev);
     if (f->counts)
         device_zero(f->counts, FP8_COUNTS_BYTES, dev);
     if (f->history)
         device_zero(f->history, fp8_history_bytes(f), dev);
+}
+
+// Sets what products multiply by, which are 0 before the first cast. Waits for the device.
+static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
+    if (f->scales == NULL)
+        return;
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    for (int i = 0; i < fp8_num_scales(f); i++)
+        scales[i].inverse = inverse;
+    device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
+    device_synchronize(dev);
+    free(scales);
 }
 
 // ---- what a checkpoint holds: of delayed scales, each scale's `delayed`, then the history ----

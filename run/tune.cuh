@@ -131,7 +131,7 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
     free(data);
 }
 // Times the products that have no choice. The activations are free before the first step, the gradients are zeroed
-// behind it. Returns how many were timed.
+// behind it, and FP8's scales have not been set yet. Returns how many were timed.
 static int tune_time(struct run *r) {
     struct gpt *m = r->model;
     struct matmul_library *library = r->dev.matmul;
@@ -141,6 +141,7 @@ static int tune_time(struct run *r) {
         return 0;
     struct matmul_noise noise =
         matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
+    fp8_set_inverses(&m->fp8, 1, &r->dev); // of 0 all results would be 0, and tell nothing
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
@@ -148,6 +149,7 @@ static int tune_time(struct run *r) {
     }
     if (!m->zero.grads_on_host)
         device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), &r->dev);
+    fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(&noise, &r->dev);
     return timed;
 }
