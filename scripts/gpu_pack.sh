@@ -45,7 +45,7 @@ if [ -n "$wheels" ]; then
 fi
 # The sources of a program, by what its compiler left beside it; all of the tree's where it left nothing.
 sources_of() {
-    if [ ! -e "$1.d" ] && { [ "$1" != build/train_gpt ] || ! ls build/engine_*.d >/dev/null 2>&1; }; then
+    if [ ! -e "$1.d" ] && { [ "$1" != build/train_gpt ] || ! ls build/*.d >/dev/null 2>&1; }; then
         git ls-files '*.c' '*.h' '*.cuh' '*.cu'
         return
     fi
