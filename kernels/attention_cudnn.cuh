@@ -126,9 +126,8 @@ static const char *fused_describe(struct device *dev) { return dev->open ? fused
 
 // The engines that heuristics do not propose, by number, of the deterministic backward; the numbers are those of
 // cudnn-frontend (3929da2, and its pull request 398 for compute capability 9.0). From 9.23 on a kernel is described by
-// its tiles. Returns a configuration; NULL: the heuristics are asked.
-static struct cudnn_descriptor *fused_own_engine(const struct fused_library *library, const struct fused_key *k,
-                                                 struct cudnn_builder *b, struct cudnn_descriptor *graph) {
+// its tiles. NULL: there is none for backward of that order here, and the heuristics are asked.
+static const struct cudnn_engine *fused_own_engine(const struct fused_library *library, enum fused_order order) {
     static const struct cudnn_knob numbered[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
     static const struct cudnn_knob tiles[] = {{CUDNN_KNOB_TYPE_TILE_M, 3},     {CUDNN_KNOB_TYPE_TILE_N, 2},
                                               {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
@@ -149,10 +148,10 @@ static struct cudnn_descriptor *fused_own_engine(const struct fused_library *lib
         {10, 0, 92300, FUSED_SUM_NONE, {5, tiles, sizeof tiles / sizeof *tiles}},
         {10, 0, 0, FUSED_SUM_NONE, {5, numbered, sizeof numbered / sizeof *numbered}},
     };
-    for (size_t i = 0; k->backward && i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].major == library->major && rows[i].minor <= library->minor && rows[i].version <= library->version &&
-            rows[i].order == (enum fused_order)k->order)
-            return cudnn_configuration_of(b, graph, &rows[i].engine);
+            rows[i].order == order)
+            return &rows[i].engine;
     return NULL;
 }
 
@@ -179,10 +178,11 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MOST_CONFIGURATIONS];
     struct cudnn_descriptor *graph = cudnn_operation_graph(b, library->handle);
-    struct cudnn_descriptor *const own_engine = fused_own_engine(library, &p->key, b, graph);
-    const int count = own_engine || *b->reason ? 1 : cudnn_proposals(b, graph, configurations);
+    const struct cudnn_engine *own_engine =
+        p->key.backward ? fused_own_engine(library, (enum fused_order)p->key.order) : NULL;
+    const int count = own_engine ? 1 : cudnn_proposals(b, graph, configurations);
     if (own_engine)
-        configurations[0] = own_engine;
+        configurations[0] = cudnn_configuration_of(b, graph, own_engine);
     if (!*b->reason && count == 0)
         snprintf(b->reason, sizeof b->reason, "the library has no engine for it");
     if (*b->reason)
@@ -238,7 +238,7 @@ static struct fused_key fused_key_of(struct attention_shape s, bool backward, en
 static enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev) {
     const struct fused_library *library = fused_library_of(dev);
     const double dp_bytes = (double)s.B * s.num_heads * s.T * s.T * sizeof(floatX);
-    const bool has_turns = library->major == 9 && library->version >= 92500;
+    const bool has_turns = fused_own_engine(library, FUSED_SUM_TURNS) != NULL;
     if (any_order)
         return FUSED_SUM_ANY;
     return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;

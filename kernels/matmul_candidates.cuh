@@ -274,7 +274,9 @@ static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, stru
         hold = matmul_sample_candidate(samples + (size_t)i * sample.bytes, sample, runs[i], product, dev);
     hold = hold && memcmp(first, second, sample.bytes) == 0 &&
            (!candidate->plan.fused || matmul_samples_agree(first, ours, sample, product));
-    const bool tells = matmul_sample_tells(first, sample);
+    const enum matmul_verdict verdict = !hold                                ? MATMUL_FAILS
+                                        : matmul_sample_tells(first, sample) ? MATMUL_HOLDS
+                                                                             : MATMUL_TELLS_NOTHING;
     host_free(samples);
-    return !hold ? MATMUL_FAILS : tells ? MATMUL_HOLDS : MATMUL_TELLS_NOTHING;
+    return verdict;
 }
