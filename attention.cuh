@@ -5,6 +5,7 @@
 // log-sum-exp per row, unfused the T x T probabilities. On the cuda target there are two flash backends; the one for
 // compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
+#include "kernels/attention_cudnn.cuh"   // what fused_* are
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
@@ -68,74 +69,6 @@ static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const void *saved,  // attention_saved_bytes
                                enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                                struct attention_backward_options options, void *workspace, struct device *dev);
-
-#ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh"         // flash_forward, flash_backward, flash_unavailable_reason
-#include "kernels/attention_unfused_cuda.cuh" // unfused_forward, unfused_backward
-static const char *unfused_describe(void) { return FLOATX_NAME; }
-#else
-#include "kernels/attention_cpu.cuh"         // flash_forward, flash_backward
-#include "kernels/attention_unfused_cpu.cuh" // unfused_forward, unfused_backward
-static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
-static const char *flash_describe(void) { return blocks_describe(); }
-static const char *unfused_describe(void) { return blocks_describe(); }
-#endif
-#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_cudnn.cuh"       // fused_forward, fused_backward, fused_unavailable_reason
-#include "kernels/attention_cudnn_check.cuh" // fused_check
-#else
-// In this build attention_choose never chooses fused: its reason says why.
-static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
-                                     struct device *dev) {
-    snprintf(reason, size, "takes bf16 on a GPU alone");
-}
-static void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
-static const char *fused_describe(struct device *dev) { return ""; }
-static bool fused_leads(bool own, struct device *dev) { return false; }
-static const char *fused_gpu(char *text, size_t size, struct device *dev) { return ""; }
-static const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
-                                        struct device *dev) {
-    return "";
-}
-static bool fused_takes(struct attention_shape shape, struct device *dev) { return false; }
-static void fused_close(struct device *dev) {}
-static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) { return 0; }
-static size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
-    return 0;
-}
-static void fused_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
-                          void *workspace, struct device *dev) {
-    fail("attention by cuDNN takes bf16 on a GPU alone");
-}
-static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace,
-                           struct device *dev) {
-    fail("attention by cuDNN takes bf16 on a GPU alone");
-}
-#endif
-// WITHOUT_ATTENTION_SM90 is set by tests of the model, whose heads these kernels do not take.
-#if defined(TARGET_CUDA) && defined(PRECISION_BF16) && !defined(WITHOUT_ATTENTION_SM90)
-#include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward; its base: sm90_unavailable_reason
-#else
-// In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
-static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    snprintf(reason, size, "takes bf16 on a GPU alone");
-}
-static const char *sm90_describe(void) { return ""; }
-static size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
-static int64_t sm90_bias_chunks(struct attention_shape shape) { return 0; }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
-                         void *workspace, struct device *dev) {
-    fail("flash attention by wgmma takes bf16 on a GPU alone");
-}
-static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                          struct attention_shape shape, struct attention_backward_options options, void *workspace,
-                          struct device *dev) {
-    fail("flash attention by wgmma takes bf16 on a GPU alone");
-}
-#endif
 
 // Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids it, 1 or unset allows it.
 static bool attention_switched_off(const char *variable) {

@@ -50,17 +50,6 @@ static void sm90_shape_unavailable_reason(char *reason, size_t size, struct atte
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    sm90_shape_unavailable_reason(reason, size, shape);
-    if (*reason)
-        return;
-    const struct cudaDeviceProp properties = sm90_properties(dev);
-    if (properties.major == 0)
-        snprintf(reason, size, "needs compute capability 9.0, and no GPU is here");
-    else if (properties.major != 9 || properties.minor != 0)
-        snprintf(reason, size, "needs compute capability 9.0, not %d.%d", properties.major, properties.minor);
-}
-static const char *sm90_describe(void) { return "wgmma bf16"; }
 
 // --- Tiles --------------------------------------------------------------------------------------------------------
 

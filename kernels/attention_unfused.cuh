@@ -8,27 +8,33 @@
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/random.cuh"          // struct dropout
+#include <sys/cdefs.h>                 // __BEGIN_DECLS
 
+__BEGIN_DECLS
 // out = dropout(P) V. P is kept for backward, without the dropout; both are written in full. amax: kernels/amax.cuh's,
 // of out or dqkv; NULL: not taken.
-static size_t unfused_forward_workspace_bytes(struct attention_shape shape);
-static void unfused_forward(floatX *out,           // (B, T, H * D)
-                            floatX *probabilities, // (B, H, T, T)
-                            const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
-                            struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                            struct device *dev);
+size_t unfused_forward_workspace_bytes(struct attention_shape shape);
+void unfused_forward(floatX *out,           // (B, T, H * D)
+                     floatX *probabilities, // (B, H, T, T)
+                     const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
+                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                     struct device *dev);
 
 // The gradient of unfused_forward; dqkv is written in full.
-static size_t unfused_backward_workspace_bytes(struct attention_shape shape);
-static void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
-                             const floatX *dout,          // (B, T, H * D)
-                             const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
-                             const floatX *out,           // (B, T, H * D)
-                             const floatX *probabilities, // (B, H, T, T)
-                             struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                             struct device *dev);
+size_t unfused_backward_workspace_bytes(struct attention_shape shape);
+void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
+                      const floatX *dout,          // (B, T, H * D)
+                      const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
+                      const floatX *out,           // (B, T, H * D)
+                      const floatX *probabilities, // (B, H, T, T)
+                      struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                      struct device *dev);
 
 // The first key that query t sees.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }
+
+// For the report: the type of the products (cuda) or the CPU's block kernels.
+const char *unfused_describe(void);
+__END_DECLS

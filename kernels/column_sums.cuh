@@ -4,9 +4,12 @@
 #pragma once
 #include "kernels/device.cuh"        // struct device, LAUNCH
 #include "kernels/packed_floats.cuh" // struct packed_floats
+#include <sys/cdefs.h>               // __BEGIN_DECLS
 
+__BEGIN_DECLS
 // sums (N) = the sums over the chunks of partial (chunks, N), or += where `add`
-static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev);
+void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev);
+__END_DECLS
 
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
@@ -37,43 +40,4 @@ DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats 
         to[c] = sum;
     }
 }
-
-enum { COLUMN_SUMS_PARTS = 32 };
-
-// A block adds up 32 columns: warp w the chunks w, w + 32, ..., then the first warp the sums of all.
-static __global__ void __launch_bounds__(32 * COLUMN_SUMS_PARTS)
-    column_sums_kernel(float *sums, const float *partial, int64_t chunks, int64_t N, bool add) {
-    const int lane = (int)threadIdx.x % 32, part = (int)threadIdx.x / 32;
-    const int64_t column = (int64_t)blockIdx.x * 32 + lane;
-    const uint32_t shared = shared_memory(); // (parts, 32)
-    float sum = 0;
-    if (column < N)
-        for (int64_t chunk = part; chunk < chunks; chunk += COLUMN_SUMS_PARTS)
-            sum += partial[chunk * N + column];
-    store_shared_float(shared + (uint32_t)(part * 32 + lane) * 4, sum);
-    __syncthreads();
-    if (part > 0 || column >= N)
-        return;
-    sum = 0;
-    for (int p = 0; p < COLUMN_SUMS_PARTS; p++)
-        sum += load_shared_float(shared + (uint32_t)(p * 32 + lane) * 4);
-    sums[column] = add ? sums[column] + sum : sum;
-}
-static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev) {
-    LAUNCH(dev, column_sums_kernel, blocks_for(N, 32), 32 * COLUMN_SUMS_PARTS, COLUMN_SUMS_PARTS * 32 * sizeof(float),
-           sums, partial, chunks, N, add);
-}
-
-#else
-
-static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev) {
-#pragma omp parallel for simd schedule(static)
-    for (int64_t column = 0; column < N; column++) {
-        float sum = 0;
-        for (int64_t chunk = 0; chunk < chunks; chunk++)
-            sum += partial[chunk * N + column];
-        sums[column] = add ? sums[column] + sum : sum;
-    }
-}
-
 #endif

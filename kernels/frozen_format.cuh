@@ -9,35 +9,34 @@
 // target, for any number of threads, and so has what is read back, where weights are finite: one that is not makes its
 // block NaN, in NF4 the matrix.
 #pragma once
-#include "kernels/device_memory.cuh" // device_copy
-#include "kernels/fp8_blocks.cuh"    // fp8_block_scale
-#include "kernels/nf4.cuh"           // struct nf4_matrix
-#include "kernels/packed.cuh"        // packed_store_some
-#include "kernels/packed_floats.cuh" // packed_from_floats
-#include "kernels/state_format.cuh"  // parameter_rounded
+#include "kernels/fp8.cuh" // struct fp8_matrix
+#include "kernels/nf4.cuh" // struct nf4_matrix
+#include <sys/cdefs.h>     // __BEGIN_DECLS
 
 enum frozen_format { FROZEN_FLOATX, FROZEN_FP8, FROZEN_NF4 };
 enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the matrix in memory
 enum { FROZEN_ROWS = 128 };      // quantised together: of any number of columns these are whole blocks
 
+__BEGIN_DECLS
 // Bytes of a matrix (rows, cols), a multiple of FROZEN_ALIGNMENT. FP8 and NF4: of any build; FLOATX: of this precision.
-static size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
+size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
 // Stores rows [first, first + n) of a matrix, in the host's memory: `first` is a multiple of FROZEN_ROWS, and so is n,
 // except of the last rows. After all rows frozen_quantise_end completes what is stored. All calls of a matrix have one
 // workspace, in which NF4 keeps absmaxes until their mean is known.
-static size_t frozen_quantise_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
-static void frozen_quantise_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
-                                 const float *values, // (n, cols), on the host
-                                 enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
-                                 void *workspace);
-static void frozen_quantise_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
+size_t frozen_quantise_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
+void frozen_quantise_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
+                          const float *values, // (n, cols), on the host
+                          enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
+                          void *workspace);
+void frozen_quantise_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
 // out = rows [first, first + n), read back.
-static void frozen_dequantise(floatX *out,        // (n, cols)
-                              const void *stored, // frozen_bytes(format, rows, cols)
-                              enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
-                              struct device *dev);
+void frozen_dequantise(floatX *out,        // (n, cols)
+                       const void *stored, // frozen_bytes(format, rows, cols)
+                       enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
+                       struct device *dev);
+__END_DECLS
 
 // ---- The parts of what is stored ----
 
@@ -48,18 +47,6 @@ static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return
 static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_aligned((n + 1) / 2); }
 static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_aligned(nf4_blocks(n)); }
 
-static size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
-    const int64_t n = rows * cols, word = sizeof(float);
-    switch (format) {
-    case FROZEN_FLOATX: return frozen_aligned(n * (int64_t)sizeof(floatX));
-    case FROZEN_FP8:
-        return frozen_fp8_codes_bytes(rows, cols) + frozen_aligned(fp8_inverse_count(FP8_128X128, rows, cols) * word);
-    case FROZEN_NF4:
-        return frozen_nf4_codes_bytes(n) + frozen_nf4_absmaxes_bytes(n) +
-               frozen_aligned((1 + nf4_absmax_blocks(n)) * word);
-    }
-    return 0;
-}
 static inline struct fp8_matrix frozen_fp8(const void *stored, int64_t rows, int64_t cols) {
     fp8 *const codes = (fp8 *)(uintptr_t)stored;
     const struct fp8_matrix m = {codes, (float *)(void *)(codes + frozen_fp8_codes_bytes(rows, cols)), FP8_E4M3,
@@ -74,242 +61,3 @@ static inline struct nf4_matrix frozen_nf4(const void *stored, int64_t n) {
 }
 
 // ---- Quantising ----
-
-static size_t frozen_quantise_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
-    switch (format) {
-    case FROZEN_FLOATX:
-    case FROZEN_FP8: return 0;
-    case FROZEN_NF4: return (size_t)nf4_blocks(rows * cols) * sizeof(float);
-    }
-    return 0;
-}
-
-// The tile of at most 128 x 128 elements at row `row` and column `col` of the matrix; values: its first element.
-static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
-                                          int64_t row, int64_t col) {
-    const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
-    const int width = cols - col < FP8_BLOCK ? (int)(cols - col) : (int)FP8_BLOCK;
-    uint32_t amax = 0;
-    for (int r = 0; r < height; r++)
-        amax = amax_larger(amax, float_bits(nf4_largest(values + r * cols, width)));
-    const float scale = fp8_block_scale(amax, FP8_E4M3);
-    to.inverse[row / FP8_BLOCK * fp8_inverse_pitch(FP8_128X128, rows, cols) + col / FP8_BLOCK] =
-        fp8_block_inverse(scale);
-    for (int r = 0; r < height; r++)
-#pragma omp simd
-        for (int c = 0; c < width; c++)
-            to.codes[(row + r) * cols + col + c] = fp8_encode(values[r * cols + c] * scale, FP8_E4M3);
-}
-static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
-                                     int64_t first, int64_t n) {
-    const int64_t across = (cols + FP8_BLOCK - 1) / FP8_BLOCK, tiles = (n + FP8_BLOCK - 1) / FP8_BLOCK * across;
-#pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < tiles; t++) {
-        const int64_t row = t / across * FP8_BLOCK, col = t % across * FP8_BLOCK;
-        frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
-    }
-}
-static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
-                                     int64_t n) {
-#pragma omp parallel for schedule(static)
-    for (int64_t b = 0; b < nf4_blocks(n); b++) {
-        const int64_t at = b * NF4_BLOCK, block = begin / NF4_BLOCK + b;
-        absmaxes[block] = nf4_encode_block(to.codes + block * (NF4_BLOCK / 2), values + at,
-                                           n - at < NF4_BLOCK ? (int)(n - at) : (int)NF4_BLOCK);
-    }
-}
-static void frozen_quantise_rows(void *stored, const float *values, enum frozen_format format, int64_t rows,
-                                 int64_t cols, int64_t first, int64_t n, void *workspace) {
-    floatX *const plain = (floatX *)stored + first * cols;
-    if (first % FROZEN_ROWS != 0 || (n % FROZEN_ROWS != 0 && first + n != rows))
-        fail("rows %lld to %lld of a frozen matrix are no whole blocks", (long long)first, (long long)(first + n));
-    if (first == 0) // padding too has one value
-        memset(stored, 0, frozen_bytes(format, rows, cols));
-    switch (format) {
-    case FROZEN_FLOATX:
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < n * cols; i++)
-            plain[i] = parameter_rounded(values[i]);
-        return;
-    case FROZEN_FP8: frozen_fp8_encode(frozen_fp8(stored, rows, cols), values, rows, cols, first, n); return;
-    case FROZEN_NF4:
-        frozen_nf4_encode(frozen_nf4(stored, rows * cols), (float *)workspace, values, first * cols, n * cols);
-        return;
-    }
-}
-static void frozen_quantise_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace) {
-    switch (format) {
-    case FROZEN_FLOATX:
-    case FROZEN_FP8: return;
-    case FROZEN_NF4:
-        nf4_encode_absmaxes(frozen_nf4(stored, rows * cols), (const float *)workspace, nf4_blocks(rows * cols));
-        return;
-    }
-}
-
-// ---- Reading back ----
-
-// Of codes by frozen_fp8_encode, where a NaN's block has the inverse NaN. Placed as an fp32 number, E4M3's exponent and
-// mantissa are 2^-120 times the value, subnormal ones too. From 2^-126 up the product has no more bits than bf16 keeps.
-HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
-    const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
-    const float value = float_from_bits(bits) * 0x1p120f * inverse;
-#ifdef PRECISION_BF16
-    const bf16 upper = {(uint16_t)(float_bits(value) >> 16)};
-    return upper;
-#else
-    return value;
-#endif
-}
-
-#ifdef TARGET_CUDA
-
-// Bound by memory: a thread stores packs of 16 bytes, whose neighbours are its warp's other threads'; codes of all its
-// packs are in flight before the first is stored.
-enum { FROZEN_THREADS = 256, FROZEN_EACH = 4 };
-#define EACH_FROZEN(k) _Pragma("unroll") for (int k = 0; k < FROZEN_EACH; k++)
-
-DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
-    if (threadIdx.x < NF4_LEVELS)
-        store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
-    __syncthreads();
-}
-// The codes of PACK elements from an even one on, the first byte lowest.
-DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
-#ifdef CUDA_EMULATED
-    emu_touch_global(codes, PACK / 2, false);
-#endif
-    return PACK == 8 ? *(const uint32_t *)codes : *(const uint16_t *)codes;
-}
-// out[0, count) = elements begin, begin + 1, ...; begin is a multiple of PACK, so that a pack has one absmax.
-static __global__ void __launch_bounds__(FROZEN_THREADS)
-    nf4_dequantise_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
-    const uint32_t levels = shared_memory();
-    const int64_t first = ((int64_t)blockIdx.x * FROZEN_EACH * FROZEN_THREADS + threadIdx.x) * PACK;
-    uint32_t codes[FROZEN_EACH];
-    float absmaxes[FROZEN_EACH];
-    nf4_share_levels(levels);
-    EACH_FROZEN(k) {
-        const int64_t at = first + k * FROZEN_THREADS * PACK, i = begin + (at < count ? at : 0);
-        codes[k] = nf4_load_codes(from.codes + i / 2);
-        absmaxes[k] = nf4_absmax(&from, i / NF4_BLOCK);
-    }
-    EACH_FROZEN(k) {
-        const int64_t at = first + k * FROZEN_THREADS * PACK;
-        struct packed_floats values;
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const uint32_t code = codes[k] >> (i / 2 * 8 + (i % 2 ? 0 : 4)) & 15u;
-            values.x[i] = load_shared_float(levels + code * 4) * absmaxes[k];
-        }
-        if (at < count)
-            packed_store_some(out + at, packed_from_floats(values), count - at);
-    }
-}
-// The same from any element on.
-static __global__ void __launch_bounds__(FROZEN_THREADS)
-    nf4_dequantise_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
-    const int64_t at = (int64_t)blockIdx.x * FROZEN_THREADS + threadIdx.x, i = begin + at;
-    if (at < count)
-        out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
-}
-static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
-    if (begin % PACK == 0)
-        LAUNCH(dev, nf4_dequantise_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
-               NF4_LEVELS * sizeof(float), out, from, begin, count);
-    else
-        LAUNCH(dev, nf4_dequantise_from_kernel, blocks_for(count, FROZEN_THREADS), FROZEN_THREADS, 0, out, from, begin,
-               count);
-}
-
-struct frozen_fp8_pack {
-    fp8 codes[PACK];
-};
-// The first `count` codes, the others 0; in one access where that is possible.
-DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t count) {
-    struct frozen_fp8_pack pack;
-    if (count >= PACK && (uintptr_t)from % PACK == 0) {
-#ifdef CUDA_EMULATED
-        emu_touch_global(from, PACK, false);
-#endif
-        uint32_t words[PACK / 4];
-        if (PACK == 8) {
-            const uint2 two = *(const uint2 *)from;
-            words[0] = two.x;
-            words[PACK / 4 - 1] = two.y;
-        } else
-            words[0] = *(const uint32_t *)from;
-        memcpy(&pack, words, sizeof pack);
-        return pack;
-    }
-    for (int i = 0; i < PACK; i++)
-        pack.codes[i] = i < count ? from[i] : 0;
-    return pack;
-}
-// Row first + blockIdx.x of (rows, cols), a pack of columns a thread.
-static __global__ void __launch_bounds__(FROZEN_THREADS)
-    frozen_fp8_dequantise_kernel(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first) {
-    const int64_t row = first + blockIdx.x, pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);
-    const int64_t c = ((int64_t)blockIdx.y * FROZEN_THREADS + threadIdx.x) * PACK;
-    if (c >= cols)
-        return;
-    const struct frozen_fp8_pack pack = frozen_fp8_load(from.codes + row * cols + c, cols - c);
-    const float inverse = from.inverse[row / FP8_BLOCK * pitch + c / FP8_BLOCK];
-    struct packed values;
-#pragma unroll
-    for (int i = 0; i < PACK; i++)
-        values.x[i] = frozen_fp8_value(pack.codes[i], inverse);
-    packed_store_some(out + (int64_t)blockIdx.x * cols + c, values, cols - c);
-}
-static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
-                              struct device *dev) {
-    LAUNCH(dev, frozen_fp8_dequantise_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),
-           FROZEN_THREADS, 0, out, from, rows, cols, first);
-}
-
-#else
-
-// out[0, count) = elements begin, begin + 1, ...
-static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
-    const int64_t end = begin + count;
-#pragma omp parallel for schedule(static)
-    for (int64_t b = begin / NF4_BLOCK; b < nf4_blocks(end); b++) {
-        const int64_t at = b * NF4_BLOCK;
-        const float absmax = nf4_absmax(&from, b);
-        if (at >= begin && at + NF4_BLOCK <= end)
-            nf4_decode_block(out + (at - begin), from.codes + at / 2, absmax);
-        else
-            for (int64_t i = at > begin ? at : begin; i < at + NF4_BLOCK && i < end; i++)
-                out[i - begin] = to_floatX(nf4_levels[nf4_code_at(&from, i)] * absmax);
-    }
-}
-static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
-                              struct device *dev) {
-    const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t c = 0; c < cols; c += FP8_BLOCK) {
-            const float inverse = from.inverse[(first + r) / FP8_BLOCK * pitch + c / FP8_BLOCK];
-            const fp8 *const codes = from.codes + (first + r) * cols + c;
-            floatX *const to = out + r * cols + c;
-            const int width = cols - c < FP8_BLOCK ? (int)(cols - c) : (int)FP8_BLOCK;
-#pragma omp simd
-            for (int i = 0; i < width; i++)
-                to[i] = frozen_fp8_value(codes[i], inverse);
-        }
-}
-
-#endif
-
-static void frozen_dequantise(floatX *out, const void *stored, enum frozen_format format, int64_t rows, int64_t cols,
-                              int64_t first, int64_t n, struct device *dev) {
-    if (n == 0 || cols == 0)
-        return;
-    switch (format) {
-    case FROZEN_FLOATX:
-        device_copy(out, (const floatX *)stored + first * cols, (size_t)(n * cols) * sizeof *out, dev);
-        return;
-    case FROZEN_FP8: frozen_fp8_decode(out, frozen_fp8(stored, rows, cols), rows, cols, first, n, dev); return;
-    case FROZEN_NF4: frozen_nf4_decode(out, frozen_nf4(stored, rows * cols), first * cols, n * cols, dev); return;
-    }
-}

@@ -2,12 +2,10 @@
 // or forbids the update.
 #pragma once
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
-#include "kernels/four.cuh"         // four_load, four_store, FLAT_THREADS
 #include "kernels/random.cuh"       // struct rounding, bf16_stochastic
-#include "kernels/reduce.cuh"       // block_sum_double
 #include "kernels/state_format.cuh" // enum state_format
-#include <assert.h>                 // static_assert
 #include <math.h>                   // sqrt
+#include <sys/cdefs.h>              // __BEGIN_DECLS
 
 // What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
 // for it.
@@ -31,12 +29,13 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
     return check;
 }
 
+__BEGIN_DECLS
 // total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the
 // bits depend neither on the number of threads nor on the GPU.
-static size_t sum_of_squares_workspace_bytes(void);
-static void sum_of_squares(double *total, // (1)
-                           const void *x, // (n)
-                           enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
+size_t sum_of_squares_workspace_bytes(void);
+void sum_of_squares(double *total, // (1)
+                    const void *x, // (n)
+                    enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
 // Ranges of gradients of which each has a sum of squares of its own.
 struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
@@ -44,20 +43,20 @@ struct gradient_range {
 // total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In
 // two parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where
 // some are there earlier; then squares_total. `ranges` is in the device's memory.
-static size_t squares_of_ranges_workspace_bytes(int count);
-static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
-                              const struct gradient_range *ranges, // (count)
-                              int first, int end, struct device *dev);
-static void squares_total(double *total, // (1)
-                          int count, void *workspace, struct device *dev);
+size_t squares_of_ranges_workspace_bytes(int count);
+void squares_of_ranges(void *workspace, const void *x, enum state_format format,
+                       const struct gradient_range *ranges, // (count)
+                       int first, int end, struct device *dev);
+void squares_total(double *total, // (1)
+                   int count, void *workspace, struct device *dev);
 // store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically, by r, which fp32
 // does not read, as tensor_rounding has it of each tensor. NaN stays NaN. One launch for elements [begin, begin + n) of
 // the flat buffers, of any number of tensors; begin is a multiple of STATE_BLOCK. Gaps between tensors are not written.
-static void add_gradients(void *store, // (n)
-                          enum state_format format,
-                          const float *in, // (n)
-                          int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
-                          struct device *dev);
+void add_gradients(void *store, // (n)
+                   enum state_format format,
+                   const float *in, // (n)
+                   int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
+                   struct device *dev);
 // The random numbers of tensor `row` for a range that begins at element `begin` of the flat buffers.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
@@ -68,297 +67,13 @@ HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tenso
 // clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
 // ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
 // gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
-static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports,        // (ranks, width)
-                           int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
+void gradient_check(struct gradient_check *check, // (1)
+                    const double *reports,        // (ranks, width)
+                    int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
+__END_DECLS
 enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
 
 static inline void gradients_format_check(enum state_format format) {
     if (format != FORMAT_FP32 && format != FORMAT_BF16)
         fail("gradients are fp32 or bf16");
 }
-
-#ifdef TARGET_CUDA
-
-enum { SQUARES_BLOCKS = 1024 };
-
-DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
-DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither
-// do the bits.
-template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
-    const int64_t first = (int64_t)block * FLAT_THREADS, thread = first + threadIdx.x;
-    const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
-    const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
-    if (block > 0 && first >= groups) { // a short range has nothing for its last blocks
-        if (threadIdx.x == 0)
-            sums[block] = 0;
-        return;
-    }
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t group = thread; group < groups; group += SQUARES_BLOCKS * FLAT_THREADS) {
-        const four<T> y = four_load(x + head + 4 * group, 4);
-        for (int i = 0; i < 4; i++)
-            sum += square(y.x[i]);
-    }
-    if (thread < head)
-        sum += square(x[thread]);
-    if (thread < n - tail)
-        sum += square(x[tail + thread]);
-    sum = block_sum_double(sum, shared_memory());
-    if (threadIdx.x == 0)
-        sums[block] = sum;
-}
-template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
-    squares_block(sums, x, n, (int)blockIdx.x);
-}
-// sums (count, SQUARES_BLOCKS): of ranges from `first` on, SQUARES_BLOCKS blocks each.
-template <class T>
-static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const struct gradient_range *ranges,
-                                                int first) {
-    const int i = first + (int)(blockIdx.x / SQUARES_BLOCKS);
-    squares_block(sums + (int64_t)i * SQUARES_BLOCKS, x + ranges[i].at, ranges[i].n,
-                  (int)(blockIdx.x % SQUARES_BLOCKS));
-}
-static __global__ void __launch_bounds__(SQUARES_BLOCKS)
-    squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
-    const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
-    if (threadIdx.x == 0)
-        *total = add ? *total + sum : sum;
-}
-// What block_sum_double gives of SQUARES_BLOCKS sums, by one warp.
-DEVICE_FUNCTION double squares_warp_total(const double *sums) {
-    const int lane = threadIdx.x % 32;
-    double mine = 0;
-#pragma unroll 8
-    for (int row = 0; row < SQUARES_BLOCKS / 32; row++) {
-        const double sum = warp_sum_double(sums[32 * row + lane]);
-        mine = row == lane ? sum : mine;
-    }
-    return warp_sum_double(mine);
-}
-static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
-// One block: each warp sums ranges up, then one thread adds the sums in order. A range's first sum becomes its total.
-static __global__ void __launch_bounds__(SQUARES_BLOCKS)
-    squares_ranges_total_kernel(double *total, double *sums, int count) {
-    for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {
-        const double sum = squares_warp_total(sums + (int64_t)i * SQUARES_BLOCKS);
-        if (threadIdx.x % 32 == 0)
-            sums[(int64_t)i * SQUARES_BLOCKS] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x > 0)
-        return;
-    double sum = 0;
-    for (int i = 0; i < count; i++)
-        sum += sums[(int64_t)i * SQUARES_BLOCKS];
-    *total = sum;
-}
-static size_t squares_of_ranges_workspace_bytes(int count) { return (size_t)count * SQUARES_BLOCKS * sizeof(double); }
-static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
-                              const struct gradient_range *ranges, int first, int end, struct device *dev) {
-    double *sums = (double *)workspace; // (count, SQUARES_BLOCKS)
-    const unsigned grid = (unsigned)SQUARES_BLOCKS * (unsigned)(end - first);
-    gradients_format_check(format);
-    if (first < end && format == FORMAT_BF16)
-        LAUNCH(dev, squares_of_ranges_kernel<bf16>, grid, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const bf16 *)x, ranges,
-               first);
-    else if (first < end)
-        LAUNCH(dev, squares_of_ranges_kernel<float>, grid, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const float *)x,
-               ranges, first);
-}
-static void squares_total(double *total, int count, void *workspace, struct device *dev) {
-    LAUNCH(dev, squares_ranges_total_kernel, 1, SQUARES_BLOCKS, 0, total, (double *)workspace, count);
-}
-static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
-static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
-                           struct device *dev) {
-    double *sums = (double *)workspace; // (SQUARES_BLOCKS)
-    gradients_format_check(format);
-    if (format == FORMAT_BF16)
-        LAUNCH(dev, squares_kernel<bf16>, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const bf16 *)x, n);
-    else
-        LAUNCH(dev, squares_kernel<float>, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const float *)x, n);
-    LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
-}
-
-// Four elements a thread, a block of one tensor a warp.
-static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
-                                         struct flat_tensors tensors, bool add) {
-    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
-    int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
-    four<float> sum = four_load(in + at, count), before = {};
-    if (add)
-        before = four_load(store + at, count);
-    const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
-    count = flat_tensor_count(tensors.rows[row], begin + at, count);
-    for (int i = 0; i < 4 && add; i++)
-        sum.x[i] += before.x[i];
-    four_store(store + at, sum, count);
-}
-static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t begin, int64_t n,
-                                       struct flat_tensors tensors, bool add, struct rounding r) {
-    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
-    int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
-    const four<float> more = four_load(in + at, count);
-    four<bf16> sum = {};
-    if (add)
-        sum = four_load(store + at, count);
-    const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
-    const struct flat_tensor tensor = tensors.rows[row];
-    count = flat_tensor_count(tensor, begin + at, count);
-    const struct philox_words random = rounding_words(tensor_rounding(r, tensor, row, begin), at);
-    for (int i = 0; i < 4; i++)
-        sum.x[i] = bf16_stochastic(more.x[i] + (add ? bf16_to_float(sum.x[i]) : 0.0f), random.word[i] & 0xffffu);
-    four_store(store + at, sum, count);
-}
-static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
-static void add_gradients(void *store, enum state_format format, const float *in, int64_t begin, int64_t n,
-                          struct flat_tensors tensors, bool add, struct rounding r, struct device *dev) {
-    const unsigned blocks = blocks_for(n, 4 * FLAT_THREADS);
-    gradients_format_check(format);
-    if (n > 0 && format == FORMAT_BF16)
-        LAUNCH(dev, add_bf16_kernel, blocks, FLAT_THREADS, 0, (bf16 *)store, in, begin, n, tensors, add, r);
-    else if (n > 0)
-        LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, begin, n, tensors, add);
-}
-
-static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
-                                             int num_losses, double targets, double clip) { // one warp
-    float broken = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        for (int i = threadIdx.x; i < 2 * num_losses; i += 32)
-            broken += isfinite(reports[rank * width + REPORT_LOSSES + i]) ? 0.0f : 1.0f;
-    broken = lanes_sum(broken, 32);
-    if (threadIdx.x == 0) {
-        double squares = 0, counted = 0;
-        for (int rank = 0; rank < ranks; rank++) {
-            squares += reports[rank * width + REPORT_SQUARES];
-            for (int i = 0; i < num_losses; i++)
-                counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
-        }
-        struct gradient_check result = gradient_check_of(squares, targets, counted, clip);
-        result.finite = result.finite && broken == 0;
-        *check = result;
-    }
-}
-static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double targets, double clip, struct device *dev) {
-    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, targets, clip);
-}
-
-#else
-
-enum { SUM_OF_SQUARES_RUNS = 256 };
-static size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
-static inline double squares_of_floats(const float *x, int64_t n) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += (double)x[i] * (double)x[i];
-    return sum;
-}
-static inline double squares_of_bf16(const bf16 *x, int64_t n) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
-        sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
-    return sum;
-}
-// Run `run` of SUM_OF_SQUARES_RUNS.
-static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
-    // n / RUNS first, as n * RUNS could overflow
-    const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;
-    const int64_t end = run == SUM_OF_SQUARES_RUNS - 1 ? n : begin + n / SUM_OF_SQUARES_RUNS;
-    return format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
-                                 : squares_of_floats((const float *)x + begin, end - begin);
-}
-static inline double squares_of_runs(const double *sums) {
-    double sum = 0;
-    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-        sum += sums[run];
-    return sum;
-}
-static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
-                           struct device *dev) {
-    double *sums = (double *)workspace; // (runs)
-    gradients_format_check(format);
-#pragma omp parallel for schedule(static)
-    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-        sums[run] = squares_of_run(x, format, n, run);
-    const double sum = squares_of_runs(sums);
-    *total = add ? *total + sum : sum;
-}
-static size_t squares_of_ranges_workspace_bytes(int count) {
-    return (size_t)count * SUM_OF_SQUARES_RUNS * sizeof(double);
-}
-static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
-                              const struct gradient_range *ranges, int first, int end, struct device *dev) {
-    double *sums = (double *)workspace; // (count, runs)
-    gradients_format_check(format);
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int i = first; i < end; i++)
-        for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-            sums[(int64_t)i * SUM_OF_SQUARES_RUNS + run] =
-                squares_of_run((const char *)x + state_bytes(format, ranges[i].at), format, ranges[i].n, run);
-}
-static void squares_total(double *total, int count, void *workspace, struct device *dev) {
-    const double *sums = (const double *)workspace;
-    double sum = 0;
-    for (int i = 0; i < count; i++)
-        sum += squares_of_runs(sums + (int64_t)i * SUM_OF_SQUARES_RUNS);
-    *total = sum;
-}
-
-static inline void add_floats(float *store, const float *in, int64_t n, bool add) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++)
-        store[i] = add ? store[i] + in[i] : in[i];
-}
-static inline void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
-    for (int64_t begin = 0; begin < n; begin += PHILOX_CHUNK) {
-        const int count = n - begin < PHILOX_CHUNK ? (int)(n - begin) : (int)PHILOX_CHUNK;
-        uint32_t words[PHILOX_CHUNK];
-        rounding_chunk(words, r, begin);
-#pragma omp simd
-        for (int i = 0; i < count; i++) {
-            const float before = add ? bf16_to_float(store[begin + i]) : 0.0f;
-            store[begin + i] = bf16_stochastic(before + in[begin + i], words[i] & 0xffffu);
-        }
-    }
-}
-enum { GRADIENTS_PART = 4096 }; // elements that a thread takes at a time
-static void add_gradients(void *store, enum state_format format, const float *in, int64_t begin, int64_t n,
-                          struct flat_tensors tensors, bool add, struct rounding r, struct device *dev) {
-    gradients_format_check(format);
-#pragma omp parallel for schedule(static)
-    for (int64_t part = 0; part < n; part += GRADIENTS_PART) {
-        const int64_t end = begin + (n - part < GRADIENTS_PART ? n : part + GRADIENTS_PART);
-        int row = -1;
-        for (int64_t first = begin + part, last; flat_tensors_next(&tensors, end, &row, &first, &last); first = last) {
-            const int64_t at = first - begin;
-            if (format == FORMAT_BF16)
-                add_bf16((bf16 *)store + at, in + at, last - first, add,
-                         tensor_rounding(r, tensors.rows[row], row, first));
-            else
-                add_floats((float *)store + at, in + at, last - first, add);
-        }
-    }
-}
-
-static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double targets, double clip, struct device *dev) {
-    double squares = 0, counted = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        squares += reports[rank * width + REPORT_SQUARES];
-        for (int i = 0; i < num_losses; i++)
-            counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
-    }
-    *check = gradient_check_of(squares, targets, counted, clip);
-    for (int rank = 0; rank < ranks; rank++)
-        for (int i = 0; i < 2 * num_losses; i++)
-            check->finite = check->finite && isfinite(reports[rank * width + REPORT_LOSSES + i]);
-}
-
-#endif

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX
 #include "kernels/matmul_gemm.cuh" // struct gemm
-#include <omp.h>                   // omp_set_num_threads
+#include <sys/cdefs.h>             // __BEGIN_DECLS
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
 // round: A (depth, rows), B (cols, depth).
@@ -30,47 +30,10 @@ struct matmul_library {
     void *state; // of the backend
     char description[64];
 };
-
-// The libraries take their number of threads from OpenMP's, which is restored after each call.
-static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
-    const int threads = omp_get_max_threads();
-    omp_set_num_threads(dev->threads);
-    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
-    omp_set_num_threads(threads);
-    return bytes;
-}
-static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
-    const int threads = omp_get_max_threads();
-    omp_set_num_threads(dev->threads);
-    dev->matmul->backend->run(gemm, dbias, workspace, dev);
-    omp_set_num_threads(threads);
-}
-
-// Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
-enum { DBIAS_ROWS = 256 };
-
-static size_t dbias_workspace_bytes(int64_t M, int N) {
-    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
-}
-
-// dbias = column sums of dout (M, N), or += where `add`
-static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
-                       const struct device *dev) {
-    float *partial = (float *)workspace; // (chunks, N)
-    const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
-#pragma omp parallel for schedule(static) num_threads(dev->threads)
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
-        float *sum = partial + chunk * N;
-        memset(sum, 0, (size_t)N * sizeof *sum);
-        for (int64_t i = chunk * DBIAS_ROWS; i < gemm_min(M, (chunk + 1) * DBIAS_ROWS); i++) {
-#pragma omp simd
-            for (int j = 0; j < N; j++)
-                sum[j] += to_float(dout[i * N + j]);
-        }
-    }
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
-#pragma omp simd
-        for (int j = 0; j < N; j++)
-            dbias[j] = (add || chunk > 0 ? dbias[j] : 0) + partial[chunk * N + j];
-    }
-}
+// The backends that this build has, the fastest first; the last is on every machine.
+extern const struct matmul_backend matmul_backends[]; // (matmul_backends_count)
+extern const int matmul_backends_count;
+__BEGIN_DECLS
+// Makes a library as matmul_create does, by one backend. Returns NULL where this machine does not have it.
+struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend);
+__END_DECLS

@@ -24,13 +24,6 @@ enum {
 
 // ---- Noise ----
 
-// What operands are filled with: pairs of bf16 numbers, of magnitudes from 0.125 to 2, as fp32 numbers the same. As FP8
-// codes of either format no byte is a NaN or infinity.
-struct matmul_noise {
-    uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
-    char *memory;    // device memory that may be filled
-    size_t bytes;    // of it
-};
 static uint32_t matmul_noise_word(uint64_t i) {
     uint32_t word = 0;
     for (int half = 0; half < 2; half++) {
@@ -53,7 +46,7 @@ static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise
     }
 }
 // Makes noise for operands in `memory`, and fills all of it.
-static struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev) {
+struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev) {
     struct matmul_noise noise = {(uint32_t *)host_allocate(MATMUL_NOISE_WORDS * sizeof(uint32_t), dev), (char *)memory,
                                  bytes};
     for (int64_t i = 0; i < MATMUL_NOISE_WORDS; i++)
@@ -61,7 +54,7 @@ static struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct 
     matmul_fill(noise.memory, bytes, &noise, dev);
     return noise;
 }
-static void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
+void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }

@@ -25,93 +25,21 @@
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
 // before it is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
 #pragma once
-#include "kernels/column_sums.cuh" // column_sums, column_sums_of_warps
-#include "kernels/device.cuh"      // struct device, floatX, LAUNCH
-#include "kernels/matmul_gemm.cuh" // struct gemm
-#include "kernels/packed.cuh"      // packed_load, packed_load_some
-#include "runtime/machine/error.h" // fail
-#include <cublasLt.h>              // cublasLtMatmul
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // calloc, free
+#include "kernels/column_sums.cuh"    // column_sums, column_sums_of_warps
+#include "kernels/device.cuh"         // struct device, floatX, LAUNCH
+#include "kernels/matmul_choices.cuh" // struct matmul_library, struct matmul_plan
+#include "kernels/matmul_gemm.cuh"    // struct gemm
+#include "kernels/packed.cuh"         // packed_load, packed_load_some
+#include "runtime/machine/error.h"    // fail
+#include <cublasLt.h>                 // cublasLtMatmul
+#include <stdio.h>                    // snprintf
+#include <stdlib.h>                   // calloc, free
 
 #if CUBLAS_VERSION < 120400
 #error "cuBLASLt of CUDA 12.4 or newer is needed: CUBLASLT_DIR= names the folder that holds its include/ and lib/"
 #endif
 
 #define MATMUL_FP8_BLOCKS_VERSION 120900 // of the headers and of the library that have FP8 scales of blocks
-
-enum {
-    MATMUL_PLANS = 128,              // a training run of one model has some 20, with FP8 some 40
-    MATMUL_LIBRARY_BYTES = 32 << 20, // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
-    MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
-};
-
-// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are
-// in bytes; gelu: enum matmul_gelu.
-#define MATMUL_KEY(X)                                                                                                  \
-    X(rows)                                                                                                            \
-    X(cols)                                                                                                            \
-    X(depth)                                                                                                           \
-    X(a_ld)                                                                                                            \
-    X(b_ld)                                                                                                            \
-    X(ld_out)                                                                                                          \
-    X(a_transposed)                                                                                                    \
-    X(b_transposed)                                                                                                    \
-    X(sums)                                                                                                            \
-    X(has_bias)                                                                                                        \
-    X(has_dbias)                                                                                                       \
-    X(gelu)                                                                                                            \
-    X(a_type)                                                                                                          \
-    X(b_type)                                                                                                          \
-    X(a_scaling)                                                                                                       \
-    X(b_scaling)                                                                                                       \
-    X(fast)                                                                                                            \
-    X(a_alignment)                                                                                                     \
-    X(b_alignment)                                                                                                     \
-    X(c_alignment)                                                                                                     \
-    X(bias_alignment)                                                                                                  \
-    X(gelu_alignment)
-enum matmul_gelu { MATMUL_NO_GELU, MATMUL_GELU, MATMUL_GELU_SUMS }; // the derivative, and then sums of columns
-struct matmul_key {
-#define MATMUL_KEY_MEMBER(name) int64_t name;
-    MATMUL_KEY(MATMUL_KEY_MEMBER)
-#undef MATMUL_KEY_MEMBER
-};
-enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
-
-// What a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
-struct matmul_choice {
-    struct matmul_key key;
-    cublasLtMatmulAlgo_t algorithm;
-    bool fused;
-    int candidate;       // its number among those that were timed, 0: what is taken without a choice
-    double first_us, us; // microseconds of candidate 0, and of this one
-};
-// A product as a call asks for it. a, b: what the gemm's operands point to where they are FP8.
-struct matmul_product {
-    struct gemm gemm;
-    struct fp8_matrix a, b;
-    float *dbias;
-    void *workspace;
-};
-struct matmul_plan {
-    struct matmul_key key;
-    bool fused; // as in matmul_choice
-    cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
-    cublasLtMatmulAlgo_t algorithm;
-};
-struct matmul_library {
-    cublasLtHandle_t handle; // NULL until it is needed: without one nothing asks for a GPU
-    int64_t planned;         // plans made so far; plan i is plans[i % MATMUL_PLANS]
-    struct matmul_plan plans[MATMUL_PLANS];
-    int choice_count;
-    struct matmul_choice choices[MATMUL_PLANS];
-    bool listing; // products are listed, each key once, and not computed
-    int product_count;
-    struct matmul_product products[MATMUL_PLANS];
-    char description[64];
-};
 
 static void cublas_check_at(cublasStatus_t status, const char *call, const char *file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS)
@@ -125,7 +53,7 @@ static cublasLtHandle_t matmul_handle(struct matmul_library *library) {
     return library->handle;
 }
 
-static struct matmul_library *matmul_create(struct device *dev) {
+struct matmul_library *matmul_create(struct device *dev) {
     struct matmul_library *library = (struct matmul_library *)calloc(1, sizeof *library);
     if (library == NULL)
         fail("no memory for the matmul library's handle");
@@ -136,12 +64,12 @@ static struct matmul_library *matmul_create(struct device *dev) {
         matmul_handle(library);
     return library;
 }
-static void matmul_destroy(struct matmul_library *library) {
+void matmul_destroy(struct matmul_library *library) {
     if (library && library->handle)
         cublas_check(cublasLtDestroy(library->handle));
     free(library);
 }
-static const char *matmul_describe(const struct matmul_library *library) { return library->description; }
+const char *matmul_describe(const struct matmul_library *library) { return library->description; }
 
 // ---- plans ----
 
@@ -161,7 +89,7 @@ static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
 static enum fp8_scaling matmul_operand_scaling(const struct gemm_operand *x) {
     return x->fp8 ? x->fp8->scaling : FP8_WHOLE;
 }
-static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias) {
+struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias) {
     const void *c = gemm->sum ? (const void *)gemm->sum : (const void *)gemm->out;
     const void *bias = gemm->bias ? (const void *)gemm->bias : (const void *)dbias;
     const struct matmul_key key = {gemm->rows,
@@ -338,8 +266,7 @@ static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct m
         plan->algorithm = best.algo;
     return status;
 }
-static const struct matmul_choice *matmul_choice_of(const struct matmul_library *library,
-                                                    const struct matmul_key *key) {
+const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key) {
     for (int i = 0; i < library->choice_count; i++)
         if (matmul_same_key(&library->choices[i].key, key))
             return &library->choices[i];
@@ -406,7 +333,7 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float 
 // 16384 rows of 768 columns have 6 MB of loads in flight, two thirds more than 4 TB/s at 0.9 us of latency ask for.
 enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4 };
 
-static size_t dbias_workspace_bytes(int64_t M, int N) {
+size_t dbias_workspace_bytes(int64_t M, int N) {
     return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
@@ -447,7 +374,7 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 // ---- what the layer calls ----
 
-static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return MATMUL_LIBRARY_BYTES; }
+size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return MATMUL_LIBRARY_BYTES; }
 
 // Enqueues a product by its plan. workspace: MATMUL_LIBRARY_BYTES, and what dbias needs.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
@@ -491,20 +418,20 @@ static void matmul_list(const struct gemm *gemm, float *dbias, void *workspace, 
     product->gemm.b.fp8 = &product->b;
 }
 
-static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
+void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
     if (dev->matmul->listing)
         matmul_list(gemm, dbias, workspace, dev->matmul);
     else
         cublas_check(matmul_enqueue(matmul_plan_for(gemm, dbias, dev->matmul), gemm, dbias, workspace, dev));
 }
 
-static bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) {
+bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) {
     return gemm->gelu && !dev->matmul->listing && matmul_plan_for(gemm, NULL, dev->matmul)->fused;
 }
 
 // ---- FP8 ----
 
-static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
+const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
     const int version = (int)cublasLtGetVersion();
     struct cudaDeviceProp properties;
     if (sizeof(floatX) == sizeof(float)) {
@@ -537,9 +464,7 @@ static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling sca
     return text;
 }
 
-static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
-    return MATMUL_LIBRARY_BYTES;
-}
+size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return MATMUL_LIBRARY_BYTES; }
 
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
                             const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {
@@ -551,13 +476,13 @@ static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a,
     const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, N, bias, sum, add, fast};
     return gemm;
 }
-static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
-                       int64_t K, bool fast, void *workspace, struct device *dev) {
+void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
+                int64_t K, bool fast, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_fp8(out, NULL, &a, &b, bias, M, N, K, false, fast);
     gemm_run(&gemm, NULL, workspace, dev);
 }
-static void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
-                           bool add, bool fast, void *workspace, struct device *dev) {
+void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K, bool add,
+                    bool fast, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_fp8(NULL, sum, &a, &b, NULL, M, N, K, add, fast);
     gemm_run(&gemm, NULL, workspace, dev);
 }

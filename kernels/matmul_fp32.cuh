@@ -1,10 +1,10 @@
 // Matrix products at fp32 rates: by oneDNN, OpenBLAS or plain C. bf16 operands are converted block by block.
 #pragma once
-#include "kernels/device.cuh"         // struct device, floatX
-#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_sums
-#include "kernels/matmul_plain.cuh"   // sgemm_plain
-#include "runtime/machine/error.h"    // fail
-#include <stdio.h>                    // snprintf
+#include "kernels/device.cuh"             // struct device, floatX
+#include "kernels/matmul_backend_run.cuh" // struct matmul_library, dbias_sums
+#include "kernels/matmul_plain.cuh"       // sgemm_plain
+#include "runtime/machine/error.h"        // fail
+#include <stdio.h>                        // snprintf
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_sgemm
 #endif

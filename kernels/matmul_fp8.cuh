@@ -8,8 +8,8 @@
 // two, so that this is exact as long as the exponent stays in bf16's range. A value above it becomes infinity, one
 // below 2^-126 may be rounded, or count as 0 in the product.
 #pragma once
-#include "kernels/fp8.cuh"            // fp8_decode, struct fp8_matrix
-#include "kernels/matmul_backend.cuh" // gemm_run_backend, gemm_workspace_bytes
+#include "kernels/fp8.cuh"                // fp8_decode, struct fp8_matrix
+#include "kernels/matmul_backend_run.cuh" // gemm_run_backend, gemm_workspace_bytes
 
 // Rows of each operand, and depth, that are decoded at a time: multiples of FP8_BLOCK.
 enum { FP8_LINES = 1024, FP8_DEPTH = 1024 };
@@ -25,7 +25,7 @@ static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_
 }
 
 // Each dimension has whole blocks, unless it is smaller, and what is left over.
-static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
+size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
     const int64_t rows[] = {gemm_min(M, FP8_LINES), M % FP8_LINES}, cols[] = {gemm_min(N, FP8_LINES), N % FP8_LINES};
     const int64_t depths[] = {gemm_min(K, FP8_DEPTH), K % FP8_DEPTH};
     const int64_t m = fp8_lines(M), n = fp8_lines(N), k = fp8_depth(K);
@@ -124,17 +124,17 @@ static void fp8_multiply(const struct fp8_product *x, void *workspace, struct de
         }
 }
 
-static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
-                       int64_t K, bool fast, void *workspace, struct device *dev) {
+void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
+                int64_t K, bool fast, void *workspace, struct device *dev) {
     const struct fp8_product product = {a, b, M, N, K, out, bias, NULL, false};
     fp8_multiply(&product, workspace, dev);
 }
-static void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
-                           bool add, bool fast, void *workspace, struct device *dev) {
+void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K, bool add,
+                    bool fast, void *workspace, struct device *dev) {
     const struct fp8_product product = {a, b, M, N, K, NULL, NULL, sum, add};
     fp8_multiply(&product, workspace, dev);
 }
 
-static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
+const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
     return NULL;
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/device.cuh" // floatX
 #include "kernels/fp8.cuh"    // struct fp8_matrix
+#include <sys/cdefs.h>        // __BEGIN_DECLS
 
 // A matrix as it is stored. Only the products look inside: another type, a scale or a packed form would be a member.
 struct gemm_operand {
@@ -27,20 +28,22 @@ struct gemm {
     bool gelu_sums;
 };
 
+__BEGIN_DECLS
 // Makes the library's handles; the caller destroys them.
-static struct matmul_library *matmul_create(struct device *dev);
-static void matmul_destroy(struct matmul_library *library);
+struct matmul_library *matmul_create(struct device *dev);
+void matmul_destroy(struct matmul_library *library);
 // Names the library, its version and the type of the products. The text is the library's.
-static const char *matmul_describe(const struct matmul_library *library);
+const char *matmul_describe(const struct matmul_library *library);
 
 // Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
 // its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product.
 // dbias_workspace_bytes is what M rows of N sums need besides the product.
-static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
-static size_t dbias_workspace_bytes(int64_t M, int N);
-static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
+size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
+size_t dbias_workspace_bytes(int64_t M, int N);
+void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run applies GELU's derivative, too.
-static bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
+bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
+__END_DECLS
 
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,

@@ -10,13 +10,13 @@
 // GPT-2's layers run at 150 to 205. No kernel of oneDNN's writes a transposed C, so that C^T = B^T A^T is no way around
 // a slow layout.
 #pragma once
-#include "kernels/device.cuh"         // struct device, bf16
-#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_sums
-#include "kernels/matmul_fp32.cuh"    // gemm_fp32, where there is no primitive
-#include "runtime/machine/error.h"    // fail
-#include <oneapi/dnnl/dnnl.h>         // dnnl_primitive_t
-#include <stdio.h>                    // snprintf
-#include <stdlib.h>                   // calloc, free
+#include "kernels/device.cuh"             // struct device, bf16
+#include "kernels/matmul_backend_run.cuh" // struct matmul_library, dbias_sums
+#include "kernels/matmul_fp32.cuh"        // gemm_fp32, where there is no primitive
+#include "runtime/machine/error.h"        // fail
+#include <oneapi/dnnl/dnnl.h>             // dnnl_primitive_t
+#include <stdio.h>                        // snprintf
+#include <stdlib.h>                       // calloc, free
 
 enum { ONEDNN_PRODUCTS = 256 }; // primitives that are kept; a new one replaces the oldest
 

@@ -16,13 +16,13 @@
 //
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
 #pragma once
-#include "kernels/amx.cuh"            // amx_load, amx_dot
-#include "kernels/blocks.cuh"         // block_product_dot, block_pair_rows, enum block_unit
-#include "kernels/device.cuh"         // struct device, bf16
-#include "kernels/matmul_backend.cuh" // struct matmul_library
-#include "kernels/matmul_gemm.cuh"    // struct gemm
-#include "kernels/vectors.cuh"        // vec_store_bf16
-#include <stdio.h>                    // snprintf
+#include "kernels/amx.cuh"                // amx_load, amx_dot
+#include "kernels/blocks.cuh"             // block_product_dot, block_pair_rows, enum block_unit
+#include "kernels/device.cuh"             // struct device, bf16
+#include "kernels/matmul_backend_run.cuh" // struct matmul_library
+#include "kernels/matmul_gemm.cuh"        // struct gemm
+#include "kernels/vectors.cuh"            // vec_store_bf16
+#include <stdio.h>                        // snprintf
 #ifdef __AVX512F__
 #include <immintrin.h> // _mm512_*
 #endif

@@ -9,11 +9,11 @@
 #include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_judge
 
 // Begins to list products in place of computing them; matmul_list_end ends it.
-static void matmul_list_begin(struct matmul_library *library) {
+void matmul_list_begin(struct matmul_library *library) {
     library->listing = true;
     library->product_count = 0;
 }
-static void matmul_list_end(struct matmul_library *library) { library->listing = false; }
+void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
 // Keeps a choice, which all later calls of its product take. A plan that was made without it is dropped.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
@@ -23,7 +23,7 @@ static void matmul_keep_choice(struct matmul_library *library, const struct matm
     library->planned = 0;
 }
 // Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
-static bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice) {
+bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
@@ -61,8 +61,8 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
 // Times a product's algorithms and keeps the choice; its times are 0 where it is the heuristics' first untimed.
 // Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false, without a
 // choice, where the library has no algorithm for it.
-static bool matmul_tune(struct matmul_library *library, const struct matmul_product *product,
-                        const struct matmul_noise *noise, struct device *dev) {
+bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
+                 struct device *dev) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_candidates candidates;
     candidates.count = 0;

@@ -3,15 +3,10 @@
 #include "kernels/amax.cuh"           // amax_take
 #include "kernels/device.cuh"         // floatX
 #include "kernels/norm_kind.cuh"      // struct norm_options, norm_weight_offset
+#include "kernels/norm_rows.cuh"      // NORM_ROWS, norm_add_runs
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
 #include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum_in_order
 #include <math.h>                     // fmaf, sqrtf
-
-// Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' take no longer than one's.
-// The hardware's prefetchers follow no such short turns through several rows, so that the loops prefetch the same
-// columns of the next rows.
-enum { NORM_ROWS = 4 };
-#define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
 struct norm_statistics {
     float mean, mean_rest, rstd; // the mean is mean + mean_rest
@@ -110,8 +105,8 @@ __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float 
                            bias, C, options, 1);
 }
 
-static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                         const floatX *bias, int64_t N, int C, struct norm_options options, struct device *dev) {
+void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight, const floatX *bias,
+                  int64_t N, int C, struct norm_options options, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS) {
         const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
@@ -121,45 +116,9 @@ static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x,
     }
 }
 
-// The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
-// are added in the order of the runs, so that the result doesn't depend on the number of threads.
-enum { NORM_BACKWARD_RUNS = 128 };
-static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
-// A run's row of sums has room for whole vectors.
-enum { NORM_SUM_COLUMNS = 16 };
-static inline int64_t norm_sum_columns(int C) {
-    return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
-}
-static int64_t norm_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
-static size_t norm_backward_workspace_bytes(int64_t N, int C) {
+int64_t norm_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
+size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
-}
-
-// to[c] = the runs' sums of column c, or += where `add`, c < count, of `lines` cache lines of columns.
-ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count, bool add,
-                                  const int lines) {
-    float total[2 * NORM_SUM_COLUMNS] = {0};
-    for (int64_t run = 0; run < runs; run++) {
-#pragma omp simd
-        for (int c = 0; c < lines * NORM_SUM_COLUMNS; c++)
-            total[c] += sums[run * stride + c];
-    }
-    for (int c = 0; c < count; c++)
-        to[c] = add ? to[c] + total[c] : total[c];
-}
-// The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a
-// run's are far from the last one's, and one at a time would wait for each. Nothing where `to` is NULL.
-static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
-    if (to == NULL)
-        return;
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < C; begin += 2 * NORM_SUM_COLUMNS) {
-        const int count = C - begin < 2 * NORM_SUM_COLUMNS ? (int)(C - begin) : 2 * (int)NORM_SUM_COLUMNS;
-        if (count > NORM_SUM_COLUMNS)
-            norm_add_lines(to + begin, sums + begin, runs, stride, count, add, 2);
-        else
-            norm_add_lines(to + begin, sums + begin, runs, stride, count, add, 1);
-    }
 }
 
 // sums[c] += the sum over the rows of x[r][c], r < rows, c < C: of what an op has just stored, a part that the nearest
@@ -218,10 +177,9 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
     }
 }
 
-static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
-                          const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
-                          const float *rstd, int64_t N, int C, bool add, struct norm_options options, void *workspace,
-                          struct device *dev) {
+void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
+                   const floatX *dout, const floatX *x, const floatX *weight, const float *mean, const float *rstd,
+                   int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev) {
     const int64_t runs = norm_backward_runs(N), columns = norm_sum_columns(C);
     float *sums = (float *)workspace; // (runs, 2, columns)
 #pragma omp parallel for schedule(static)
@@ -276,8 +234,8 @@ __attribute__((noinline)) static void residual_elements(floatX *sum, const float
     }
 }
 
-static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C, float scale,
-                             struct dropout dropout, struct device *dev) {
+void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C, float scale,
+                      struct dropout dropout, struct device *dev) {
     const int64_t n = N * C;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
@@ -285,10 +243,9 @@ static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, 
                           n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, scale, dropout);
 }
 
-static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
-                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
-                                  struct norm_options options, float scale, struct dropout dropout,
-                                  struct device *dev) {
+void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
+                           const floatX *weight, const floatX *bias, int64_t N, int C, struct norm_options options,
+                           float scale, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS) {
         const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
@@ -321,9 +278,9 @@ __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta,
     }
 }
 
-static int64_t residual_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
-static void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
-                              struct dropout dropout, struct device *dev) {
+int64_t residual_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
+void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
+                       struct dropout dropout, struct device *dev) {
     const int64_t n = N * C, runs = norm_backward_runs(N);
     const bool copies = dropout.p == 0 && scale == 1;
     if (copies && ddelta != dout)

@@ -11,6 +11,7 @@
 #include <math.h>                  // ceilf, sqrtf
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
 #include <immintrin.h> // _mm512_mul_epu32
+#include <sys/cdefs.h> // __BEGIN_DECLS
 #endif
 
 enum dropout_use {
@@ -33,11 +34,12 @@ struct dropout {
 };
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
+__BEGIN_DECLS
 // *micro_step = value, behind all work enqueued so far.
-static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
+void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
 
 // out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
-static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
+void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
 
 // Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on the element's
 // place in its tensor, not in a buffer: neither on ranks, padding nor threads. One evaluation serves four elements.
@@ -62,16 +64,8 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
 // out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. On the host.
-static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
-
-#ifdef TARGET_CUDA
-static __global__ void dropout_step_kernel(uint64_t *micro_step, uint64_t value) { *micro_step = value; }
-static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev) {
-    LAUNCH(dev, dropout_step_kernel, 1, 1, 0, micro_step, value);
-}
-#else
-static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev) { *micro_step = value; }
-#endif
+void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
+__END_DECLS
 
 struct philox_words {
     uint32_t word[4];
@@ -189,48 +183,4 @@ HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)dropout_step(d),
                                                 d.layer << 8 | d.use, (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
     return uniform_from_word(four.word[element % 4]) >= d.p ? 1.0f / (1.0f - d.p) : 0.0f;
-}
-
-static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n) {
-    const float kept = 1.0f / (1.0f - d.p);
-    const uint64_t step = dropout_step(d);
-    // the test uniform >= p, in whole steps of 2^-24
-    const int32_t dropped_below = (int32_t)ceilf(d.p * 0x1p24f);
-    const int skip = (int)(first_element % 4); // elements of the first block that lie before first_element
-    for (int i = -skip; i < n; i += PHILOX_CHUNK) {
-        uint32_t words[PHILOX_CHUNK];
-        float parts[PHILOX_CHUNK];
-        philox_chunk(words, (first_element + (uint64_t)(int64_t)i) / 4, (uint32_t)step, d.layer << 8 | d.use, d.seed);
-        const int from = i < 0 ? -i : 0, to = n - i < PHILOX_CHUNK ? n - i : (int)PHILOX_CHUNK;
-        float *scales = to - from == PHILOX_CHUNK ? out + i : parts;
-#pragma omp simd
-        for (int k = 0; k < PHILOX_CHUNK; k++)
-            scales[k] = (int32_t)(words[k] >> 8) >= dropped_below ? kept : 0.0f;
-        if (scales == parts)
-            memcpy(out + i + from, parts + from, (size_t)(to - from) * sizeof *out);
-    }
-}
-
-// Box-Muller: the words of a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
-static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
-    const int64_t skip = (int64_t)(first_element % 4);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = -skip; i < n; i += PHILOX_CHUNK) {
-        uint32_t words[PHILOX_CHUNK];
-        float normals[PHILOX_CHUNK];
-        philox_chunk(words, (first_element + (uint64_t)i) / 4, (uint32_t)stream, stream_word(stream), seed);
-#pragma omp simd
-        for (int pair = 0; pair < PHILOX_CHUNK / 2; pair++) {
-            // Half a step keeps u1 off 0; all 32 bits of it let z reach 6.7.
-            const float u1 = (float)words[2 * pair] * 0x1p-32f + 0x1p-33f;
-            const float radius = std * sqrtf(-2.0f * vector_logf(u1));
-            float sine, cosine;
-            vector_sincos_turn(&sine, &cosine, (float)words[2 * pair + 1] * 0x1p-32f);
-            normals[2 * pair] = radius * cosine;
-            normals[2 * pair + 1] = radius * sine;
-        }
-        const int from = i < 0 ? (int)-i : 0, to = n - i < PHILOX_CHUNK ? (int)(n - i) : PHILOX_CHUNK;
-        for (int k = from; k < to; k++)
-            out[i + k] = normals[k];
-    }
 }

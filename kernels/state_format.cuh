@@ -18,6 +18,7 @@
 #include "kernels/device.cuh"      // floatX, bf16, HOST_DEVICE
 #include "kernels/random.cuh"      // bf16_stochastic
 #include "kernels/state_codes.cuh" // code_of, code_value
+#include <sys/cdefs.h>             // __BEGIN_DECLS
 
 enum { STATE_BLOCK = 128 };
 enum state_format { FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT, FORMAT_REMAINDER, FORMAT_NONE };
@@ -82,16 +83,18 @@ HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 #endif
 }
 
+__BEGIN_DECLS
 // out[i], i < n: the elements of a state whose first block is at `state`. On the host; not of FORMAT_REMAINDER, which is
 // no number without its parameter.
-static void state_decode(float *out,        // (n)
-                         const void *state, // state_bytes(format, n)
-                         enum state_format format, int64_t n);
+void state_decode(float *out,        // (n)
+                  const void *state, // state_bytes(format, n)
+                  enum state_format format, int64_t n);
 // The state of n elements, each rounded to the nearest. On the host; not of FORMAT_REMAINDER. Codes behind the last
 // element of an 8-bit block become 0.
-static void state_encode(void *state,         // state_bytes(format, n)
-                         const float *values, // (n)
-                         enum state_format format, int64_t n);
+void state_encode(void *state,         // state_bytes(format, n)
+                  const float *values, // (n)
+                  enum state_format format, int64_t n);
+__END_DECLS
 
 // ---- One block, by one thread of the host ----
 
@@ -167,25 +170,4 @@ static inline void state_encode_block(void *block, const float *values, enum sta
     }
     fail("%s", format == FORMAT_NONE ? "there is no such state of these elements"
                                      : "remainders of master weights are no numbers without their parameters");
-}
-
-static void state_decode(float *out, const void *state, enum state_format format, int64_t n) {
-    const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
-#pragma omp parallel for schedule(static) if (blocks >= 64)
-    for (int64_t b = 0; b < blocks; b++) {
-        const int64_t at = b * STATE_BLOCK;
-        state_decode_block(out + at, (const char *)state + b * bytes, format,
-                           n - at < STATE_BLOCK ? (int)(n - at) : (int)STATE_BLOCK);
-    }
-}
-static void state_encode(void *state, const float *values, enum state_format format, int64_t n) {
-    const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
-#pragma omp parallel for schedule(static) if (blocks >= 64)
-    for (int64_t b = 0; b < blocks; b++) {
-        const int64_t at = b * STATE_BLOCK;
-        char *block = (char *)state + b * bytes;
-        if (n - at < STATE_BLOCK && (format == FORMAT_8BIT || format == FORMAT_8BIT_ROOT))
-            memset(block, 0, (size_t)bytes);
-        state_encode_block(block, values + at, format, n - at < STATE_BLOCK ? (int)(n - at) : (int)STATE_BLOCK);
-    }
 }

@@ -28,8 +28,8 @@ static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 enum { WAIT_FILES = 16 };
 __host__ __device__ static constexpr const char *wait_file(int number) {
     return number == 1   ? "attention_sm90.cuh"
-           : number == 2 ? "attention_sm90_forward.cuh"
-           : number == 3 ? "attention_sm90_backward.cuh"
+           : number == 2 ? "attention_sm90_forward.cu"
+           : number == 3 ? "attention_sm90_backward.cu"
            : number == 4 ? "unit_sm90.cu"
                          : "another file";
 }
@@ -70,19 +70,25 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-static struct wait_record *wait_limit_allocate(void) {
-    struct wait_record *record = NULL;
-    if (cudaMallocHost((void **)&record, sizeof *record) != cudaSuccess)
-        return NULL;
-    memset(record, 0, sizeof *record);
-    return cudaMemcpyToSymbol(device_wait_record, &record, sizeof record) == cudaSuccess ? record : NULL;
-}
-static const struct wait_record *wait_limit_record(void) {
-    static const struct wait_record *const record = wait_limit_allocate();
+// The record of this program, in pinned memory of the host; NULL: there is no memory for it. One for all files that are
+// compiled: the kernels of each find it by a variable of their own.
+inline struct wait_record *wait_limit_record(void) {
+    static struct wait_record *const record = [] {
+        struct wait_record *memory = NULL;
+        if (cudaMallocHost((void **)&memory, sizeof *memory) == cudaSuccess)
+            memset(memory, 0, sizeof *memory);
+        return memory;
+    }();
     return record;
 }
-// Allocates the record, before the first launch.
-static cudaError_t wait_limit_open(void) { return wait_limit_record() ? cudaSuccess : cudaGetLastError(); }
+// Tells the kernels of the file that is compiled where the record is, before its first launch.
+static cudaError_t wait_limit_open(void) {
+    static const cudaError_t status = [] {
+        struct wait_record *const record = wait_limit_record();
+        return record ? cudaMemcpyToSymbol(device_wait_record, &record, sizeof record) : cudaGetLastError();
+    }();
+    return status;
+}
 // What an error's message adds about the thread that has waited too long; an empty text where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";

@@ -2,6 +2,7 @@
 #pragma once
 #include "config_layers.h"  // config_layer_is_windowed, config_layer_is_rotary
 #include "generation.cuh"   // struct gpt, gpt_prefill, gpt_decode
+#include "kernels/rope_table.cuh" // rope_table, struct rope_settings
 #include "run/freezing.cuh" // freezing_of
 
 static void *gpt_pointer(const struct gpt *m, int id) {

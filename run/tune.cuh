@@ -6,6 +6,9 @@
 // heuristics.
 #pragma once
 #include "run/run.cuh" // struct run
+#ifdef TARGET_CUDA
+#include "kernels/matmul_choices.cuh" // struct matmul_choice, matmul_tune
+#endif
 
 #ifdef TARGET_CUDA
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse

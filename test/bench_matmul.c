@@ -101,14 +101,14 @@ static double seconds(enum call call, struct buffers *b, struct shape s, int64_t
 
 // NULL where this machine or build has no backend of that name.
 static struct matmul_library *library_named(const char *name, struct device *dev) {
-    for (int i = 0; i < MATMUL_BACKENDS; i++)
+    for (int i = 0; i < matmul_backends_count; i++)
         if (strcmp(name, matmul_backends[i].name) == 0)
             return matmul_create_backend(dev, &matmul_backends[i]);
     return NULL;
 }
 static void fail_for_backend(const char *name, struct device *dev) {
     char names[256] = "";
-    for (int i = 0; i < MATMUL_BACKENDS; i++) {
+    for (int i = 0; i < matmul_backends_count; i++) {
         struct matmul_library *library = matmul_create_backend(dev, &matmul_backends[i]);
         if (library)
             snprintf(names + strlen(names), sizeof names - strlen(names), " %s", matmul_backends[i].name);

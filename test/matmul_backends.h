@@ -1,6 +1,6 @@
 // The backends of matrix products that this build has, for tests that run by each of them; on a GPU cuBLASLt alone.
 #pragma once
-#include "kernels/matmul.cuh" // matmul_backends
+#include "kernels/matmul.cuh" // matmul_create, matmul_destroy
 #include "test/testing.h"     // cmocka
 
 #ifdef TARGET_CUDA
@@ -8,12 +8,13 @@ struct matmul_backend {
     bool same_bits_for_any_threads;
 };
 static const struct matmul_backend matmul_backends[] = {{true}};
-enum { MATMUL_BACKENDS = 1 };
+enum { matmul_backends_count = 1 };
 static struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend) {
     return matmul_create(dev);
 }
 static void wait_for(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
 #else
+#include "kernels/matmul_backend.cuh" // matmul_backends, matmul_create_backend
 static void wait_for(struct device *dev) {}
 #endif
 static char backend_under_test[96] = "naive";
@@ -21,7 +22,7 @@ static char backend_under_test[96] = "naive";
 // Calls `check` with a device for each backend that is there; says which are.
 static void for_each_backend(int threads, void (*check)(struct device *, const struct matmul_backend *)) {
     int found = 0;
-    for (int b = 0; b < MATMUL_BACKENDS; b++) {
+    for (int b = 0; b < matmul_backends_count; b++) {
         struct device dev = {threads, NULL};
         dev.matmul = matmul_create_backend(&dev, &matmul_backends[b]);
         if (dev.matmul == NULL)

@@ -247,7 +247,7 @@ static void test_values(void **state) {
 static void the_first_backend_that_is_there_is_taken(void **state) {
     struct device dev = {1, NULL};
     struct matmul_library *chosen = matmul_create(&dev), *first = NULL;
-    for (int b = 0; b < MATMUL_BACKENDS && first == NULL; b++)
+    for (int b = 0; b < matmul_backends_count && first == NULL; b++)
         first = matmul_create_backend(&dev, &matmul_backends[b]);
     assert_non_null(chosen);
     assert_string_equal(matmul_describe(chosen), matmul_describe(first));
@@ -407,7 +407,7 @@ static void the_same_operands_give_the_same_bits_wherever_they_lie(void **state)
 #if defined PRECISION_BF16 && defined HAVE_ONEDNN && !defined TARGET_CUDA
 
 static bool open_onednn(struct device *dev) {
-    for (int i = 0; i < MATMUL_BACKENDS; i++)
+    for (int i = 0; i < matmul_backends_count; i++)
         if (strcmp(matmul_backends[i].name, "onednn-bf16") == 0)
             dev->matmul = matmul_create_backend(dev, &matmul_backends[i]);
     return dev->matmul != NULL;

@@ -297,7 +297,7 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 struct emu_registration {
     const char *begin, *end;
 };
-static std::vector<struct emu_registration> emu_registrations;
+inline std::vector<struct emu_registration> emu_registrations;
 enum { cudaHostRegisterDefault = 0 };
 
 static inline cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
@@ -394,7 +394,7 @@ struct emu_shared_limit {
     const void *kernel;
     int bytes;
 };
-static std::vector<struct emu_shared_limit> emu_shared_limits;
+inline std::vector<struct emu_shared_limit> emu_shared_limits;
 static inline int emu_shared_limit_of(const void *kernel) {
     for (const struct emu_shared_limit &limit : emu_shared_limits)
         if (limit.kernel == kernel)
@@ -434,8 +434,8 @@ static inline void emu_check_launch(const char *name, const cudaLaunchConfig_t *
                    name, config->dynamicSmemBytes, emu_shared_limit_of(kernel));
 }
 
-static uint64_t emu_launches;  // that ran so far
-static uint64_t emu_conflicts; // bank conflicts of ldmatrix in all kernels that ran so far
+inline uint64_t emu_launches;  // that ran so far
+inline uint64_t emu_conflicts; // bank conflicts of ldmatrix in all kernels that ran so far
 
 template <class... Parameters, class... Arguments>
 static cudaError_t emu_launch(const char *name, const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),

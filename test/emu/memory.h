@@ -23,10 +23,10 @@ struct emu_allocation {
 };
 enum { EMU_RED_ZONE = 512, EMU_PAGE = 4096, EMU_GUARD_BYTES = 1 << 20 };
 
-static std::vector<struct emu_allocation> emu_allocations; // by address
-static uint64_t emu_allocations_version = 1;               // counts changes
-static size_t emu_allocated_bytes;                         // of the device
-static int emu_memory_opened;                              // device memory can be touched where > 0
+inline std::vector<struct emu_allocation> emu_allocations; // by address
+inline uint64_t emu_allocations_version = 1;               // counts changes
+inline size_t emu_allocated_bytes;                         // of the device
+inline int emu_memory_opened;                              // device memory can be touched where > 0
 
 static size_t emu_memory_bytes(void) {
     const char *text = getenv("EMU_MEMORY_BYTES");

@@ -68,7 +68,7 @@ typedef struct emu_nccl_communicator {
     std::vector<std::string> algorithms; // taken so far
 } * ncclComm_t;
 
-static char emu_nccl_last_error[512];
+inline char emu_nccl_last_error[512];
 __attribute__((format(printf, 2, 3))) static inline ncclResult_t emu_nccl_error(ncclResult_t status, const char *format,
                                                                                 ...) {
     va_list arguments;
@@ -324,7 +324,7 @@ struct emu_nccl_group {
     cudaStream_t stream;
     std::vector<struct emu_nccl_message> messages;
 };
-static struct emu_nccl_group emu_nccl_current;
+inline struct emu_nccl_group emu_nccl_current;
 
 // Sends do not wait for receives, so that each rank may take its own messages in their order.
 static inline void emu_nccl_run_messages(ncclComm_t comm, const std::vector<struct emu_nccl_message> &messages) {

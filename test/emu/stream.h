@@ -45,8 +45,8 @@ typedef enum cudaError {
     cudaErrorCapturedEvent = 907
 } cudaError_t;
 
-static cudaError_t emu_last_error = cudaSuccess;
-static __thread int emu_device; // of this thread: a new one begins with the first
+inline cudaError_t emu_last_error = cudaSuccess;
+inline thread_local int emu_device; // of this thread: a new one begins with the first
 static inline cudaError_t emu_error(cudaError_t status) {
     if (status != cudaSuccess && status != cudaErrorNotReady)
         emu_last_error = status;
@@ -96,9 +96,9 @@ struct emu_graph_handle {
 typedef struct emu_graph_handle *cudaGraph_t;
 typedef struct emu_graph_handle *cudaGraphExec_t;
 
-static std::vector<struct emu_stream *> emu_streams;
-static thread_local int emu_captures = 0;     // that this thread has begun
-static const char *emu_running = "(nothing)"; // the name of the work at hand
+inline std::vector<struct emu_stream *> emu_streams;
+inline thread_local int emu_captures = 0;     // that this thread has begun
+inline const char *emu_running = "(nothing)"; // the name of the work at hand
 
 // EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often,
 // and its name. scripts/count_launches.py reads it.
@@ -114,7 +114,7 @@ struct emu_work_counts {
             fclose(file);
     }
 };
-static struct emu_work_counts emu_work_counts;
+inline struct emu_work_counts emu_work_counts;
 
 static void emu_run_work(const struct emu_work *work) {
     const char *outer = emu_running;
@@ -145,11 +145,11 @@ static bool emu_is_early(const struct emu_stream *stream) {
     return which && stream->beside > 0 && (strcmp(which, "eager") == 0 || atoi(which) == stream->beside);
 }
 // Runs what the early streams have to do and need not wait for.
+inline bool emu_runs_eager = false; // so that what they run does not begin it anew
 static void emu_run_eager(void) {
-    static bool running;
-    if (running)
+    if (emu_runs_eager)
         return;
-    running = true;
+    emu_runs_eager = true;
     for (bool any = true; any;) {
         any = false;
         for (struct emu_stream *stream : emu_streams)
@@ -161,7 +161,7 @@ static void emu_run_eager(void) {
                 any = true;
             }
     }
-    running = false;
+    emu_runs_eager = false;
 }
 static void emu_run_all(struct emu_stream *stream) { emu_run_until(stream, stream->enqueued); }
 static void emu_run_following_null(void) {
@@ -236,15 +236,14 @@ static int emu_enqueue_for_library(struct emu_stream *stream, const char *name, 
 }
 static int emu_forbid_for_library(void) { return emu_forbid_while_recording(); }
 // An op's test gives memory of its own, too, which no allocation surrounds.
+inline bool emu_host_memory_serves = false;
 #ifdef DEVICE_MEMORY_MANAGED
-enum { EMU_HOST_MEMORY_SERVES = 1 };
-#else
-enum { EMU_HOST_MEMORY_SERVES = 0 };
+static const bool emu_host_memory_is_said_to_serve = (emu_host_memory_serves = true);
 #endif
 static bool emu_holds(const void *begin, size_t bytes) {
     const struct emu_allocation *a = emu_find_allocation(begin);
     if (!a)
-        return EMU_HOST_MEMORY_SERVES;
+        return emu_host_memory_serves;
     return a->kind != EMU_PINNED && (const char *)begin >= a->begin &&
            (const char *)begin + bytes <= a->begin + a->bytes;
 }

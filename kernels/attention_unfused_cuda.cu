@@ -1,6 +1,6 @@
 // Unfused attention on a GPU, by tiles of 64 x 64. An amax is taken by a pass of its own: in the kernels it made ptxas
 // spill.
-#pragma once
+#if defined(TARGET_CUDA)
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/fp8_cast.cuh"          // fp8_amax
 #include "kernels/ptx.cuh"               // shared memory, exp2_approx
@@ -288,9 +288,9 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_store(out + b * u.T * u.qkv_stride + (int64_t)kv * u.D, u.qkv_stride, first, column, u.T, u.D, sums, scale);
 }
 
-static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
-                            struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
+void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
+                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
     const floatX *v = qkv + (int64_t)(u.H + u.Hkv) * u.D;
@@ -307,12 +307,12 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
 }
 
 // dS (B, H, T, T)
-static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
+size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
 }
-static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
-                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
-                             uint32_t *amax, void *workspace, struct device *dev) {
+void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                      const floatX *probabilities, struct attention_shape shape, struct dropout dropout, uint32_t *amax,
+                      void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const dim3 queries = unfused_grid((int64_t)shape.B * u.H, u.T, u.D);
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
@@ -333,3 +333,7 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
     if (amax)
         fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }
+
+const char *unfused_describe(void) { return FLOATX_NAME; }
+
+#endif

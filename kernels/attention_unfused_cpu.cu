@@ -1,5 +1,5 @@
 // Unfused attention on the CPU, by blocks of 32 x 32.
-#pragma once
+#if !defined(TARGET_CUDA)
 #include "kernels/amax.cuh"              // amax_merge_rows
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/blocks.cuh"            // block_product, pack_left, pack_right
@@ -205,7 +205,7 @@ ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX 
 }
 
 // Packed K^T and V, and 32 rows of fp32 scores for each job slot.
-static size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
+size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_rows_bytes(&u);
@@ -228,8 +228,8 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
     }
 }
 
-static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
-                            struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
+                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout, amax);
     u.k = (char *)workspace;
     u.v = u.k + unfused_packed_bytes(&u, u.Hkv);
@@ -359,16 +359,16 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
     return (bytes + 63) / 64 * 64;
 }
 // dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
-static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
+size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return unfused_matrix_bytes(shape) + (shape.softcap > 0 ? 3 : 2) * unfused_packed_bytes(&u, u.Hkv) +
            2 * unfused_packed_bytes(&u, u.H) + unfused_rows_bytes(&u);
 }
 
-static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
-                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
-                             uint32_t *amax, void *workspace, struct device *dev) {
+void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                      const floatX *probabilities, struct attention_shape shape, struct dropout dropout, uint32_t *amax,
+                      void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout, amax);
     floatX *ds = (floatX *)workspace;
     u.k = (char *)workspace + unfused_matrix_bytes(shape);
@@ -406,3 +406,7 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
         blocks_end(u.unit);
     }
 }
+
+const char *unfused_describe(void) { return blocks_describe(); }
+
+#endif

@@ -2,11 +2,12 @@
 // at the model's heads and few tokens, forward a second time and, where it has to give the same bits, backward too: no
 // note tells of an engine that sums dQ as the tiles are done. The library is not in the tests of this program, and its
 // versions have been wrong in silence: what is not as it should be on this GPU is a reason not to take it.
-#pragma once
-#include "kernels/attention_cudnn.cuh" // fused_forward, fused_backward
-#include "kernels/attention_flash.cuh" // flash_forward, flash_backward
-#include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
-#include "kernels/device_queue.cuh"    // device_synchronize
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+#include "kernels/attention_cudnn.cuh"         // fused_forward, fused_backward
+#include "kernels/attention_cudnn_library.cuh" // struct fused_library
+#include "kernels/attention_flash.cuh"         // flash_forward, flash_backward
+#include "kernels/device_memory.cuh"           // device_allocate, device_upload, device_download
+#include "kernels/device_queue.cuh"            // device_synchronize
 
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
 // Two attentions in bf16 are less than a hundredth apart, by the root of their squares; one whose scale, mask or heads
@@ -166,7 +167,7 @@ static void fused_check_form(char *reason, size_t size, struct attention_shape s
 }
 // The same of fused, whose forward is a graph of operations from then on where it is not right as one operation; an
 // empty text, too, where there is no flash to hold it against.
-static void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
+void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
     struct attention_shape shape = like;
     shape.B = 1;
     shape.T = FUSED_CHECK_TOKENS;
@@ -188,3 +189,5 @@ static void fused_check(char *reason, size_t size, struct attention_shape like, 
     fused_forget_plans(library);
     fused_check_form(reason, size, shape, order, dev);
 }
+
+#endif

@@ -36,7 +36,7 @@
 //   document's at one.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
-#pragma once
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention_sm90.cuh" // sm90_pipeline, sm90_map, tiles
 #include "kernels/packed.cuh"         // packed_check
 #include "kernels/positions.cuh"      // struct token_positions
@@ -1072,12 +1072,12 @@ static struct sm90_backward_layout sm90_backward_layout_of(struct attention_shap
     layout.counters_bytes = tiles * sizeof(int);
     return layout;
 }
-static size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
+size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
 }
 
-static int64_t sm90_bias_chunks(struct attention_shape shape) {
+int64_t sm90_bias_chunks(struct attention_shape shape) {
     return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
 }
 
@@ -1181,9 +1181,9 @@ static struct sm90_backward_arguments sm90_backward_arguments_of(struct attentio
     return a;
 }
 
-static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                          struct attention_shape shape, struct attention_backward_options options, void *workspace,
-                          struct device *dev) {
+void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                   struct attention_shape shape, struct attention_backward_options options, void *workspace,
+                   struct device *dev) {
     const void *const aligned[6] = {dqkv, dout, qkv, out, workspace, options.rotary};
     sm90_check(aligned, 6, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
@@ -1203,5 +1203,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
     a.positions = options.positions;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }
+
+#endif
 
 #endif

@@ -27,7 +27,7 @@
 //   ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
-#pragma once
+#if defined(TARGET_CUDA)
 #include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/device.cuh"          // floatX, struct device, LAUNCH
 #include "kernels/fp8_cast.cuh"        // fp8_amax
@@ -38,7 +38,7 @@
 
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile
 
-static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
+void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
         snprintf(reason, size, "takes bf16 alone: --precision bf16");
@@ -47,11 +47,11 @@ static void flash_unavailable_reason(char *reason, size_t size, struct attention
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
-static const char *flash_describe(void) { return "mma.sync bf16"; }
+const char *flash_describe(void) { return "mma.sync bf16"; }
 
 // Forward needs no workspace; backward keeps lse log2(e) and delta of each row there.
-static size_t flash_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
+size_t flash_forward_workspace_bytes(struct attention_shape shape) { return 0; }
+size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     return sizeof(float2) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
 }
 
@@ -170,8 +170,8 @@ static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const vo
     return a;
 }
 
-static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
+                   uint32_t *amax, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
@@ -181,9 +181,9 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
         fp8_amax(amax, out, (int64_t)shape.B * shape.T * a.out_stride, dev);
 }
 
-static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                           struct device *dev) {
+void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                    struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
@@ -199,14 +199,16 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
 #else
 
 // Never reached: flash_unavailable_reason() says so.
-static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
+                   uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
-static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                           struct device *dev) {
+void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                    struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
+
+#endif
 
 #endif

@@ -14,7 +14,7 @@
 // writes: the same bits for any number of threads.
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
-#pragma once
+#if !defined(TARGET_CUDA)
 #include "kernels/attention_cpu_tiles.cuh" // struct flash, what a tile sees
 #include "kernels/attention_flash.cuh"     // the prototypes of what is defined here
 #include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
@@ -205,14 +205,14 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
 }
 
 // Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout.
-static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
+size_t flash_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none, NULL);
     return 2 * flash_packed_bytes(&f);
 }
 
-static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
+                   uint32_t *amax, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout, amax);
     f.k = (char *)workspace;
     f.v = f.k + flash_packed_bytes(&f);
@@ -510,7 +510,7 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
 // Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout;
 // and the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at
 // most 31 + max(1, B * Hkv).
-static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
+size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none, NULL);
     const size_t heads = (size_t)shape.B * f.Hkv,
@@ -518,9 +518,9 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
 }
 
-static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                           struct device *dev) {
+void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                    struct device *dev) {
     struct flash f = flash_of(shape, dropout, amax);
     struct flash_cuts cuts;
     flash_cut(&cuts, &f);
@@ -556,3 +556,8 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
         }
     }
 }
+
+void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
+const char *flash_describe(void) { return blocks_describe(); }
+
+#endif

@@ -20,7 +20,7 @@
 //   after it.
 // - K and V, which other tiles read too, are the last that the L2 cache is to replace, Q, which nobody else reads, the
 //   first.
-#pragma once
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
 
@@ -686,14 +686,16 @@ struct sm90_forward_launcher {
 };
 
 // What the order of tiles takes. A shape is planned before it has tables: whether it will have them says nothing here.
-static size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
+size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? sm90_forward_plan<64>::QUERIES : sm90_forward_plan<128>::QUERIES;
     return (size_t)shape.B * shape.num_heads * blocks_for(shape.T, queries) * sizeof(struct sm90_forward_item);
 }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
-                         void *workspace, struct device *dev) {
+void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
+                  void *workspace, struct device *dev) {
     const void *const aligned[2] = {qkv, out};
     const struct sm90_forward_buffers buffers = {out, lse, amax, qkv, (struct sm90_forward_item *)workspace};
     sm90_check(aligned, 2, shape);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }
+
+#endif
