@@ -32,7 +32,8 @@ BASELINE := $(BASELINE_$(MACHINE))
 # Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
 # clang's pass-failed is of maxima of floats, which it leaves scalar; gcc's maybe-uninitialized, where vectors are of four
 # lanes, of sums that a loop of at least one turn fills.
-WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
+# Of vectors that are passed by value gcc notes how another compiler passes them (psabi): no other object has such a function.
+WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-psabi -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
   $(if $(findstring clang,$(shell $(CC) --version 2>&1)),-Wno-pass-failed,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
@@ -42,34 +43,42 @@ COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 # NCCL made of MPI. -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++,
 # g++ warns of its own vector intrinsics, which xxhash uses.
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
-  $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
-# Models of the tests have heads that Hopper's attention does not take: without it they compile in half the time.
-EMULATE_MODELS = $(EMULATE) -DDEVICE_MEMORY_MANAGED -DWITHOUT_ATTENTION_SM90
-EMULATE_TEST = $(if $(filter op_$*,$(MODELS)),$(EMULATE_MODELS),$(EMULATE) -DDEVICE_MEMORY_MANAGED)
+  $(BASELINE) $(if $(filter -O3,$(CFLAGS)),-O2) $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
+EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(TEST_FLAGS)
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
 PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
 PRECISION_dot := -DPRECISION_BF16 -DBF16_DOT_EMULATE # dot products of bf16 pairs emulated, in place of AMX
 include scripts/cuda.mk # sets CUDA, and where that is not empty what nvcc compiles and links with
 
+# What a build prints: a line a file, as "CC kernels/norm.cu cpu bf16", or by V=1 its commands.
+Q := $(if $(V),,@)
+quietly = $(if $(V),,@printf '%-4s %s\n' $(1) '$(2)';)
+what_of = $(subst _, ,$(patsubst $(B)/%,%,$(@D:$(B)/ops/%=%))) # of ops/cpu_bf16/norm.o "cpu bf16"
+
 # $(call rule,TARGET,SOURCE AND WHAT ELSE IT NEEDS,COMMAND,LIBRARIES): how TARGET is made in $(B).
-# $(call program,TARGET,SOURCE,COMMAND,LIBRARIES): the same of a program, which links with our own library.
+# $(call program,TARGET,SOURCE,COMMAND,OPS,LIBRARIES): the same of a program: an object of its own, which links with the OPS
+# archives and our own library. COMMAND compiles; LINKER links.
 define compiled
 $(B)/$(1): $(2) $(B)/build-with
 	@mkdir -p $$(@D)
-	$(3) $$< $(4) -o $$@
+	$$(call quietly,$(if $(filter %.o,$(1)),CC,LINK),$$(if $$(filter $(B)/ops/%,$$@),$$< $$(what_of),$$(if $$(filter %.o,$$@),$$< $$(@:$(B)/%=%),$$(@:$(B)/%=%))))$(3) $$< $(4) -o $$@
+endef
+define linked
+$(B)/$(1): $(or $(5),$(B)/$(1).o) $(3) $(LIBRARY)
+	$$(call quietly,LINK,$$(@:$(B)/%=%))$(if $(findstring -x c++,$(2)),$$(CXX),$$(CC)) $$(CFLAGS) $$^ $$(LDFLAGS) $(4) -o $$@
+.PRECIOUS: $(B)/$(1).o # or make removes it as a step on the way
 endef
 rule = $(eval $(call compiled,$(1),$(2),$(3),$(4)))
-program = $(call rule,$(1),$(2) $(LIBRARY),$(3),$(if $(findstring -x c++,$(3)),-x none) $(LIBRARY) $$(LDFLAGS) $(4))
+program = $(call rule,$(1).o,$(2),$(3) -c)$(eval $(call linked,$(1),$(3),$(4),$(5)))
 # What depends on neither target nor precision, compiled once, for any machine of this kind. Tests of what a file does not
 # export include its .c, whose object the linker then leaves in the archive.
 LIBRARY := $(B)/library.a
 LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
-	rm -f $@
-	$(AR) rcs $@ $^
+	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 # A program for less than the baseline (ARCH=x86-64, another machine's compiler) has its library for that, too. What is called
 # before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
 LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
@@ -87,17 +96,48 @@ $(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
 
+# ---- The ops: each of kernels/*.cu is an object a copy of the engine, which the engine and the tests link ----
+# What differs between copies is a target, a precision and a level of instruction sets, as in cpu_bf16_x86_64_v3.
+OPS_SOURCES := $(wildcard kernels/*.cu)
+ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
+# $(call ops,COPY,COMMAND,OPS): the copy's objects, of OPS or of all, and, for tests, their archive. A test that includes an op's .cu has the symbols
+# that the archive's member of that name has, which the linker then leaves.
+ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
+$(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
+$(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMULATE) $$(PRECISION_$p) -x c++))
+$(foreach p,fp32 bf16,$(call ops,cuda_$p,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP $$(PRECISION_$p)))
+# The ops that are written on tiles or dot products, with these emulated; a program links them before the copy's others.
+EMULATED_TILES_OPS := attention_cpu attention_decode attention_unfused_cpu matmul
+$(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
+$(B)/ops/%.a:
+	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
+
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
-$(call rule,engine_cpu_%.o,train_gpt.c,$$(COMPILE) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
+# The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. What is over elements
+# is an op's.
+HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
+# An engine is its host code and its copy of the ops in one object that exports its entries alone, since all copies of an op have the
+# same names.
+OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy),objcopy)
+define engine
+$(B)/$(1).o: $(B)/$(2).o $(call ops_objects,$(3))
+	$$(call quietly,LD,$$(@:$(B)/%=%))$(CC) -r -nostdlib -Wl,--force-group-allocation $$^ -o $$@.all && \
+	  $(OBJCOPY) --wildcard --keep-global-symbol 'train_c*' $$@.all $$@ && rm $$@.all
+endef
+$(call rule,host_cpu_%.o,train_gpt.c,$$(COMPILE) $$(HOST_FLAGS) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
+$(foreach p,fp32 bf16,$(eval $(call engine,engine_cpu_$p,host_cpu_$p,cpu_$p)))
 # $(call level,LEVEL,SUFFIX): the engines for a level above ARCH, and the table of what they need.
 define level
-$(call rule,engine_cpu_%$(2).o,train_gpt.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
+$(call rule,host_cpu_%$(2).o,train_gpt.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(HOST_FLAGS) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
+$(foreach p,fp32 bf16,$(call ops,cpu_$p$(2),$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(PRECISION_$p) -x c)$(eval $(call engine,engine_cpu_$p$(2),host_cpu_$p$(2),cpu_$p$(2))))
 $(call rule,cpu_features_needed$(2).o,runtime/machine/cpu_features_needed.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DCPU_FEATURES=cpu_features_needed$(2) -c)
 CPU_ENGINES += $(B)/engine_cpu_fp32$(2).o $(B)/engine_cpu_bf16$(2).o $(B)/cpu_features_needed$(2).o
 endef
 $(foreach l,$(LEVELS),$(eval $(call level,$l,$(call level_suffix,$l))))
-$(call rule,engine_cuda_%.o,train_gpt.c,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -c)
-$(call rule,emu/engine_cuda_%.o,train_gpt.c,$$(EMULATE) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
+$(call rule,host_cuda_%.o,train_gpt.c,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -c)
+$(foreach p,fp32 bf16,$(eval $(call engine,engine_cuda_$p,host_cuda_$p,cuda_$p)))
+$(call rule,emu/host_cuda_%.o,train_gpt.c,$$(EMULATE) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
+$(foreach p,fp32 bf16,$(eval $(call engine,emu/engine_cuda_$p,emu/host_cuda_$p,emu_$p)))
 COMPILE_MAIN = $(COMPILE) '-DLEVELS(X)=$(LEVEL_ROWS)'
 $(call rule,main.o,train_gpt.c,$$(COMPILE_MAIN) -c)
 $(call rule,main_cuda.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$$(GPU_CODE)"' -c)
@@ -108,32 +148,37 @@ PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cp
 # What the program was linked for last: the objects of the other target are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)
 $(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
-$(B)/main_cuda.o $(call engines,engine_cuda) $(PTXAS_LOGS): $(B)/build-with-cuda
+$(B)/main_cuda.o $(B)/host_cuda_fp32.o $(B)/host_cuda_bf16.o $(call ops_objects,cuda_fp32) $(call ops_objects,cuda_bf16) $(PTXAS_LOGS): $(B)/build-with-cuda
 $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
-	$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
+	$(call quietly,LINK,$@)$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
 $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
-	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
+	$(call quietly,LINK,$@)$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
 $(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared $$(EMULATE_LINK) -Wl$$(comma)-soname$$(comma)libcudnn.so.9)
 $(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)$$(@F))
 $(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
-$(foreach p,fp32 bf16 amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))
-$(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
-$(foreach p,fp32 bf16 amx,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(PRECISION_$p) -x c++,$$(LDLIBS) -lcmocka -lstdc++))
-$(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_MODELS) $$(PRECISION_$p) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
-$(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS)))
-$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
-$(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE),$$(LDLIBS) -lcmocka)
-$(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$$(RUNTIME_LDLIBS))
+# A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
+TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
+$(foreach p,fp32 bf16,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(TEST_FLAGS) $$(PRECISION_$p) -x c++,$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
+# With emulated tiles or dot products: those ops before the others. Whole models are the same object, linked with these.
+$(foreach p,amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka))
+$(foreach p,amx dot,$(eval $(call linked,test/models_$p,-x c++,$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka,$(B)/test/models_bf16.o)))
+$(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS)))
+$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
+$(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE) $$(TEST_FLAGS),$(B)/ops/cpu_fp32.a,$$(LDLIBS) -lcmocka)
+$(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',,$$(RUNTIME_LDLIBS))
 
 # Tests of whole models are in one program for each target and precision, PROGRAM:TEST in the lists of tests, since the
 # engine with its kernels takes longer to compile than any of them. op_NAME alone can be built as every op's test can.
 MODELS := $(patsubst test/%.c,%,$(shell sed -n 's/^#include "\(test\/op_.*\)"/\1/p' test/models.c))
 COMPILE_AS_CXX = $(patsubst -std=gnu11,-std=gnu++17,$(COMPILE)) -Wno-maybe-uninitialized -Wno-uninitialized # as EMULATE
 in_models = $(foreach t,$(1),$(call in_model,$t,$(lastword $(subst _, ,$t))))
-in_model = $(if $(filter $(MODELS:=_$(filter-out dot,$(2))),$(notdir $(1))),$(dir $(1))models_$(2):$(patsubst %_$(2),%,$(notdir $(1))),$(1))
+in_model = $(if $(filter $(MODELS:=_$(2)),$(notdir $(1))),$(dir $(1))models_$(2):$(patsubst %_$(2),%,$(notdir $(1))),$(1))
 programs = $(sort $(foreach t,$(1),$(firstword $(subst :, ,$t))))
 
 OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
@@ -236,4 +281,4 @@ bench:
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)
+-include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)

@@ -9,7 +9,6 @@
 #include "kernels/device_memory.cuh"           // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"            // device_synchronize
 
-enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
 // Two attentions in bf16 are less than a hundredth apart, by the root of their squares; one whose scale, mask or heads
 // are wrong is further by tens.
 static const double FUSED_CHECK_DISTANCE = 1.0 / 32;

@@ -35,6 +35,7 @@ struct fused_library {
 };
 
 __BEGIN_DECLS
+enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
 struct fused_library *fused_library_of(struct device *dev);
 void fused_forget_plans(struct fused_library *library);
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);

@@ -62,6 +62,17 @@ void matmul_destroy(struct matmul_library *library) {
         library->backend->close(library);
     free(library);
 }
+// The libraries take their number of threads from OpenMP's, which is restored after each call.
+size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(dev->threads);
+    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
+    omp_set_num_threads(threads);
+    return bytes;
+}
+size_t dbias_workspace_bytes(int64_t M, int N) {
+    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
+}
 const char *matmul_describe(const struct matmul_library *library) { return library->description; }
 
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {

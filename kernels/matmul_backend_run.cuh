@@ -5,14 +5,6 @@
 #include "kernels/matmul_gemm.cuh"    // struct gemm
 #include <omp.h>                      // omp_set_num_threads
 
-// The libraries take their number of threads from OpenMP's, which is restored after each call.
-size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
-    const int threads = omp_get_max_threads();
-    omp_set_num_threads(dev->threads);
-    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
-    omp_set_num_threads(threads);
-    return bytes;
-}
 static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);
@@ -23,9 +15,6 @@ static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *worksp
 // Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
 enum { DBIAS_ROWS = 256 };
 
-size_t dbias_workspace_bytes(int64_t M, int N) {
-    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
-}
 
 // dbias = column sums of dout (M, N), or += where `add`
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,

@@ -4,6 +4,7 @@
 // that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a
 // machine and its clock change both.
 #include "attention.cuh"               // under test
+#include "kernels/blocks.cuh"          // block_product
 #include "kernels/attention_spans.cuh" // attention_spans
 #include "kernels/random.cuh"          // random_normal
 #include <omp.h>                       // omp_get_wtime, omp_get_max_threads

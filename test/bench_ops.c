@@ -10,6 +10,7 @@
 #include "kernels/loss.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/qk_norm.cuh"
+#include "kernels/rope_table.cuh" // rope_table
 #include "kernels/random.cuh"
 #include "kernels/rope.cuh"
 #include <omp.h>    // omp_get_wtime, omp_get_max_threads

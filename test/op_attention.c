@@ -1,7 +1,17 @@
 // Attention, every backend of the target: against naive loops in double, finite differences, and itself.
 #include "attention.cuh"
+#include "kernels/fp8.cuh"             // fp8_magnitude
 #include "kernels/attention_spans.cuh" // attention_spans
-#include "kernels/device_queue.cuh"    // device_open
+#include "kernels/rope_table.cuh"      // rope_table
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+#include "kernels/attention_cudnn.cu"               // what it asks of the library, and why not
+#include "kernels/attention_sm90_backward_plan.cuh" // sm90_backward_block_of
+#include "kernels/attention_sm90_forward_plan.cuh"  // sm90_forward_next
+#elif !defined(TARGET_CUDA)
+#include "kernels/blocks.cuh"  // ALIGN_BLOCK
+#include "kernels/vectors.cuh" // vec_exp2, under test
+#endif
+#include "kernels/device_queue.cuh" // device_open
 #include "test/testing.h"
 #include "test/fails.h"
 #include <float.h>  // DBL_MAX

@@ -1,7 +1,15 @@
 // matmul_forward, matmul_backward_input and matmul_backward_weight of every backend that is compiled in, against naive
 // double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
 // operands, and for any number of threads where the backend promises them.
-#include "kernels/matmul.cuh"     // under test
+#ifdef TARGET_CUDA
+#include "kernels/matmul.cu" // the plans and choices under test
+#else
+#include "kernels/matmul.cuh"
+#if defined HAVE_ONEDNN && defined PRECISION_BF16
+#include "kernels/matmul_onednn.cuh" // struct onednn
+#include "kernels/matmul_rows.cuh"   // FEW_ROWS_MOST
+#endif
+#endif
 #include "test/fails.h"           // run_in_child
 #include "test/matmul_backends.h" // for_each_backend, guarded
 #include "test/testing.h"         // cmocka, random data, comparison

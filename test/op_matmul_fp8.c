@@ -1,7 +1,14 @@
 // matmul_fp8 and matmul_fp8_sum of every backend that is compiled in, against double loops over the decoded values: all
 // scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
 // number of threads where the backend promises them.
-#include "kernels/matmul.cuh"     // under test
+#ifdef TARGET_CUDA
+#include "kernels/matmul.cu" // the plans and choices under test
+#else
+#include "kernels/matmul.cuh"
+#if defined HAVE_ONEDNN && defined PRECISION_BF16
+#include "kernels/matmul_onednn.cuh" // struct onednn
+#endif
+#endif
 #include "test/fails.h"           // run_in_child
 #include "test/matmul_backends.h" // for_each_backend, guarded
 #include "test/testing.h"         // cmocka, random data, comparison

@@ -3,6 +3,7 @@
 //
 // Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
 // one rounding of each number that is stored, and a few of fp32.
+#include "kernels/amax.cuh" // amax_with
 #include "kernels/muon.cuh"
 #include "orthogonalise.cuh"
 #include "test/amax.h"

@@ -4,6 +4,7 @@
 // Tolerances. fp32: table entries and two products rounded once each: 3e-7. bf16: one rounding of the result, and a
 // tenth.
 #include "kernels/rope.cuh"
+#include "kernels/rope_table.cuh" // rope_table
 #include "test/testing.h"
 
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 3e-7)

@@ -9,14 +9,14 @@
 #ifndef DEVICE_WAIT_LIMIT
 #define DEVICE_WAIT_LIMIT 2 // seconds
 #endif
-#include "kernels/attention_sm90_backward.cuh" // sm90_operand, sm90_backward_plan
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward_plan
-#include "kernels/device_memory.cuh"           // device_allocate, device_upload, device_download
-#include "kernels/device_queue.cuh"            // device_open
-#include "kernels/ptx_sm90.cuh"                // wgmma, TMA, mbarriers
-#include "kernels/tensor_map.cuh"              // tensor_map_of
-#include "test/apart.h"                        // run_apart
-#include "test/testing.h"                      // cmocka
+#include "kernels/attention_sm90_backward_plan.cuh" // sm90_operand, sm90_backward_plan
+#include "kernels/attention_sm90_forward_plan.cuh"  // sm90_forward_plan
+#include "kernels/device_memory.cuh"                // device_allocate, device_upload, device_download
+#include "kernels/device_queue.cuh"                 // device_open
+#include "kernels/ptx_sm90.cuh"                     // wgmma, TMA, mbarriers
+#include "kernels/tensor_map.cuh"                   // tensor_map_of
+#include "test/apart.h"                             // run_apart
+#include "test/testing.h"                           // cmocka
 
 enum { UNIT_SECONDS = 30, NO_GPU_STATUS = 77, SMALL_SHARED = 32768, MOST_SHARED = 227 * 1024 };
 static struct device device;
