@@ -59,16 +59,16 @@ quietly = $(if $(V),,@printf '%-4s %s\n' $(1) '$(2)';)
 what_of = $(subst _, ,$(patsubst $(B)/%,%,$(@D:$(B)/ops/%=%))) # of ops/cpu_bf16/norm.o "cpu bf16"
 
 # $(call rule,TARGET,SOURCE AND WHAT ELSE IT NEEDS,COMMAND,LIBRARIES): how TARGET is made in $(B).
-# $(call program,TARGET,SOURCE,COMMAND,OPS,LIBRARIES): the same of a program: an object of its own, which links with the OPS
-# archives and our own library. COMMAND compiles; LINKER links.
+# $(call program,TARGET,SOURCE,COMMAND,ARCHIVES,LIBRARIES): how a program is made: an object of its own, which links with the
+# archives, as of ops, and our own library.
 define compiled
 $(B)/$(1): $(2) $(B)/build-with
 	@mkdir -p $$(@D)
 	$$(call quietly,$(if $(filter %.o,$(1)),CC,LINK),$$(if $$(filter $(B)/ops/%,$$@),$$< $$(what_of),$$(if $$(filter %.o,$$@),$$< $$(@:$(B)/%=%),$$(@:$(B)/%=%))))$(3) $$< $(4) -o $$@
 endef
 define linked
-$(B)/$(1): $(or $(5),$(B)/$(1).o) $(3) $(LIBRARY)
-	$$(call quietly,LINK,$$(@:$(B)/%=%))$(if $(findstring -x c++,$(2)),$$(CXX),$$(CC)) $$(CFLAGS) $$^ $$(LDFLAGS) $(4) -o $$@
+$(B)/$(1): $(or $(5),$(B)/$(1).o) $(3) $(if $(findstring library.a,$(3)),,$(LIBRARY))
+	$$(call quietly,LINK,$$(@:$(B)/%=%))$(if $(findstring -x c++,$(2)),$$(CXX),$$(CC)) $$(CFLAGS) $(if $(findstring sanitized,$(3)),$(SANITIZERS)) $$^ $$(LDFLAGS) $(4) -o $$@
 .PRECIOUS: $(B)/$(1).o # or make removes it as a step on the way
 endef
 rule = $(eval $(call compiled,$(1),$(2),$(3),$(4)))
@@ -85,6 +85,12 @@ LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
 $(call rule,library/%.o,%.c,$$(call COMPILE_FOR,$$(LIBRARY_FLAGS)) -c)
 $(B)/library/runtime/machine/error.o: LIBRARY_FLAGS :=
 $(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
+# The library for ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every run.
+SANITIZED_LIBRARY := $(B)/sanitized/library.a
+SANITIZED_FLAGS := -O1 $(SANITIZERS) -fno-omit-frame-pointer
+$(call rule,sanitized/%.o,%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -c)
+$(SANITIZED_LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/sanitized/%.o)
+	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 include scripts/build_with.mk # build-with, on which every object depends
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
@@ -105,7 +111,18 @@ ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
 ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMULATE) $$(PRECISION_$p) -x c++))
-$(foreach p,fp32 bf16,$(call ops,cuda_$p,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP $$(PRECISION_$p)))
+# Those of nvcc print their seconds, and leave beside the object what ptxas says of registers and spills.
+define cuda_ops
+$(B)/ops/$(1)/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
+	@mkdir -p $$(@D)
+	$(Q)begin=$$$$(date +%s); $(2) -Xptxas -v -c $$< -o $$@ 2>$$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas) >&2; exit 1; }; \
+	  grep -v '^ptxas info\|^    [0-9]* bytes stack frame\|^$$$$' $$(@:.o=.ptxas) >&2; echo "NVCC $$< $$(what_of) $$$$(($$$$(date +%s) - begin)) s"
+$(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1)))
+endef
+$(foreach p,fp32 bf16,$(eval $(call cuda_ops,cuda_$p,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP $$(PRECISION_$p))))
+$(foreach p,fp32 bf16,$(eval $(B)/ptxas_$p.log: $(call ops_objects,cuda_$p)))
+$(PTXAS_LOGS):
+	cat $(^:.o=.ptxas) >$@
 # The ops that are written on tiles or dot products, with these emulated; a program links them before the copy's others.
 EMULATED_TILES_OPS := attention_cpu attention_decode attention_unfused_cpu matmul
 $(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
@@ -148,7 +165,7 @@ PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cp
 # What the program was linked for last: the objects of the other target are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)
 $(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
-$(B)/main_cuda.o $(B)/host_cuda_fp32.o $(B)/host_cuda_bf16.o $(call ops_objects,cuda_fp32) $(call ops_objects,cuda_bf16) $(PTXAS_LOGS): $(B)/build-with-cuda
+$(B)/main_cuda.o $(B)/host_cuda_fp32.o $(B)/host_cuda_bf16.o: $(B)/build-with-cuda
 $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
 	$(call quietly,LINK,$@)$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
@@ -171,7 +188,10 @@ $(foreach p,amx dot,$(eval $(call linked,test/models_$p,-x c++,$(B)/ops/cpu_$p.a
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS)))
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE) $$(TEST_FLAGS),$(B)/ops/cpu_fp32.a,$$(LDLIBS) -lcmocka)
-$(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',,$$(RUNTIME_LDLIBS))
+# Those of runtime/ and formats/ alone.
+SANITIZED_UNITS := $(shell grep -LE '^.include "(kernels|run)/|^.include "[a-z_0-9]*\.cuh"|^.include "(test/.*\.cuh?|parameters|memory|zero)' test/unit_*.c)
+$(foreach u,$(SANITIZED_UNITS:test/%.c=%),$(call program,test/$u,test/$u.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS),$(SANITIZED_LIBRARY),$$(LDLIBS) -lcmocka))
+$(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$(SANITIZED_LIBRARY),$$(RUNTIME_LDLIBS))
 
 # Tests of whole models are in one program for each target and precision, PROGRAM:TEST in the lists of tests, since the
 # engine with its kernels takes longer to compile than any of them. op_NAME alone can be built as every op's test can.
@@ -211,8 +231,7 @@ AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
 # The tests in Python, which take longest, are run first.
 test:
 	scripts/setup.sh test
-	$(AGAIN) WERROR=1 test-programs
-	+$(MAKE) --no-print-directory WERROR=1 check-headers
+	$(AGAIN) WERROR=1 test-programs check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(wildcard test/test_*.py) $(TESTS)
 test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM)
 quick: quick-programs
@@ -228,16 +247,20 @@ test-long: $(call programs,$(LONG_TESTS))
 	test/run.sh $(LONG_TESTS)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn%.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
-CHECKED := -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
-CHECKED_AS_C := $(CC) -x c -std=gnu11 $(CHECKED)
-check-headers:
-	@{ for h in $(HEADERS); do \
-	  echo "$(CHECKED_AS_C) -include $$h /dev/null"; \
-	  echo "$(CXX) -x c++ -std=c++17 $(CHECKED) -DPRECISION_BF16 -include $$h /dev/null"; \
-	done; \
-	for b in $(BENCHES:%=test/%.c); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do echo "$(CHECKED_AS_C) $$p $$b"; done; done; } \
-	| xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
+CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c)
+check-headers: $(CHECKS)
+$(HEADERS:%=$(B)/checked/%): $(B)/checked/%: % $(B)/build-with
+	@mkdir -p $(@D)
+	$(Q)$(CC) -x c -std=gnu11 $(CHECKED) -MMD -MP -MF $@.d -MT $@ -include $< /dev/null
+	$(Q)$(CXX) -x c++ -std=c++17 $(CHECKED) -DPRECISION_BF16 -include $< /dev/null
+	@touch $@
+$(B)/checked/test/bench_%.c: test/bench_%.c $(B)/build-with
+	@mkdir -p $(@D)
+	$(Q)$(CC) -x c -std=gnu11 $(CHECKED) -MMD -MP -MF $@.d -MT $@ $<
+	$(Q)$(CC) -x c -std=gnu11 $(CHECKED) -DPRECISION_BF16 $<
+	@touch $@
 
 # Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
 # $(B)/fuzz, as are those that reached new code.
@@ -281,4 +304,4 @@ bench:
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)
+-include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/sanitized/*/*.d $(B)/sanitized/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d $(B)/checked/*.d $(B)/checked/*/*.d $(B)/checked/*/*/*.d)

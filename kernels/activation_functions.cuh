@@ -100,10 +100,6 @@ DEVICE_FUNCTION float gelu_erf_derivative(float x) {
 DEVICE_FUNCTION float squared_relu(float x) { return x < 0 ? 0.0f : x * x; }
 DEVICE_FUNCTION float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2.0f * x; }
 
-// Every kernel here moves 4 to 10 bytes of bf16 an element and is to be bound by memory: scripts/count_sass.py holds
-// their instructions an element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
-enum { ACTIVATION_THREADS = 256 };
-
 #else
 #include "kernels/vectors_floatx.cuh" // vecs_exp, vecs_logistic, vec_divide
 

@@ -1,4 +1,4 @@
-// The tiles of flash attention on the CPU (kernels/attention_cpu.cuh): how a shape is cut into panels of keys, strips
+// The tiles of flash attention on the CPU (kernels/attention_cpu.cu): how a shape is cut into panels of keys, strips
 // and tiles of queries, which panels a strip sees, and what is done to a block of scores before its softmax.
 #pragma once
 #include "kernels/amax.cuh"            // amax_merge_rows

@@ -29,7 +29,7 @@ struct fused_library {
     int major, minor;     // of the GPU's compute capability
     cudaStream_t stream;  // the handle's
     double planning_s;    // what plans took to make, so far
-    double distance;      // the largest from flash attention that attention_cudnn_check.cuh has seen
+    double distance;      // the largest from flash attention that attention_cudnn_check.cu has seen
     int planned;
     struct fused_plan plans[FUSED_PLANS];
 };

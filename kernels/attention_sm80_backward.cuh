@@ -1,4 +1,4 @@
-// Flash attention's backward by mma.sync, two kernels: of dQ, and of dK and dV. kernels/attention_sm80.cuh states the
+// Flash attention's backward by mma.sync, two kernels: of dQ, and of dK and dV. kernels/attention_sm80.cu states the
 // policy.
 #pragma once
 #include "kernels/attention_sm80_tiles.cuh" // struct flash_arguments, tiles, products

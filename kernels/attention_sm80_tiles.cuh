@@ -1,5 +1,5 @@
 // What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a
-// warp, spans, softcap, dropout. kernels/attention_sm80.cuh states the policy.
+// warp, spans, softcap, dropout. kernels/attention_sm80.cu states the policy.
 #pragma once
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"

@@ -57,13 +57,9 @@ endef
 
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
-# A line for each kernel, precision and architecture; fails where one spills more than the script allows.
+# A line for each kernel, precision and architecture of the release; fails where one spills more than the script allows.
 ptxas:
-	+$(MAKE) --no-print-directory CUDA=yes $(B)/ptxas.txt
-PTXAS_LOGS := $(foreach a,sm_80 sm_90a,$(foreach p,fp32 bf16,$(B)/ptxas_$p_$a.log))
+	+$(MAKE) --no-print-directory CUDA=yes GPU_ARCH=release $(B)/ptxas.txt
+PTXAS_LOGS := $(B)/ptxas_fp32.log $(B)/ptxas_bf16.log
 $(B)/ptxas.txt: scripts/ptxas_table.py $(PTXAS_LOGS)
 	$^ >$@ || { mv $@ $@.failed; exit 1; }
-ptxas_precision = $(firstword $(subst _, ,$*)) # of ptxas_fp32_sm_80.log
-$(B)/ptxas_%.log: train_gpt.c $(wildcard *.cuh */*.cuh) $(B)/build-with
-	$(NVCC_COMPILE) -DENGINE=train_cuda_$(strip $(ptxas_precision)) $(PRECISION_$(strip $(ptxas_precision))) -arch=sm_$(lastword $(subst _, ,$*)) \
-	  -Xptxas -v -cubin $< -o $(@:log=cubin) 2>$@ || { cat $@; rm $@; exit 1; }

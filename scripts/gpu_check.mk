@@ -12,10 +12,11 @@ GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS) $(GPU_FP
 GPU_MODEL_OPS := gpt matmul
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
-# Op tests look at device memory from the host, and their waits end after 4 s and say where; under compute-sanitizer any wait
-# may be long. What is timed, and units, have plain device memory.
+# Op tests look at device memory from the host, and their waits end after 4 s and say where: kernels that wait are objects of
+# their own there. Under compute-sanitizer any wait may be long. What is timed, and units, have plain device memory.
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
+$(foreach p,fp32 bf16,$(eval $(call cuda_ops,wait_$p,$$(GPU_COMPILE) $$(GPU_WAIT_LIMIT) $$(PRECISION_$p),attention_sm90_forward attention_sm90_backward)))
 
 .PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-kernels gpu-fp8 gpu-ops gpu-curve gpu-ranks \
   gpu-sanitize gpu-rehearsal gpu-programs
@@ -32,20 +33,26 @@ gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates
 $(B)/emu/attention_bench $(B)/emu/device_rates: | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
-	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
+	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
 $G/op_%_bf16.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
-	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16) -c $< -o $@
+	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16) -c $< -o $@
 # small shapes, for compute-sanitizer
 $G/op_%_quick.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
-	$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
-# its log shows what ptxas spilled
-$G/attention_bench.o: test/cuda/attention_bench.cu $(B)/build-with $(B)/build-with-cuda | $G
-	$(GPU_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
+	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
 $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
-	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
-$G/%: $G/%.o $(LIBRARY)
-	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
-$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS))
+	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
+GPU_LINK = $(call quietly,LINK,$(@:$(B)/%=%))$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
+$G/op_%_fp32: $G/op_%_fp32.o $(B)/ops/wait_fp32.a $(B)/ops/cuda_fp32.a $(LIBRARY)
+	$(GPU_LINK)
+$G/op_%_bf16: $G/op_%_bf16.o $(B)/ops/wait_bf16.a $(B)/ops/cuda_bf16.a $(LIBRARY)
+	$(GPU_LINK)
+$G/%: $G/%.o $(B)/ops/cuda_bf16.a $(LIBRARY)
+	$(GPU_LINK)
+# What ptxas spilled in the kernels that the bench times.
+$G/ptxas_attention.log: $(foreach o,attention_sm80 attention_sm90_forward attention_sm90_backward,$(B)/ops/cuda_bf16/$o.o)
+	cat $(^:.o=.ptxas) >$@
+$G/attention_bench: $G/ptxas_attention.log
+$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@
