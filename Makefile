@@ -227,24 +227,24 @@ EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
 .PHONY: all cuda emu ptxas demo test test-programs test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
-AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
-# The tests in Python, which take longest, are run first.
+SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
+# A test that passed is run again where something that its result depends on has changed; all are by AGAIN=1.
 test:
 	scripts/setup.sh test
-	$(AGAIN) WERROR=1 test-programs check-headers
-	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(wildcard test/test_*.py) $(TESTS)
+	$(SUBMAKE) WERROR=1 test-programs check-headers
+	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS)
 test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM)
 quick: quick-programs
-	test/run.sh $(QUICK_TESTS)
+	test/run.py $(QUICK_TESTS)
 quick-programs: $(call programs,$(QUICK_TESTS))
 # Those that a user's environment can disturb, in each environment of the script's.
 test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
 test-levels: $(B)/train_gpt
-	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
-	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
+	$(SUBMAKE) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
+	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.py test/test_levels.py
 test-long: $(call programs,$(LONG_TESTS))
-	test/run.sh $(LONG_TESTS)
+	test/run.py $(LONG_TESTS)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
@@ -268,7 +268,7 @@ CLANG ?= clang
 FUZZ_SECONDS ?= 60
 fuzz:
 	scripts/setup.sh fuzz
-	$(AGAIN) $(FUZZ:%=fuzz-%)
+	$(SUBMAKE) $(FUZZ:%=fuzz-%)
 # Or make removes them as steps on the way; without names it would keep all, and build none that is missing.
 .SECONDARY: $(or $(FUZZ:%=$(B)/fuzz/%),none)
 fuzz-%: $(B)/fuzz/%
@@ -295,11 +295,11 @@ format-check:
 TEXT ?= /usr/include
 demo:
 	scripts/setup.sh demo
-	$(AGAIN) all
+	$(SUBMAKE) all
 	scripts/demo.sh $(TEXT)
 bench:
 	scripts/setup.sh build
-	$(AGAIN) $(foreach b,$(BENCHES),$(B)/$b_fp32 $(B)/$b_bf16) $(B)/train_gpt
+	$(SUBMAKE) $(foreach b,$(BENCHES),$(B)/$b_fp32 $(B)/$b_bf16) $(B)/train_gpt
 	scripts/bench.sh $(B)
 clean:
 	rm -rf build

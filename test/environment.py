@@ -1,8 +1,8 @@
 """What every test relies on, whatever starts it: a login shell, a script's background, nohup, cron, a step of a cluster's job.
 
-The tests in Python import this module, since each may be started alone; test/run.sh starts itself through it (environment.py
-COMMAND...), so that the cmocka programs get the same. Signal dispositions are why it is no shell script: a shell can't take back
-that a signal is ignored where it was so at the shell's start (POSIX, "trap"). test/testing.h does for a cmocka program that is
+The tests in Python import this module, since each may be started alone; so does test/run.py, so that the cmocka programs get the
+same. Signal dispositions are why neither is a shell script: a shell can't take back that a signal is ignored where it was so at
+the shell's start (POSIX, "trap"). test/testing.h does for a cmocka program that is
 started alone what a process can do for itself.
 """
 import os
@@ -10,13 +10,12 @@ import pwd
 import re
 import resource
 import signal
-import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What launchers leave behind, and what numbers threads or chooses kernels: a test that wants one sets it. The variables of CUDA,
 # of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them; so do those that say where a
-# library is installed and how Open MPI reaches its processes, and the folder that test/run.sh gives an mpirun.
+# library is installed and how Open MPI reaches its processes, and the folder that test/run.py gives an mpirun.
 FOREIGN = re.compile("(?!.*(_tmpdir_base|_PREFIX|_ROOT|_HOME|_CONF)$|OMPI_MCA_(plm|btl|pml|mtl)_?)(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
                      "|(LOCAL_)?(RANK|WORLD_SIZE)$|(LC_.*|LANG|LANGUAGE)$")
 # What nohup and a shell's job control have set lets the tests go on when the terminal is left.
@@ -85,8 +84,3 @@ def prepare():
 
 
 prepare()
-
-if __name__ == "__main__":
-    for restored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(restored, signal.SIG_DFL)
-    os.execvp(sys.argv[1], sys.argv[1:])

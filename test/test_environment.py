@@ -3,7 +3,6 @@ started alone, test/testing.h. test/environments.sh runs the tests themselves in
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ FOREIGN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "SLURM_STEP
            "LANG": "tr_TR.UTF-8", "LC_NUMERIC": "de_DE.UTF-8", "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
 # What a program finds where it is started.
 PROBE = '''
-import json, os, resource, signal, stat, sys, tempfile
+import json, os, resource, stat, tempfile
 def is_open(number):
     try:
         return os.fstat(number) is not None
@@ -30,7 +29,7 @@ state = dict(line.split(":") for line in open("/proc/self/status") if line.start
 umask = os.umask(0)
 json.dump({"ignored": int(state["SigIgn"], 16), "blocked": int(state["SigBlk"], 16), "umask": umask, "open": [is_open(i) for i in range(3)],
            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "variables": dict(os.environ),
-           "temporary": tempfile.gettempdir()}, open(sys.argv[1], "w"))
+           "temporary": tempfile.gettempdir()}, open(FOUND, "w"))
 '''
 
 
@@ -46,14 +45,19 @@ def worsen():
 
 class Environment(unittest.TestCase):
     def probe(self, *command):
+        """What a program finds that this command starts; without one, that is started here."""
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([*command, sys.executable, "-c", PROBE, folder + "/found"], preexec_fn=worsen, timeout=60, check=True,
-                           env={**os.environ, **FOREIGN}, cwd=environment.ROOT)
+            program = folder + "/probe"
+            with open(program, "w", encoding="utf-8") as file:
+                file.write("#!%s\nFOUND = '%s/found'\n%s\nprint('ok 1 - probe')\n" % (sys.executable, folder, PROBE))
+            os.chmod(program, 0o755)
+            subprocess.run([*command, program], preexec_fn=worsen, timeout=60, check=True, stdout=subprocess.DEVNULL,
+                           env={**os.environ, **FOREIGN, "TEST_STAMPS": "0"}, cwd=environment.ROOT)
             with open(folder + "/found", encoding="utf-8") as file:
                 return json.load(file)
 
-    def test_a_command_finds_what_tests_rely_on(self):
-        worse, found = self.probe(), self.probe(sys.executable, "test/environment.py")
+    def test_a_program_finds_what_tests_rely_on(self):
+        worse, found = self.probe(), self.probe(sys.executable, "test/run.py")
         python_ignores = {signal.SIGPIPE, signal.SIGXFSZ}  # in the probe itself
         for number in IGNORED | python_ignores:
             bit = 1 << (number - 1)
@@ -70,11 +74,6 @@ class Environment(unittest.TestCase):
         self.assertTrue(os.path.isdir(found["variables"]["HOME"]))
         self.assertEqual(found["temporary"], os.path.join(environment.ROOT, "build", "tmp"))
 
-    def test_a_failure_stays_one(self):
-        for status in (0, 3):
-            result = subprocess.run([sys.executable, environment.__file__, "sh", "-c", "exit %d" % status], check=False)
-            self.assertEqual(result.returncode, status)
-
 
 class Alone(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(UNIT_SIGNALS), "no build/test/unit_signals")
@@ -90,51 +89,6 @@ class Alone(unittest.TestCase):
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=worsen,
                                 check=False, env={**os.environ, **FOREIGN, "PYTHONPATH": os.path.dirname(environment.__file__)})
         self.assertEqual(result.stdout, "%d\n" % -signal.SIGINT, result.stderr)
-
-
-class Run(unittest.TestCase):
-    """test/run.sh from a folder whose name has spaces."""
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="two  words ")
-        self.addCleanup(self.folder.cleanup)
-        self.path = self.folder.name
-        os.mkdir(self.path + "/test")
-        for name in ("run.sh", "environment.py"):
-            shutil.copy(os.path.join(environment.ROOT, "test", name), self.path + "/test")
-        self.write("good.py", "class A(unittest.TestCase):\n    def test_a(self): pass\n    def test_b(self): pass\n"
-                              "class B(unittest.TestCase):\n    def test_c(self): self.fail()\n")
-        with open(self.path + "/test/crash", "w", encoding="utf-8") as file:
-            file.write("#!/bin/sh\necho 'ok 1 - a'\nkill -SEGV $$\n")
-        os.chmod(self.path + "/test/crash", 0o755)
-
-    def write(self, name, text):
-        with open(self.path + "/test/" + name, "w", encoding="utf-8") as file:
-            file.write("import unittest\n%s\nunittest.main()\n" % text)
-
-    def run_it(self, *tests, **keywords):
-        keywords = {"stdout": subprocess.PIPE, **keywords}
-        result = subprocess.run([self.path + "/test/run.sh", *(self.path + "/test/" + test for test in tests)], text=True,
-                                stderr=subprocess.STDOUT, timeout=60, check=False, **keywords)
-        return result.returncode, (result.stdout or "").splitlines()
-
-    def test_counts(self):
-        for tests, expected in ((["good.py:A"], (0, "2 passed, 0 failed")), (["good.py"], (1, "2 passed, 1 failed")),
-                                (["crash"], (1, "1 passed, 1 failed")), (["good.py:A", "crash"], (1, "3 passed, 1 failed")),
-                                (["missing"], (1, "0 passed, 1 failed"))):
-            status, lines = self.run_it(*tests)
-            self.assertEqual((status, lines[-1]), expected, lines)
-
-    def test_each_test_has_a_folder_for_mpirun(self):
-        self.write("folder.py", "import os, environment\nFOLDER = os.environ['OMPI_MCA_orte_tmpdir_base']\n"
-                                "class A(unittest.TestCase):\n    def test_a(self): self.fail(FOLDER + ' ' + str(os.listdir(FOLDER)))\n")
-        _, lines = self.run_it("folder.py", "folder.py")
-        folders = {line.split(": ", 1)[1].split(" [")[0] for line in lines if line.strip().startswith("AssertionError: ")}
-        self.assertEqual(len(folders), 2, lines)
-        self.assertEqual([folder for folder in folders if os.path.exists(folder)], [])
-
-    def test_a_count_that_nobody_can_read_is_no_success(self):
-        with open("/dev/full", "w", encoding="utf-8") as full:
-            self.assertNotEqual(self.run_it("good.py:A", stdout=full)[0], 0)
 
 
 class Setup(unittest.TestCase):

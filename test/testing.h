@@ -195,7 +195,7 @@ static inline FILE *test_file(void) {
     return file >= 0 ? fdopen(file, "w+") : NULL;
 }
 
-// For a process that becomes mpirun, where test/run.sh gave the test a folder for mpirun's sessions: one of its own in it.
+// For a process that becomes mpirun, where test/run.py gave the test a folder for mpirun's sessions: one of its own in it.
 // Of several mpiruns in one folder, one may make or remove a part that another has just looked for.
 static inline void test_own_session_folder(void) {
     const char *const folder = getenv("OMPI_MCA_orte_tmpdir_base");
