@@ -309,6 +309,8 @@ def run_tests(tests, keys, kept, jobs, runner):
                 say(result.line() + "\n" + (result.details() if result.failed else ""))
         except (KeyboardInterrupt, Stopped) as reason:
             stopped = reason.args[0] if reason.args else signal.SIGINT
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what runs is being ended already
+                signal.signal(number, signal.SIG_IGN)
         finally:
             for future in futures:
                 future.cancel()
@@ -379,6 +381,8 @@ def main(arguments):
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
+    except (KeyboardInterrupt, Stopped):  # before a test began
+        sys.exit(128 + signal.SIGINT)
     except OSError as problem:  # the output can't be written
         try:
             print("run.py: %s" % problem, file=sys.stderr)
