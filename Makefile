@@ -42,8 +42,10 @@ COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA, an
 # NCCL made of MPI. -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++,
 # g++ warns of its own vector intrinsics, which xxhash uses.
+# g++ makes symbols of inline variables unique to the process, which each copy of the engine must have for itself.
+NOT_UNIQUE := -fno-gnu-unique
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
-  $(BASELINE) $(if $(filter -O3,$(CFLAGS)),-O2) $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
+  $(BASELINE) $(if $(filter -O3,$(CFLAGS)),-O2) $(NOT_UNIQUE) $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(TEST_FLAGS)

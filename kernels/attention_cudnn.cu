@@ -190,8 +190,6 @@ struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fuse
                                   s.head_dim, s.full, backward,    backward ? (int64_t)order : 0};
     return key;
 }
-// How backward sums dQ for a shape. As cudnn-frontend (pull request 398) says that it is faster, dP is kept up to a
-// limit.
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev) {
     const struct fused_library *library = fused_library_of(dev);
     const double dp_bytes = (double)s.B * s.num_heads * s.T * s.T * sizeof(floatX);
@@ -291,9 +289,6 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
                               struct device *dev) {
     fused_refuses_order(reason, size, shape, fused_order_of(shape, any_order, dev), dev);
 }
-// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
-// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
-// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open)
@@ -301,7 +296,6 @@ bool fused_leads(bool own, struct device *dev) {
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     return properties.major == 10 || (properties.major == 9 && !own);
 }
-// The GPU in words, for the report.
 const char *fused_gpu(char *text, size_t size, struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open)
@@ -331,7 +325,6 @@ static size_t fused_dq_sum_bytes(const struct fused_key *k) {
 }
 static size_t fused_scratch_bytes(const struct fused_key *k) { return fused_rows_bytes(k) + fused_dq_sum_bytes(k); }
 
-// Without a GPU cuDNN can't be asked: backward is planned with dQ in fp32 and, for groups, each head's own dK and dV.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev) {
     const size_t elements = (size_t)(k->B * k->heads * k->T * k->head_dim);
     if (!dev->open)
@@ -348,7 +341,6 @@ size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_ord
     return fused_workspace_bytes(&key, dev);
 }
 
-// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev) {
     const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
@@ -431,8 +423,6 @@ static void fused_run(struct fused_library *library, const struct fused_plan *p,
     cudnn_close(&b);
 }
 
-// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
-// masked, scaled scores s.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -447,7 +437,6 @@ void fused_forward(floatX *out,       // (B, T, H * D)
     if (amax)
         fp8_amax(amax, out, key.B * key.T * key.heads * key.head_dim, dev);
 }
-// The gradient of fused_forward; dqkv is written in full.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)
@@ -484,7 +473,6 @@ void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 
-// In this build attention_choose never chooses fused: its reason says why.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");

@@ -19,22 +19,42 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
+// Frees the library and its plans; before device_close. May be called where nothing was opened.
 void fused_close(struct device *dev);
+// Names the library and its version; the text is the library's, empty in a build without it.
 const char *fused_describe(struct device *dev);
+// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
+// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
+// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
+// The GPU in words, for the report.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
+// Whether fused computes attention of this shape: training has been told why not, prompts and windows ask at each call.
 bool fused_takes(struct attention_shape shape, struct device *dev);
+// The bytes of workspace that fused_forward and fused_backward need at this shape.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
+// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
+// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
+// masked, scaled scores s.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
-void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+// The gradient of fused_forward; dqkv is written in full.
+void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                    const floatX *dout, // (B, T, H * D)
+                    const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                    const floatX *out,  // (B, T, H * D)
+                    const float *lse,   // (B, H, T)
                     struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace, struct device *dev);
+// Writes to `reason` (size bytes) why fused can't take the shape, forward and backward; an empty text where it can.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
+// Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at a
+// shape like this one; an empty text where it does not, or where there is no flash to hold it against. Forward is asked
+// for as a graph of operations from then on where it is not right as one operation.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
 __END_DECLS

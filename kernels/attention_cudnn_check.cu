@@ -164,8 +164,6 @@ static void fused_check_form(char *reason, size_t size, struct attention_shape s
     for (int i = 0; i < 6; i++)
         free(all[i]);
 }
-// The same of fused, whose forward is a graph of operations from then on where it is not right as one operation; an
-// empty text, too, where there is no flash to hold it against.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
     struct attention_shape shape = like;
     shape.B = 1;

@@ -39,10 +39,14 @@ enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every
 struct fused_library *fused_library_of(struct device *dev);
 void fused_forget_plans(struct fused_library *library);
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
+// How backward sums dQ for a shape. As cudnn-frontend (pull request 398) says that it is faster, dP is kept up to a
+// limit.
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
+// Without a GPU cuDNN can't be asked: backward is planned with dQ in fp32 and, for groups, each head's own dK and dV.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
+// The gradient of fused_forward; dqkv is written in full.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)

@@ -3,7 +3,11 @@
 //
 // floatX is the type of parameters and activations. A translation unit is compiled once per precision: with
 // PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA
-// kernels, else OpenMP loops, in the same file, behind one documented prototype.
+// kernels, else OpenMP loops.
+//
+// An op is two files. NAME.cuh declares it: one documented prototype for both targets. NAME.cu defines it, kernel and loop
+// side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the tests
+// link the same object. Headers without a .cu of their name hold what several ops inline, and the device itself.
 //
 // What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
 // (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are

@@ -1,4 +1,4 @@
-// A backend computes the cpu target's matrix products: own kernels, or a library's. kernels/matmul.cuh has the table of
+// A backend computes the cpu target's matrix products: own kernels, or a library's. kernels/matmul.cu has the table of
 // them; here are the type of its rows, and what several backends use.
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX

@@ -45,7 +45,6 @@ static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise
         device_copy(to + at, to, n, dev);
     }
 }
-// Makes noise for operands in `memory`, and fills all of it.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev) {
     struct matmul_noise noise = {(uint32_t *)host_allocate(MATMUL_NOISE_WORDS * sizeof(uint32_t), dev), (char *)memory,
                                  bytes};

@@ -8,7 +8,6 @@
 #pragma once
 #include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_judge
 
-// Begins to list products in place of computing them; matmul_list_end ends it.
 void matmul_list_begin(struct matmul_library *library) {
     library->listing = true;
     library->product_count = 0;
@@ -22,7 +21,6 @@ static void matmul_keep_choice(struct matmul_library *library, const struct matm
     library->choices[library->choice_count++] = *choice;
     library->planned = 0;
 }
-// Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
@@ -58,9 +56,6 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         }
     }
 }
-// Times a product's algorithms and keeps the choice; its times are 0 where it is the heuristics' first untimed.
-// Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false, without a
-// choice, where the library has no algorithm for it.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;

@@ -1,7 +1,7 @@
 // What kernels/qk_norm.cuh declares.
 #include "kernels/qk_norm.cuh"
 #include "kernels/norm_rows.cuh" // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
-#include <math.h> // sqrtf
+#include <math.h>                // sqrtf
 #include "kernels/packed.cuh"    // packed_store_unsplit
 #include "kernels/rope.cuh"      // rope_rotate; on the cuda target rope_rotate_one
 

@@ -47,7 +47,7 @@ ifneq ($(CUDA),)
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
   NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) $(ARCH_FLAGS) -lineinfo \
     $(MPI_FLAGS) $(if $(NCCL),-DHAVE_NCCL) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) \
-    $(if $(WERROR),-Werror all-warnings) $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized \
+    $(if $(WERROR),-Werror all-warnings) $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized $(NOT_UNIQUE) \
     -diag-suppress 1675 --threads 3
 endif
 define BUILD_WITH_CUDA

@@ -40,7 +40,7 @@ EMULATOR = "test/emu/"  # a kernel's inline PTX has its model on the host there
 LINES = 700
 LONGER = {
     "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes them
-    "kernels/attention_sm90_backward.cuh": None,  # one backend's kernels
+    "kernels/attention_sm90_backward.cu": None,  # one backend's kernels
 }
 RUNTIME_HEADER_LINES = 1200  # what a reader meets of runtime/, together
 
@@ -199,7 +199,7 @@ class Faults(unittest.TestCase):
         def lengths(path, lines):
             return list(too_long({**self.TREE, path: "\n" * lines}))
         self.assertEqual(lengths("gpt.cuh", 700) + lengths("config.h", 700) + lengths("formats/unicode_tables.h", 9000), [])
-        for path, lines in (("gpt.cuh", 701), ("config.h", 701), ("kernels/attention_sm70.cuh", 701), ("runtime/machine/error.c", 701)):
+        for path, lines in (("gpt.cuh", 701), ("config.h", 701), ("kernels/attention_sm70.cu", 701), ("runtime/machine/error.c", 701)):
             self.assertEqual(len(lengths(path, lines)), 1, path)
         three = {"runtime/net/%d.h" % i: "\n" * 400 for i in range(3)}
         self.assertEqual(list(too_long({**self.TREE, **three})), ["the headers of runtime/ have 1201 lines, more than 1200"])
