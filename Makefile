@@ -223,8 +223,8 @@ EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules 
 QUICK_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
 # What takes minutes and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and the zoo of models on the
 # emulator.
-LONG_TESTS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/emu/op_zoo_fp32)
-TESTS := $(filter-out $(LONG_TESTS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
+LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/emu/op_zoo_fp32)
+TESTS := $(filter-out $(LONG_PROGRAMS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
@@ -245,8 +245,8 @@ test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 test-levels: $(B)/train_gpt
 	$(SUBMAKE) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.py test/test_levels.py
-test-long: $(call programs,$(LONG_TESTS))
-	test/run.py $(LONG_TESTS)
+test-long: $(call programs,$(LONG_PROGRAMS))
+	test/run.py $(LONG_PROGRAMS)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

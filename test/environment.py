@@ -4,6 +4,8 @@ The tests in Python import this module, since each may be started alone; so does
 same. Signal dispositions are why neither is a shell script: a shell can't take back that a signal is ignored where it was so at
 the shell's start (POSIX, "trap"). test/testing.h does for a cmocka program that is
 started alone what a process can do for itself.
+
+LONG_TESTS, where it is not empty, asks for the long run: in_long_run() and long_test() say what the short one leaves out.
 """
 import os
 import pwd
@@ -11,6 +13,7 @@ import re
 import resource
 import signal
 import tempfile
+import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What launchers leave behind, and what numbers threads or chooses kernels: a test that wants one sets it. The variables of CUDA,
@@ -74,6 +77,16 @@ def set_variables():
         os.makedirs(folder, exist_ok=True)
         os.environ["TMPDIR"] = folder
         tempfile.tempdir = None
+
+
+def in_long_run():
+    """Whether LONG_TESTS asks for the long run: more shapes, seeds, kills and processes than the short run has time for."""
+    return bool(os.environ.get("LONG_TESTS"))
+
+
+def long_test(reason):
+    """Decorates a test, or a class of them, that the short run skips. The reason names the short test that keeps its core."""
+    return unittest.skipUnless(in_long_run(), "in the long run alone: " + reason)
 
 
 def prepare():

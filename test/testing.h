@@ -19,6 +19,7 @@ extern "C" {
 #define fail_msg(...) (test_case_print(), print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 #include <fcntl.h>    // open
 #include <signal.h>   // sigaction
+#include <stdbool.h>  // bool
 #include <stdio.h>    // printf
 #include <stdlib.h>   // malloc, getenv
 #include <string.h>   // memcmp
@@ -48,6 +49,14 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     if (getenv("TEST_FILTER"))        // of the tests of a cmocka program, only those whose name has this pattern
         cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
+
+// Whether LONG_TESTS asks for the long run: more shapes, seeds and kills than the short run has time for.
+static inline bool in_long_run(void) {
+    const char *const long_tests = getenv("LONG_TESTS");
+    return long_tests && *long_tests;
+}
+// Begins a case that the short run skips, before it allocates anything: skip() does not return.
+#define long_test() (in_long_run() ? (void)0 : skip())
 
 // LeakSanitizer's hook. The texts of a process's options are never freed, and a test's process has many configurations.
 #ifdef __cplusplus
