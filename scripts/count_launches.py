@@ -23,7 +23,7 @@ import sys
 import tempfile
 
 SMALL = ["--hidden-size=64", "--num-attention-heads=2", "--num-query-groups=2", "--kv-channels=64", "--ffn-hidden-size=128",
-         "--vocab-size=256", "--seq-length=64", "--matmul-tuning=false", "--precision=bf16"]
+         "--vocab-size=256", "--seq-length=64", "--matmul-tuning=false", "--precision=bf16", "--checkpoint-every=0"]
 # What decides how much is trained, and where.
 OURS = ("--global-batch-size", "--train-steps", "--train-data", "--out", "--device")
 

@@ -84,6 +84,11 @@ def in_long_run():
     return bool(os.environ.get("LONG_TESTS"))
 
 
+def chosen(everything, short):
+    """What a test goes over: everything in the long run, in the short one what takes each path once."""
+    return everything if in_long_run() else short
+
+
 def long_test(reason):
     """Decorates a test, or a class of them, that the short run skips. The reason names the short test that keeps its core."""
     return unittest.skipUnless(in_long_run(), "in the long run alone: " + reason)

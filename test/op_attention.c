@@ -37,6 +37,16 @@ enum { ON_GPU = 0, LONG = 1 };
 enum { ON_GPU = 0, LONG = 0 };
 #endif
 
+// Whether a test takes the i-th of its shapes: the short run each `every`-th where a shape takes long. A test that is about
+// several sizes of heads has an `every` that is no divisor of their number, so that it meets all of them.
+static bool takes_shape(int i, int every) {
+#if defined(CUDA_EMULATED) || defined(AMX_EMULATE) || defined(BF16_DOT_EMULATE)
+    return in_long_run() || i % every == 0;
+#else
+    return true;
+#endif
+}
+
 // What attention by cuDNN says of a shape. Plans of shapes before are given back where they leave no room.
 static void fused_reason(char *reason, size_t size, struct attention_shape s, float dropout) {
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
@@ -627,6 +637,8 @@ static void test_rotary(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     enum { T = 150 };
     for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
+        if (!takes_shape(i - 1, 3))
+            continue;
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
         const struct rope_settings settings = rope_unscaled(sizes[i], 100);
         rope_table(table, T, &settings); // angles of all sizes at these positions
@@ -728,24 +740,30 @@ static void test_sm90(void **state) {
     const int count = (int)(sizeof edges / sizeof edges[0]), step = SLOW == 2 ? 3 : 1;
     for (int i = 1; i < 5; i++) {
         for (int t = (step - i % step) % step; t < count; t += step)
-            check_backend(ATTENTION_FLASH_SM90,
-                          shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t], heads[(i + t / step) % HEADS][0],
-                                   heads[(i + t / step) % HEADS][1], dims[i]),
-                          1, 1, 0);
-        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 511 + i % 2 * 2, 1, 1, dims[i]), 1, 1, 0);
+            if (takes_shape(t / step + i, 3))
+                check_backend(ATTENTION_FLASH_SM90,
+                              shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t], heads[(i + t / step) % HEADS][0],
+                                       heads[(i + t / step) % HEADS][1], dims[i]),
+                              1, 1, 0);
+        if (takes_shape(i, 3))
+            check_backend(ATTENTION_FLASH_SM90, shape_of(1, 511 + i % 2 * 2, 1, 1, dims[i]), 1, 1, 0);
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]), 5, 3, 0);
-        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 130, 1, 1, dims[i]), 20, 20, 0);
-        check_bits(ATTENTION_FLASH_SM90, shape_of(1, 217, 2, 1, dims[i]), 0);
+        if (takes_shape(i, 2))
+            check_backend(ATTENTION_FLASH_SM90, shape_of(1, 130, 1, 1, dims[i]), 20, 20, 0);
+        if (takes_shape(i + 1, 2))
+            check_bits(ATTENTION_FLASH_SM90, shape_of(1, 217, 2, 1, dims[i]), 0);
         if (SLOW != 2)
             check_backend(ATTENTION_FLASH_SM90, shape_of(2, 513, 6, 2, dims[i]), 1, 1, 0);
     }
     // Groups of heads and so many blocks of keys that every other gang of backward's goes upwards.
     check_bits(ATTENTION_FLASH_SM90, shape_of(1, 300, 4, 1, 256), 0);
-    check_backend(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 1, 1, 0);
-    check_bits(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 0);
+    if (takes_shape(1, 2))
+        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 1, 1, 0);
+    if (takes_shape(1, 2))
+        check_bits(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 0);
     for (int i = 1; ON_GPU && i < 5; i++)
         check_bits(ATTENTION_FLASH_SM90, shape_of(1, 4224, 16, 4, dims[i]), 0);
-    for (int i = 1; i < (SLOW == 2 ? 2 : 5); i++)
+    for (int i = 1; i < (SLOW == 2 ? 2 : 5) && takes_shape(1, 2); i++)
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
 }
 // dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several
@@ -753,8 +771,10 @@ static void test_sm90(void **state) {
 static void test_sm90_any_order(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
-        check_with(ATTENTION_FLASH_SM90, shape_of(1, 300, 4 - i % 2, 1, dims[i]), 1, 1, 0, options_of(NULL, true));
-        check_with(ATTENTION_FLASH_SM90, shape_of(2, 65, 2, 2, dims[i]), 1, 1, 0, options_of(NULL, true));
+        if (takes_shape(i, 2))
+            check_with(ATTENTION_FLASH_SM90, shape_of(1, 300, 4 - i % 2, 1, dims[i]), 1, 1, 0, options_of(NULL, true));
+        if (takes_shape(i + 1, 2))
+            check_with(ATTENTION_FLASH_SM90, shape_of(2, 65, 2, 2, dims[i]), 1, 1, 0, options_of(NULL, true));
     }
 }
 // Without a causal mask: lengths around the tiles' edges, past which are the only keys that are masked.
@@ -763,6 +783,8 @@ static void test_sm90_full(void **state) {
     static const int edges[] = {1, 64, 79, 127, 128, 129, 191, 257};
     for (int i = 1; i < 5; i++) {
         for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 ? 2 : 1) {
+            if (!takes_shape(i + t / 2, 3))
+                continue;
             struct attention_shape s = shape_of(1 + (i + t) % 2, edges[t], 2, 1 + t % 2, dims[i]);
             s.full = true;
             check_with(ATTENTION_FLASH_SM90, s, 1, 1, 0, options_of(NULL, t % 4 == 3));
@@ -954,7 +976,8 @@ static void check_agrees(enum attention_backend which, struct attention_shape s)
 static void test_sm90_agrees(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
-        check_agrees(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]));
+        if (takes_shape(i, 2))
+            check_agrees(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]));
         if (ON_GPU) // as many blocks as run at a time, and more
             check_agrees(ATTENTION_FLASH_SM90, shape_of(2, 4224, 32, 8, dims[i]));
     }
@@ -982,6 +1005,8 @@ static void test_fused(void **state) {
     fused_too = true;
     for (int i = ON_GPU ? 2 : 0; i < 6; i += ON_GPU ? 3 : 1)
         for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 || ON_GPU ? 3 : 1) {
+            if (!takes_shape(i + t / 3, 2))
+                continue;
             const int groups = 1 + (i + t) % 3 % 2; // 4 heads of one group, 2 of each of two
             struct attention_shape s = shape_of(1 + t % 2, lengths[t], 4, groups, fused_dims[i]);
             assert_true(backend_takes(ATTENTION_FUSED, s, 0));
@@ -1391,7 +1416,7 @@ static void check_windows(enum attention_backend which) {
     static const int windows[] = {1, 2, 31, 32, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, T - 1, T, T + 1};
     skip_without(which);
     for (int i = 0; i < 17; i++)
-        for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++)
+        for (int d = i; takes_shape(i, 3) && d < i + (SLOW > 0 ? 1 : 2); d++)
             check_masked(which,
                          shape_of(1 + (SLOW != 2 && d % 2), T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
                                   some_head_dim(which, d)),
@@ -1407,9 +1432,12 @@ static void check_documents(enum attention_backend which) {
     for (int i = 0; i < DOCUMENT_LISTS; i++)
         for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++) {
             const int *h = heads[(i + d) % HEADS], D = some_head_dim(which, d + 1);
-            check_masked(which, shape_of(2, 217, h[0], h[1], D), i, 0, 1, 1, 0);
-            check_masked(which, shape_of(1, 217 - i, h[0], h[1], D), i, windows[(i + d) % 4], 1, 1, 0);
-            check_masked(which, shape_of(1, 150, 2, 1, D), i, i % 2 ? 40 : 0, 1, 1, 0.2f); // with dropout
+            if (takes_shape(i, 3))
+                check_masked(which, shape_of(2, 217, h[0], h[1], D), i, 0, 1, 1, 0);
+            if (takes_shape(i + 1, 3))
+                check_masked(which, shape_of(1, 217 - i, h[0], h[1], D), i, windows[(i + d) % 4], 1, 1, 0);
+            if (takes_shape(i + 2, 3))
+                check_masked(which, shape_of(1, 150, 2, 1, D), i, i % 2 ? 40 : 0, 1, 1, 0.2f); // with dropout
         }
     check_masked(which, shape_of(1, 217, 1, 1, 64), 7, 0, 20, 20, 0);
     check_masked(which, shape_of(2, 1, 2, 1, 64), 0, 1, 1, 1, 0);
@@ -1426,10 +1454,13 @@ static void check_softcap(enum attention_backend which) {
     for (int i = 0; i < (SLOW > 0 ? 4 : DIMS); i++) {
         s = shape_of(1 + i % 2, 150 + i, heads[i % HEADS][0], heads[i % HEADS][1], some_head_dim(which, i + 1));
         s.softcap = 3;
-        check_backend(which, s, 5, 3, i % 3 == 2 ? 0.2f : 0);
-        check_masked(which, s, i, i % 2 ? 50 : 0, 5, 3, i % 3 == 1 ? 0.2f : 0);
+        if (takes_shape(i, 2))
+            check_backend(which, s, 5, 3, i % 3 == 2 ? 0.2f : 0);
+        if (takes_shape(i + 1, 2))
+            check_masked(which, s, i, i % 2 ? 50 : 0, 5, 3, i % 3 == 1 ? 0.2f : 0);
         s.softcap = 50; // hardly
-        check_backend(which, s, 1, 1, 0);
+        if (takes_shape(i, 3))
+            check_backend(which, s, 1, 1, 0);
     }
     s = shape_of(1, 300, 2, 1, 64); // scores near 400: nothing overflows, and slopes are 0
     s.softcap = 30;
@@ -1471,6 +1502,8 @@ static void assert_rows_equal(struct result a, struct result b, enum attention_b
 static void check_one_document(enum attention_backend which) {
     skip_without(which);
     for (int i = 0; i < 3; i++) {
+        if (!takes_shape(i, 2))
+            continue;
         const struct attention_shape s = shape_of(2, SLOW == 2 ? 150 : 217, 4, 2, some_head_dim(which, i + 1));
         const struct inputs x = inputs_of(s, 31);
         const struct result causal = run(x.qkv, x.dout, which, s, dropout_of(0));
@@ -1541,11 +1574,13 @@ static void check_packed_equals_alone(enum attention_backend which) {
     static const int begins[] = {0, 1, 2, 40, 72, 136, 199, 200}, tiles[] = {0, 384, 768}, more[] = {0, 128, 512, 640};
     skip_without(which);
     for (int d = 1; d < 5; d++)
-        check_packed(which, shape_of(1, 200, 4, 2, some_head_dim(which, d)), begins, 7, d % 2 ? 0 : 30, false);
+        if (takes_shape(d, 3) || takes_shape(d, 4)) // with a window and without
+            check_packed(which, shape_of(1, 200, 4, 2, some_head_dim(which, d)), begins, 7, d % 2 ? 0 : 30, false);
     if (which == ATTENTION_UNFUSED) // its products sum over all keys in an order of their own
         return;
     // 384 is a multiple of all tiles for heads of 64, 128 of those for heads of 128; few segments on the CPU, then one.
-    check_packed(which, shape_of(1, 768, 2, 1, 64), tiles, 2, 0, true);
+    if (takes_shape(1, 2))
+        check_packed(which, shape_of(1, 768, 2, 1, 64), tiles, 2, 0, true);
     check_packed(which, shape_of(1, 640, 1, 1, 128), more, 3, SLOW == 2 ? 90 : 0, true);
     if (SLOW == 0)
         check_packed(which, shape_of(1, 640, 64, 32, 128), more, 3, 200, true);
@@ -1580,7 +1615,8 @@ static void check_documents_apart(enum attention_backend which) {
     skip_without(which);
     for (int i = 0; i < DOCUMENT_LISTS; i++)
         for (int t = i % (SLOW == 2 ? 4 : 2); t < 11; t += SLOW == 2 ? 4 : 2)
-            check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
+            if (takes_shape(i + t / 4, 3))
+                check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
 }
 
 // With tables that are wrong at one edge, `run` misses the bounds of the naive form: the comparison sees such faults.
@@ -1611,6 +1647,8 @@ static void check_mask_faults(enum attention_backend which) {
     skip_without(which);
     for (int window = 0; window <= WINDOW; window += WINDOW)
         for (int i = 0; i < ROWS; i++) {
+            if (!takes_shape(i + (window > 0), 3))
+                continue;
             // Without a window a document begins at the row; with it the row's window ends one key earlier or later.
             const struct attention_shape s = shape_of(1, T, 1, 1, 64);
             int32_t *starts = (int32_t *)test_alloc(T * sizeof *starts);
@@ -1686,6 +1724,8 @@ static void sm90_visits_whole_tiles(void **state) {
     static const int begins[] = {40, 255}, lengths_of[] = {450, 300}, windows[] = {260, 0};
     skip_without(ATTENTION_FLASH_SM90);
     for (int i = 0; i < 8; i++) {
+        if (!takes_shape(i, 3))
+            continue;
         const struct attention_shape s = shape_of(1, lengths_of[i % 2], 1, 1, dims[1 + i / 2]);
         int32_t *starts = (int32_t *)test_alloc((size_t)s.T * sizeof *starts);
         for (int t = 0; t < s.T; t++)
@@ -1757,7 +1797,7 @@ static void amax_sees_every_element(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     for (int i = 0; i < 5; i++) {
         const int64_t D = sizes[i];
-        for (int64_t at = 0; at < D; at += SLOW == 2 ? D / 8 + 1 : 1) {
+        for (int64_t at = 0; at < D; at += SLOW == 2 ? D / (in_long_run() ? 8 : 3) + 1 : 1) {
             const struct attention_shape s = masked(shape_of(1, 21, 2, 1, (int)D), ONE_DOCUMENT, 1);
             const int64_t token = at * 5 % s.T;
             floatX *qkv = (floatX *)test_alloc((size_t)qkv_count(s) * sizeof *qkv),
@@ -1808,6 +1848,8 @@ static void amax_is_of_what_rope_leaves(void **state) {
     enum { T = 70 };
     for (int i = 0; i < 5; i++)
         for (int values = 0; values < 2; values++) {
+            if (!takes_shape(2 * i + values, 3))
+                continue;
             const struct attention_shape s = shape_of(2, T, 4, 2, sizes[i]);
             const struct rope_settings settings = rope_unscaled(sizes[i], 100);
             float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);

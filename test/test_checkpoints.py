@@ -13,7 +13,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT
+from environment import ROOT, chosen
 
 MPIRUN = shutil.which("mpirun")
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
@@ -355,7 +355,7 @@ class Fp8(Case):
 
 class Kill(Case):
     """The proof of the issue: whatever kills the run, it goes on from a complete checkpoint with the same losses."""
-    KILLS = int(os.environ.get("CHECKPOINT_KILLS", "50"))
+    KILLS = int(os.environ.get("CHECKPOINT_KILLS", chosen("50", "12")))
 
     def kill_and_resume(self, name, kills, *options, model):
         steps = 60
@@ -462,7 +462,7 @@ class Ranks(Case):
         generator = random.Random(3)
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         step = 0
-        for kill in range(4):
+        for kill in range(chosen(4, 2)):
             command = self.command("killed", "--micro-batch-size", 1, "--global-batch-size", 2, "--bucket-mib", "0.01",
                                    "--val-every", 0, *options, "--resume", "auto", "--keep-checkpoints", 3)
             log = self.path + "/pids"
