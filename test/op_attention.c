@@ -37,16 +37,6 @@ enum { ON_GPU = 0, LONG = 1 };
 enum { ON_GPU = 0, LONG = 0 };
 #endif
 
-// Whether a test takes the i-th of its shapes: the short run each `every`-th where a shape takes long. A test that is about
-// several sizes of heads has an `every` that is no divisor of their number, so that it meets all of them.
-static bool takes_shape(int i, int every) {
-#if defined(CUDA_EMULATED) || defined(AMX_EMULATE) || defined(BF16_DOT_EMULATE)
-    return in_long_run() || i % every == 0;
-#else
-    return true;
-#endif
-}
-
 // What attention by cuDNN says of a shape. Plans of shapes before are given back where they leave no room.
 static void fused_reason(char *reason, size_t size, struct attention_shape s, float dropout) {
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
@@ -559,7 +549,7 @@ enum { LENGTHS = 8, HEADS = 3, DIMS = 8 };
 // Every length with every grouping and every size of a head; where tiles are slow, with one or two of them.
 static void test_against_naive(void **state) {
     for (int t = 0; t < LENGTHS; t++)
-        for (int i = SLOW > 0 ? t % DIMS : 0; i < DIMS; i += SLOW == 2 ? DIMS : SLOW > 0 ? 5 : 1)
+        for (int i = SLOW > 0 ? t % DIMS : 0; takes_case(t, 2) && i < DIMS; i += SLOW == 2 ? DIMS : SLOW > 0 ? 5 : 1)
             check_shape(
                 shape_of(1 + (i + t) % 2, lengths[t], heads[(i + t) % HEADS][0], heads[(i + t) % HEADS][1], dims[i]), 1,
                 1, 0);
@@ -637,7 +627,7 @@ static void test_rotary(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     enum { T = 150 };
     for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
-        if (!takes_shape(i - 1, 3))
+        if (!takes_case(i - 1, 3))
             continue;
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
         const struct rope_settings settings = rope_unscaled(sizes[i], 100);
@@ -740,30 +730,30 @@ static void test_sm90(void **state) {
     const int count = (int)(sizeof edges / sizeof edges[0]), step = SLOW == 2 ? 3 : 1;
     for (int i = 1; i < 5; i++) {
         for (int t = (step - i % step) % step; t < count; t += step)
-            if (takes_shape(t / step + i, 3))
+            if (takes_case(t / step + i, 3))
                 check_backend(ATTENTION_FLASH_SM90,
                               shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t], heads[(i + t / step) % HEADS][0],
                                        heads[(i + t / step) % HEADS][1], dims[i]),
                               1, 1, 0);
-        if (takes_shape(i, 3))
+        if (takes_case(i, 3))
             check_backend(ATTENTION_FLASH_SM90, shape_of(1, 511 + i % 2 * 2, 1, 1, dims[i]), 1, 1, 0);
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]), 5, 3, 0);
-        if (takes_shape(i, 2))
+        if (takes_case(i, 2))
             check_backend(ATTENTION_FLASH_SM90, shape_of(1, 130, 1, 1, dims[i]), 20, 20, 0);
-        if (takes_shape(i + 1, 2))
+        if (takes_case(i + 1, 2))
             check_bits(ATTENTION_FLASH_SM90, shape_of(1, 217, 2, 1, dims[i]), 0);
         if (SLOW != 2)
             check_backend(ATTENTION_FLASH_SM90, shape_of(2, 513, 6, 2, dims[i]), 1, 1, 0);
     }
     // Groups of heads and so many blocks of keys that every other gang of backward's goes upwards.
     check_bits(ATTENTION_FLASH_SM90, shape_of(1, 300, 4, 1, 256), 0);
-    if (takes_shape(1, 2))
+    if (takes_case(1, 2))
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 1, 1, 0);
-    if (takes_shape(1, 2))
+    if (takes_case(1, 2))
         check_bits(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 0);
     for (int i = 1; ON_GPU && i < 5; i++)
         check_bits(ATTENTION_FLASH_SM90, shape_of(1, 4224, 16, 4, dims[i]), 0);
-    for (int i = 1; i < (SLOW == 2 ? 2 : 5) && takes_shape(1, 2); i++)
+    for (int i = 1; i < (SLOW == 2 ? 2 : 5) && takes_case(1, 2); i++)
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
 }
 // dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several
@@ -771,9 +761,9 @@ static void test_sm90(void **state) {
 static void test_sm90_any_order(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
-        if (takes_shape(i, 2))
+        if (takes_case(i, 2))
             check_with(ATTENTION_FLASH_SM90, shape_of(1, 300, 4 - i % 2, 1, dims[i]), 1, 1, 0, options_of(NULL, true));
-        if (takes_shape(i + 1, 2))
+        if (takes_case(i + 1, 2))
             check_with(ATTENTION_FLASH_SM90, shape_of(2, 65, 2, 2, dims[i]), 1, 1, 0, options_of(NULL, true));
     }
 }
@@ -783,7 +773,7 @@ static void test_sm90_full(void **state) {
     static const int edges[] = {1, 64, 79, 127, 128, 129, 191, 257};
     for (int i = 1; i < 5; i++) {
         for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 ? 2 : 1) {
-            if (!takes_shape(i + t / 2, 3))
+            if (!takes_case(i + t / 2, 3))
                 continue;
             struct attention_shape s = shape_of(1 + (i + t) % 2, edges[t], 2, 1 + t % 2, dims[i]);
             s.full = true;
@@ -976,7 +966,7 @@ static void check_agrees(enum attention_backend which, struct attention_shape s)
 static void test_sm90_agrees(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
-        if (takes_shape(i, 2))
+        if (takes_case(i, 2))
             check_agrees(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]));
         if (ON_GPU) // as many blocks as run at a time, and more
             check_agrees(ATTENTION_FLASH_SM90, shape_of(2, 4224, 32, 8, dims[i]));
@@ -1005,7 +995,7 @@ static void test_fused(void **state) {
     fused_too = true;
     for (int i = ON_GPU ? 2 : 0; i < 6; i += ON_GPU ? 3 : 1)
         for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 || ON_GPU ? 3 : 1) {
-            if (!takes_shape(i + t / 3, 2))
+            if (!takes_case(i + t / 3, 2))
                 continue;
             const int groups = 1 + (i + t) % 3 % 2; // 4 heads of one group, 2 of each of two
             struct attention_shape s = shape_of(1 + t % 2, lengths[t], 4, groups, fused_dims[i]);
@@ -1080,6 +1070,8 @@ static void test_fused_in_turn(void **state) {
     const struct attention_demands demands = {0, NULL, false};
     unsetenv("NVTE_FUSED_ATTN");
     for (int i = 0; i < 5; i++) {
+        if (!takes_case(i, 3)) // the default and the order of turns
+            continue;
         use_fused(cases[i].version, cases[i].limit);
         const size_t mib = fused_backward_workspace_bytes(longer, false, &dev) >> 20;
         if (fused_order_of(longer, false, &dev) != cases[i].order || mib < cases[i].least_mib ||
@@ -1154,6 +1146,8 @@ static void test_choice_of_operation(void **state) {
     skip_without_fused();
     unsetenv("NVTE_FUSED_ATTN");
     for (int i = 0; i < 8; i++) {
+        if (!takes_case(i, 3))
+            continue;
         use_fused("92800", "");
         setenv(cases[i].variable, cases[i].value, 1);
         const struct attention_choice c = attention_choose(ATTENTION_AUTO, shape_of(1, 128, 2, 1, 80), demands, &dev);
@@ -1416,7 +1410,7 @@ static void check_windows(enum attention_backend which) {
     static const int windows[] = {1, 2, 31, 32, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, T - 1, T, T + 1};
     skip_without(which);
     for (int i = 0; i < 17; i++)
-        for (int d = i; takes_shape(i, 3) && d < i + (SLOW > 0 ? 1 : 2); d++)
+        for (int d = i; takes_case(i, 3) && d < i + (SLOW > 0 ? 1 : 2); d++)
             check_masked(which,
                          shape_of(1 + (SLOW != 2 && d % 2), T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
                                   some_head_dim(which, d)),
@@ -1432,11 +1426,11 @@ static void check_documents(enum attention_backend which) {
     for (int i = 0; i < DOCUMENT_LISTS; i++)
         for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++) {
             const int *h = heads[(i + d) % HEADS], D = some_head_dim(which, d + 1);
-            if (takes_shape(i, 3))
+            if (takes_case(i, 3))
                 check_masked(which, shape_of(2, 217, h[0], h[1], D), i, 0, 1, 1, 0);
-            if (takes_shape(i + 1, 3))
+            if (takes_case(i + 1, 3))
                 check_masked(which, shape_of(1, 217 - i, h[0], h[1], D), i, windows[(i + d) % 4], 1, 1, 0);
-            if (takes_shape(i + 2, 3))
+            if (takes_case(i + 2, 3))
                 check_masked(which, shape_of(1, 150, 2, 1, D), i, i % 2 ? 40 : 0, 1, 1, 0.2f); // with dropout
         }
     check_masked(which, shape_of(1, 217, 1, 1, 64), 7, 0, 20, 20, 0);
@@ -1454,12 +1448,12 @@ static void check_softcap(enum attention_backend which) {
     for (int i = 0; i < (SLOW > 0 ? 4 : DIMS); i++) {
         s = shape_of(1 + i % 2, 150 + i, heads[i % HEADS][0], heads[i % HEADS][1], some_head_dim(which, i + 1));
         s.softcap = 3;
-        if (takes_shape(i, 2))
+        if (takes_case(i, 2))
             check_backend(which, s, 5, 3, i % 3 == 2 ? 0.2f : 0);
-        if (takes_shape(i + 1, 2))
+        if (takes_case(i + 1, 2))
             check_masked(which, s, i, i % 2 ? 50 : 0, 5, 3, i % 3 == 1 ? 0.2f : 0);
         s.softcap = 50; // hardly
-        if (takes_shape(i, 3))
+        if (takes_case(i, 3))
             check_backend(which, s, 1, 1, 0);
     }
     s = shape_of(1, 300, 2, 1, 64); // scores near 400: nothing overflows, and slopes are 0
@@ -1502,7 +1496,7 @@ static void assert_rows_equal(struct result a, struct result b, enum attention_b
 static void check_one_document(enum attention_backend which) {
     skip_without(which);
     for (int i = 0; i < 3; i++) {
-        if (!takes_shape(i, 2))
+        if (!takes_case(i, 2))
             continue;
         const struct attention_shape s = shape_of(2, SLOW == 2 ? 150 : 217, 4, 2, some_head_dim(which, i + 1));
         const struct inputs x = inputs_of(s, 31);
@@ -1574,12 +1568,12 @@ static void check_packed_equals_alone(enum attention_backend which) {
     static const int begins[] = {0, 1, 2, 40, 72, 136, 199, 200}, tiles[] = {0, 384, 768}, more[] = {0, 128, 512, 640};
     skip_without(which);
     for (int d = 1; d < 5; d++)
-        if (takes_shape(d, 3) || takes_shape(d, 4)) // with a window and without
+        if (takes_case(d, 3) || takes_case(d, 4)) // with a window and without
             check_packed(which, shape_of(1, 200, 4, 2, some_head_dim(which, d)), begins, 7, d % 2 ? 0 : 30, false);
     if (which == ATTENTION_UNFUSED) // its products sum over all keys in an order of their own
         return;
     // 384 is a multiple of all tiles for heads of 64, 128 of those for heads of 128; few segments on the CPU, then one.
-    if (takes_shape(1, 2))
+    if (takes_case(1, 2))
         check_packed(which, shape_of(1, 768, 2, 1, 64), tiles, 2, 0, true);
     check_packed(which, shape_of(1, 640, 1, 1, 128), more, 3, SLOW == 2 ? 90 : 0, true);
     if (SLOW == 0)
@@ -1615,7 +1609,7 @@ static void check_documents_apart(enum attention_backend which) {
     skip_without(which);
     for (int i = 0; i < DOCUMENT_LISTS; i++)
         for (int t = i % (SLOW == 2 ? 4 : 2); t < 11; t += SLOW == 2 ? 4 : 2)
-            if (takes_shape(i + t / 4, 3))
+            if (takes_case(i + t / 4, 3))
                 check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
 }
 
@@ -1647,7 +1641,7 @@ static void check_mask_faults(enum attention_backend which) {
     skip_without(which);
     for (int window = 0; window <= WINDOW; window += WINDOW)
         for (int i = 0; i < ROWS; i++) {
-            if (!takes_shape(i + (window > 0), 3))
+            if (!takes_case(i + (window > 0), 3))
                 continue;
             // Without a window a document begins at the row; with it the row's window ends one key earlier or later.
             const struct attention_shape s = shape_of(1, T, 1, 1, 64);
@@ -1724,7 +1718,7 @@ static void sm90_visits_whole_tiles(void **state) {
     static const int begins[] = {40, 255}, lengths_of[] = {450, 300}, windows[] = {260, 0};
     skip_without(ATTENTION_FLASH_SM90);
     for (int i = 0; i < 8; i++) {
-        if (!takes_shape(i, 3))
+        if (!takes_case(i, 3))
             continue;
         const struct attention_shape s = shape_of(1, lengths_of[i % 2], 1, 1, dims[1 + i / 2]);
         int32_t *starts = (int32_t *)test_alloc((size_t)s.T * sizeof *starts);
@@ -1848,7 +1842,7 @@ static void amax_is_of_what_rope_leaves(void **state) {
     enum { T = 70 };
     for (int i = 0; i < 5; i++)
         for (int values = 0; values < 2; values++) {
-            if (!takes_shape(2 * i + values, 3))
+            if (!takes_case(2 * i + values, 3))
                 continue;
             const struct attention_shape s = shape_of(2, T, 4, 2, sizes[i]);
             const struct rope_settings settings = rope_unscaled(sizes[i], 100);
@@ -2022,6 +2016,8 @@ static void test_choice_of_fused(void **state) {
                  {"10.0", 256, true, ATTENTION_FLASH, "91900"}, {"10.0", 256, false, ATTENTION_FUSED, "92600"},
                  {"12.0", 64, true, ATTENTION_FLASH, "91900"}};
     for (int i = 0; i < 9; i++) {
+        if (!takes_case(i, 2))
+            continue;
         setenv("EMU_CAPABILITY", cases[i].capability, 1);
         setenv("EMU_CUDNN_VERSION", cases[i].version, 1);
         demands.any_order = cases[i].any_order;
@@ -2062,6 +2058,8 @@ static void test_choice_of_fused(void **state) {
                                             {"bits", "its forward pass, computed again on this GPU, gives other bits"},
                                             {"order", "its deterministic backward pass, computed again"}};
     for (int i = 0; i < 5; i++) {
+        if (!takes_case(i, 2))
+            continue;
         char reason[320];
         setenv("EMU_CUDNN_FAULT", faults[i][0], 1);
         attention_close(&dev);

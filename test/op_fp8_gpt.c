@@ -65,6 +65,15 @@ static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
     for (int i = 0; i < WIDE_FORMS; i++)
         f(wide_forms[i].options, BLOCKWISE);
 }
+// Calls f where each takes long for Llama with delayed scales alone, whose histories are the most that may go wrong.
+static void for_each_form_or_delayed(void (*f)(const char *shape, const char *recipe)) {
+    char recipe[256];
+    snprintf(recipe, sizeof recipe, "%s%s", DELAYED, forms[2].fp8 ? forms[2].fp8 : "");
+    if (takes_case(1, 2))
+        for_each_form(f);
+    else
+        f(forms[2].options, recipe);
+}
 // Both, in memory that the next call reuses.
 static const char *joined(const char *a, const char *b) {
     static char text[1024];
@@ -91,6 +100,8 @@ static void policies_change_no_bit(const char *shape, const char *recipe) {
     };
     struct outcome plain = outcome_of(shape, recipe);
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        if (!takes_case((int)i + 1, 2))
+            continue;
         struct setup s = setup_of(shape, joined(recipe, policies[i]));
         watch_phases(s.model, poison);
         struct outcome o = two_steps(&s);
@@ -331,7 +342,7 @@ static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
     setup_free(&a);
     setup_free(&b);
 }
-static void validation_leaves_no_trace(void **state) { for_each_form(evaluation_leaves_no_trace); }
+static void validation_leaves_no_trace(void **state) { for_each_form_or_delayed(evaluation_leaves_no_trace); }
 
 // A step with an infinite activation updates nothing, neither parameters nor histories, and the steps after it are
 // those of a run that never met it.
@@ -357,7 +368,7 @@ static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe
     setup_free(&a);
     setup_free(&b);
 }
-static void skipped_steps_leave_no_trace(void **state) { for_each_form(a_skipped_step_leaves_no_trace); }
+static void skipped_steps_leave_no_trace(void **state) { for_each_form_or_delayed(a_skipped_step_leaves_no_trace); }
 
 // A state that goes through the host's memory into another model gives the same bits there; without it others.
 static void the_state_of_scales_can_be_moved(void **state) {

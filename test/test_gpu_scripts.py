@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT
+from environment import ROOT, long_test
 
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
@@ -1165,8 +1165,8 @@ PROGRAMS = {
 }
 
 
-@unittest.skipUnless(EMULATOR and os.path.exists(EMULATOR), "TRAIN_GPT_CUDA names no emulator")
-class Rehearsal(unittest.TestCase):
+class StandIns(unittest.TestCase):
+    """scripts/gpu_check.sh with programs that stand for what is built and for what a GPU's machine has."""
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory(prefix="gpu check ")
@@ -1177,23 +1177,9 @@ class Rehearsal(unittest.TestCase):
             write_program(f"{cls.path}/bin/{name}", text)
         for name, text in PROGRAMS.items():
             write_program(f"{cls.path}/programs/{name}", text)
-        with open(cls.path + "/attention", "w", encoding="utf-8") as file:
-            file.write("\n".join(map(json.dumps, TORCH_ROWS)) + '\n{"bench": "attention", "engine": "tor')
-        with open(cls.path + "/train", "w", encoding="utf-8") as file:
-            file.write(json.dumps(TORCH_TRAIN) + "\n")
-        emulator = os.path.dirname(os.path.abspath(EMULATOR))
-        # With the variables of the make that runs this test, or another build would take the place of that one.
-        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
-                        "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
-        for name in ("train_gpt", "op_rope_bf16", "attention_bench", "device_rates"):
-            program = os.path.join(emulator, name)
-            if os.path.exists(program):
-                os.symlink(program, f"{cls.path}/programs/{name}")
         cls.environment = {**os.environ, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
                            "GPU_CHECK_PROGRAMS": "programs", "GPU_CHECK_SMALL": "1", "STAND_IN_FOLDER": cls.path,
                            "OMP_NUM_THREADS": "2"}
-        cls.everything = cls.start("all", GPU_CHECK_SECONDS="900")
-        cls.output, _ = cls.everything.communicate(timeout=1000)
 
     @classmethod
     def tearDownClass(cls):
@@ -1213,6 +1199,28 @@ class Rehearsal(unittest.TestCase):
             checks = json.load(file)["checks"]
         with open(f"{self.path}/{results}/gpu_check.md", encoding="utf-8") as file:
             return {check["check"]: check for check in checks}, file.read()
+
+
+@unittest.skipUnless(EMULATOR and os.path.exists(EMULATOR), "TRAIN_GPT_CUDA names no emulator")
+@long_test("minutes of whole trainings; Stages holds how a visit ends, Visit what it runs, Report what it says")
+class Rehearsal(StandIns):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with open(cls.path + "/attention", "w", encoding="utf-8") as file:
+            file.write("\n".join(map(json.dumps, TORCH_ROWS)) + '\n{"bench": "attention", "engine": "tor')
+        with open(cls.path + "/train", "w", encoding="utf-8") as file:
+            file.write(json.dumps(TORCH_TRAIN) + "\n")
+        emulator = os.path.dirname(os.path.abspath(EMULATOR))
+        # With the variables of the make that runs this test, or another build would take the place of that one.
+        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
+                        "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
+        for name in ("train_gpt", "op_rope_bf16", "attention_bench", "device_rates"):
+            program = os.path.join(emulator, name)
+            if os.path.exists(program):
+                os.symlink(program, f"{cls.path}/programs/{name}")
+        cls.everything = cls.start("all", GPU_CHECK_SECONDS="900")
+        cls.output, _ = cls.everything.communicate(timeout=1000)
 
     def table(self, text, title):
         """The cells of the rows under a heading."""
@@ -1306,6 +1314,8 @@ class Rehearsal(unittest.TestCase):
             for recipe in ("tensorwise", "delayed", "blockwise"):
                 self.assertEqual(checks[f"fp8_{shape}_{recipe}_curve"]["outcome"], "passed")
 
+
+class Stages(StandIns):
     def test_what_hangs_is_named(self):
         self.program("unit_hangs", "#!/bin/sh\necho begun\ntrap '' TERM\nwhile :; do sleep 1; done\n")
         run = self.start("hang", "--stages", "unit,attention", GPU_CHECK_STEP_SECONDS="4")
@@ -1326,6 +1336,7 @@ class Rehearsal(unittest.TestCase):
         self.assertIn("\n0 passed, 0 failed, ", output)
         self.assertIn("the host and the GPU see no memory in common", output)
 
+    @long_test("12 s of waiting; test_what_hangs_is_named holds a limit, Report what is said of no time")
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
         begin = time.monotonic()

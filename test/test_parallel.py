@@ -159,7 +159,7 @@ class SameResult(Case):
     def test_one_to_four_ranks_and_every_stage(self):
         options = ["--micro-batch-size", 1, "--train-steps", chosen(50, 15), *DROPOUT]
         self.run_it("one", 1, *options)
-        for ranks, stages in chosen([(2, range(4)), (3, range(4)), (4, range(4))], [(3, range(4)), (4, (2, 3))]):
+        for ranks, stages in chosen([(2, range(4)), (3, range(4)), (4, range(4))], [(3, range(4)), (4, (3,))]):
             for stage in stages:
                 name = "%d-%d" % (ranks, stage)
                 self.run_it(name, ranks, *options, "--zero-stage", stage)
@@ -169,7 +169,8 @@ class SameResult(Case):
             # 0 and 1 reduce what a step's micro-steps added up to, 2 and 3 each micro-step's gradients.
             if 0 in stages:
                 self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
-            self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
+            if 2 in stages:
+                self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
 
     def test_muon(self):
         """Matrices lie over the borders of shards and buckets. Validated are the moving averages."""
@@ -200,7 +201,7 @@ class SameResult(Case):
         options = ["--micro-batch-size", 1, "--train-steps", 20, "--rampup-batch-size", "4 4 40", *DROPOUT]
         self.run_it("one", 1, *options)
         self.assertEqual([entry["batch"] for entry in self.log("one")], 5 * [4] + 3 * [8] + 12 * [12])
-        for ranks, stage in chosen([(2, 0), (2, 2), (4, 1), (4, 3)], [(2, 1), (3, 3)]):
+        for ranks, stage in chosen([(2, 0), (2, 2), (4, 1), (4, 3)], [(2, 0), (4, 3)]):
             name = "%d-%d" % (ranks, stage)
             self.run_it(name, ranks, *options, "--zero-stage", stage)
             self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
@@ -338,7 +339,7 @@ class SameBits(Case):
 
     def test_losses(self):
         """Parameters that stay: losses follow from the data, the dropout and the order of the sums."""
-        for shape in (DROPOUT, LLAMA):
+        for shape in chosen((DROPOUT, LLAMA), (DROPOUT,)):
             self.run_it("one", 1, *self.OPTIONS, *shape)
             expected = [(e["step"], e["tokens"], e["loss"], e.get("val_loss")) for e in self.log("one")]
             self.assertEqual(len({loss for _, _, loss, _ in expected}), 4)

@@ -57,6 +57,15 @@ static inline bool in_long_run(void) {
 }
 // Begins a case that the short run skips, before it allocates anything: skip() does not return.
 #define long_test() (in_long_run() ? (void)0 : skip())
+// Whether a test takes the i-th of its cases. On emulated hardware, where each takes long, the short run takes every
+// `every`-th: all that a loop is about should be met by some of these, where not all combinations are.
+static inline bool takes_case(int i, int every) {
+#if defined(CUDA_EMULATED) || defined(AMX_EMULATE) || defined(BF16_DOT_EMULATE)
+    return i % every == 0 || in_long_run();
+#else
+    return true;
+#endif
+}
 
 // LeakSanitizer's hook. The texts of a process's options are never freed, and a test's process has many configurations.
 #ifdef __cplusplus
