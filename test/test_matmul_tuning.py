@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
+from environment import chosen, long_test
 from test_cli import write_shard
 from test_parallel import free_port
 
@@ -90,8 +91,9 @@ class MatmulTuning(unittest.TestCase):
         self.train("base", {}, steps=2)
         base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
         shape = ["--hidden-size", 128, "--ffn-hidden-size", 256, "--seq-length", 64]
-        for name, options in (("tensorwise", [*shape, "--fp8-format", "hybrid"]), ("lora", ["--lora-rank", 8, "--init-from", base]),
-                              ("blockwise", [*shape, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"])):
+        runs = (("lora", ["--lora-rank", 8, "--init-from", base]), ("tensorwise", [*shape, "--fp8-format", "hybrid"]),
+                ("blockwise", [*shape, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]))
+        for name, options in chosen(runs, runs[:2]):
             _, said = self.train(name, varies, "--checkpoint-every", 0, *options, steps=1)
             self.assertNotIn(2, [candidate for candidate, *_ in self.algorithms(name)], said)
             self.assertEqual("by the heuristics' first, since no algorithm could be proven" in said, name == "lora", said)
@@ -99,7 +101,8 @@ class MatmulTuning(unittest.TestCase):
     def test_gelus_derivative_by_the_epilogue(self):
         """With one bias gradient behind it, by one product a layer's shape; the first forward is the same, later losses nearly."""
         off, _ = self.train("off", {}, "--matmul-tuning=false")
-        for name, options, gelu in (("sums", [], 2), ("alone", ["--no-add-bias-linear"], 1), ("full", ["--recompute-granularity", "full"], 2)):
+        runs = (("sums", [], 2), ("full", ["--recompute-granularity", "full"], 2), ("alone", ["--no-add-bias-linear"], 1))
+        for name, options, gelu in chosen(runs, runs[:2]):
             losses, said = self.train(name, {"EMU_CUBLASLT_DGELU_TIMES": "200"}, *options)
             fused = [row for row in self.algorithms(name) if row[3]]
             self.assertEqual(fused, [(8, 1, 0, gelu)], name)
@@ -111,6 +114,10 @@ class MatmulTuning(unittest.TestCase):
                 self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
                 self.assertAlmostEqual(ours[1] / theirs[1], 1, delta=1e-2)
         self.assertEqual(self.losses("full"), self.losses("sums"))
+
+    @long_test("test_a_run_that_goes_on_has_the_same_bits holds it of other algorithms")
+    def test_gelus_derivative_goes_on(self):
+        self.train("sums", {"EMU_CUBLASLT_DGELU_TIMES": "200"})
         parts, _ = self.train("parts", {"EMU_CUBLASLT_DGELU_TIMES": "200"}, steps=2)
         parts, _ = self.train("parts", {}, "--resume", "auto")
         self.assertEqual(parts, self.losses("sums"))
@@ -119,8 +126,9 @@ class MatmulTuning(unittest.TestCase):
         """Adapters add to the gradient before the derivative; other activations have no epilogue; fp32's would be less exact."""
         self.train("base", {}, steps=2)
         base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
-        for options in (["--activation", "gelu_erf"], ["--activation", "swiglu"], ["--lora-rank", 4, "--init-from", base], ["--mlp-chunk-tokens", 16,
-                        "--recompute-granularity", "full"], ["--precision", "fp32"]):
+        elsewhere = (["--activation", "gelu_erf"], ["--lora-rank", 4, "--init-from", base], ["--precision", "fp32"], ["--activation", "swiglu"],
+                     ["--mlp-chunk-tokens", 16, "--recompute-granularity", "full"])
+        for options in chosen(elsewhere, elsewhere[:3]):
             self.train("else", {"EMU_CUBLASLT_DGELU_TIMES": "200"}, *options, "--checkpoint-every", 0, steps=1)
             self.assertEqual([row for row in self.algorithms("else") if row[1] and row[3]], [], options)
             os.remove(self.path + "/else/" + NAME)
@@ -167,7 +175,8 @@ class MatmulTuning(unittest.TestCase):
         self.train("closed", {}, "--checkpoint-every", 0, steps=2)
         was = self.algorithms("closed")
         path = self.path + "/closed/" + NAME
-        for target, reason in (("/dev/full", "No space left on device"), ("/nowhere/x", "No such file")):
+        refusals = (("/dev/full", "No space left on device"), ("/nowhere/x", "No such file"))
+        for target, reason in chosen(refusals, refusals[:1]):
             os.symlink(target, path + ".tmp")
             _, said = self.train("closed", {}, "--micro-batch-size", 1, steps=2)
             self.assertIn("%s: cannot be written: %s" % (path, reason), said)
@@ -194,9 +203,11 @@ class MatmulTuning(unittest.TestCase):
         """Where the first algorithms are the fastest, the same losses as without: wherever a step's buffers lie."""
         llama = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu", "--no-add-bias-linear",
                  "--untie-embeddings-and-output-weights", "--num-query-groups", 1]
-        for options in (["--recompute-granularity", "full", "--loss-chunk-tokens", 20], [*llama, "--offload-weights", "--offload-gradients"],
-                        ["--cpu-offloading-num-layers", 1, "--main-grads-dtype", "bf16", "--hidden-dropout", "0.1"],
-                        [*llama, "--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-amax-history-len", 2]):
+        runs = (["--recompute-granularity", "full", "--loss-chunk-tokens", 20],
+                [*llama, "--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-amax-history-len", 2],
+                [*llama, "--offload-weights", "--offload-gradients"],
+                ["--cpu-offloading-num-layers", 1, "--main-grads-dtype", "bf16", "--hidden-dropout", "0.1"])
+        for options in chosen(runs, runs[1:3]):
             capability = {"EMU_CAPABILITY": "9.0"}
             with_it, said = self.train("with", capability, *options, "--checkpoint-every", 0, steps=2)
             self.assertRegex(said, r"\d+ products, \d+ timed in")
@@ -221,8 +232,9 @@ class MatmulTuning(unittest.TestCase):
         same, mixed, other = curve("same", [THIRD, THIRD]), curve("mixed", [THIRD, SIXTH]), curve("other", [SIXTH, SIXTH])
         self.assertEqual(mixed, same)
         self.assertNotEqual(other, same)
-        sharded = [curve("sharded", [{}, {}], "--zero-stage", 3, *options) for options in ([], ["--matmul-tuning=false"])]
-        self.assertEqual(sharded[0], sharded[1])
+        for stage in chosen((3,), ()):
+            sharded = [curve("sharded", [{}, {}], "--zero-stage", stage, *options) for options in ([], ["--matmul-tuning=false"])]
+            self.assertEqual(sharded[0], sharded[1])
 
 
 if __name__ == "__main__":
