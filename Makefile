@@ -1,7 +1,8 @@
 # make            build/train_gpt for the cpu, and for the GPU too where nvcc and one are; CUDA= leaves that out
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
-# make test       every test                                make SANITIZE=1 test   with ASan and UBSan
+# make test       the tests' short run                      make SANITIZE=1 test   with ASan and UBSan
+# make test-long  every shape, seed, kill and whole training, an hour
 # make quick      the units and the cpu target's ops: under two minutes once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
@@ -221,9 +222,9 @@ EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules 
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 QUICK_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
-# What takes minutes and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and the zoo of models on the
-# emulator.
-LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/emu/op_zoo_fp32)
+# What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and on the emulator the zoo of
+# models and kernels of one code for both precisions. AMX's tiles are seen in op_golden.
+LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(addprefix $(B)/emu/,$(patsubst %,op_%_fp32,zoo attention norm qk_norm loss muon muon_model)) $(B)/test/op_gpt_amx)
 TESTS := $(filter-out $(LONG_PROGRAMS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
@@ -245,8 +246,9 @@ test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 test-levels: $(B)/train_gpt
 	$(SUBMAKE) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.py test/test_levels.py
-test-long: $(call programs,$(LONG_PROGRAMS))
-	test/run.py $(LONG_PROGRAMS)
+# All of make test, with what it leaves out of long loops and classes (LONG_TESTS), and further programs.
+test-all: test-programs $(call programs,$(LONG_PROGRAMS))
+	LONG_TESTS=1 TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS) $(LONG_PROGRAMS)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

@@ -17,8 +17,8 @@ NAME = "matmul_algorithms.txt"
 STEPS = 4
 # Heads of 16 in bf16: small, and with a bias gradient for BGRADB.
 TRAINING = ["--vocab-size", 257, "--seq-length", 24, "--micro-batch-size", 2, "--global-batch-size", 4, "--lr", "1e-3",
-            "--lr-decay-steps", STEPS, "--val-every", 2, "--val-steps", 1, "--num-layers", 2, "--hidden-size", 64,
-            "--num-attention-heads", 2, "--device", "cuda", "--precision", "bf16", "--checkpoint-every", 2, "--cuda-graphs=false"]
+            "--lr-decay-steps", STEPS, "--val-every", 2, "--val-steps", 1, "--num-layers", chosen(2, 1), "--hidden-size", chosen(64, 32),
+            "--num-attention-heads", chosen(2, 1), "--threads", 1, "--device", "cuda", "--precision", "bf16", "--checkpoint-every", 2, "--cuda-graphs=false"]
 THIRD = {"EMU_CUBLASLT_TIMES": "900,800,300,800"}   # by two parts of the depth
 SIXTH = {"EMU_CUBLASLT_TIMES": "900,800,700,800,900,400,800"} # by four
 
