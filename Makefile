@@ -2,7 +2,7 @@
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       the tests' short run                      make SANITIZE=1 test   with ASan and UBSan
-# make test-long  every shape, seed, kill and whole training, an hour
+# make test-long  every shape, seed, kill and whole training
 # make quick      the units and the cpu target's ops: under two minutes once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each

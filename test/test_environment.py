@@ -74,6 +74,16 @@ class Environment(unittest.TestCase):
         self.assertTrue(os.path.isdir(found["variables"]["HOME"]))
         self.assertEqual(found["temporary"], os.path.join(environment.ROOT, "build", "tmp"))
 
+    def test_the_long_run_is_asked_for(self):
+        """LONG_TESTS comes through, and is what skips a test in the short run."""
+        code = "import environment as e; e.prepare(); e.long_test('why')(lambda: print('long'))(); print(e.in_long_run(), e.chosen(2, 1))"
+        for asked, expected in (("1", "long\nTrue 2\n"), ("", None)):
+            result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                                    check=False, cwd=environment.ROOT,
+                                    env={**os.environ, "LONG_TESTS": asked, "PYTHONPATH": os.path.dirname(environment.__file__)})
+            self.assertEqual(result.stdout, expected or "", result.stderr)
+            self.assertTrue(expected or "SkipTest: in the long run alone: why" in result.stderr, result.stderr)
+
 
 class Alone(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(UNIT_SIGNALS), "no build/test/unit_signals")
