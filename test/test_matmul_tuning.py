@@ -93,7 +93,7 @@ class MatmulTuning(unittest.TestCase):
         shape = ["--hidden-size", 128, "--ffn-hidden-size", 256, "--seq-length", 64]
         runs = (("lora", ["--lora-rank", 8, "--init-from", base]), ("tensorwise", [*shape, "--fp8-format", "hybrid"]),
                 ("blockwise", [*shape, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]))
-        for name, options in chosen(runs, runs[:2]):
+        for name, options in chosen(runs, runs[:1]):
             _, said = self.train(name, varies, "--checkpoint-every", 0, *options, steps=1)
             self.assertNotIn(2, [candidate for candidate, *_ in self.algorithms(name)], said)
             self.assertEqual("by the heuristics' first, since no algorithm could be proven" in said, name == "lora", said)
