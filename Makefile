@@ -223,8 +223,9 @@ EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules 
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 QUICK_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
 # What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and on the emulator the zoo of
-# models and kernels of one code for both precisions. AMX's tiles are seen in op_golden.
-LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(addprefix $(B)/emu/,$(patsubst %,op_%_fp32,zoo attention norm qk_norm loss muon muon_model)) $(B)/test/op_gpt_amx)
+# models, bytes of models' files and kernels of one code for both precisions (test_cuda_engine.py trains in fp32, too).
+# AMX's tiles are seen in op_golden.
+LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(addprefix $(B)/emu/,$(patsubst %,op_%_fp32,zoo golden huggingface attention norm qk_norm loss muon muon_model)) $(B)/test/op_gpt_amx)
 TESTS := $(filter-out $(LONG_PROGRAMS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
