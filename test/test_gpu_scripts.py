@@ -1314,6 +1314,18 @@ class Rehearsal(StandIns):
             for recipe in ("tensorwise", "delayed", "blockwise"):
                 self.assertEqual(checks[f"fp8_{shape}_{recipe}_curve"]["outcome"], "passed")
 
+    def test_no_time_left(self):
+        self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
+        begin = time.monotonic()
+        run = self.start("late", "--stages", "unit,attention,curve", GPU_CHECK_SECONDS="12")
+        output, _ = run.communicate(timeout=120)
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(run.returncode, 0, output)
+        checks, text = self.read("late")
+        self.assertEqual(checks["unit_first"]["outcome"], "passed")
+        self.assertRegex(text, r"no time left: unit_slow \(ended after \d+ s, when no time was left\)")
+        self.assertEqual((checks["op_attention_fp32"]["outcome"], checks["data"]["outcome"]), ("no time", "no time"))
+
 
 class Stages(StandIns):
     def test_what_hangs_is_named(self):
@@ -1335,19 +1347,6 @@ class Stages(StandIns):
         self.assertEqual(run.returncode, 1, output)
         self.assertIn("\n0 passed, 0 failed, ", output)
         self.assertIn("the host and the GPU see no memory in common", output)
-
-    @long_test("12 s of waiting; test_what_hangs_is_named holds a limit, Report what is said of no time")
-    def test_no_time_left(self):
-        self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
-        begin = time.monotonic()
-        run = self.start("late", "--stages", "unit,attention,curve", GPU_CHECK_SECONDS="12")
-        output, _ = run.communicate(timeout=120)
-        self.assertLess(time.monotonic() - begin, 60)
-        self.assertEqual(run.returncode, 0, output)
-        checks, text = self.read("late")
-        self.assertEqual(checks["unit_first"]["outcome"], "passed")
-        self.assertRegex(text, r"no time left: unit_slow \(ended after \d+ s, when no time was left\)")
-        self.assertEqual((checks["op_attention_fp32"]["outcome"], checks["data"]["outcome"]), ("no time", "no time"))
 
     def test_a_signal_leaves_a_report(self):
         self.program("unit_slow", f"#!/bin/sh\ntrap '' TERM\necho $$ >'{self.path}/slow'\nwhile :; do sleep 1; done\n")
