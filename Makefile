@@ -5,6 +5,7 @@
 # make quick      the units and the cpu target's ops: under two minutes once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
+# make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
@@ -179,8 +180,9 @@ test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 test-levels: $(B)/train_gpt
 	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
-test-long: $(call programs,$(LONG_TESTS))
-	test/run.sh $(LONG_TESTS)
+# Rows of test/long_rows.tsv, what takes longer or needs more than every machine has; ROW=name is one of them.
+test-long:
+	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn%.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

@@ -9,12 +9,12 @@
 
 test/long_rows.tsv is the table, a line a row, whose columns are separated by tabs:
   row    the name; what it builds lies in build/long/ROW unless B= is among its variables
-  needs  what is looked for, and installed where it is missing and may be: COMMAND=PACKAGE+PACKAGE, /GLOB=PACKAGE, cpu:FLAG+FLAG,
+  needs  what is looked for, and installed where it is missing and may be: COMMAND|/GLOB=PACKAGE+PACKAGE, cpu:FLAG+FLAG,
          deb:FOLDER=PACKAGE+PACKAGE unpacked into build/long/packages/FOLDER, pip:NAME=PACKAGE+PACKAGE in a virtual environment,
          arm64 (the libraries that scripts/setup.sh unpacks)
-  with   NAME=VALUE ..., variables of make and of the environment; ${ROOT} and ${B} are filled in
+  with   NAME=VALUE ..., variables of make and of the environment, or, as @NAME=VALUE, of the environment alone; ${ROOT} is filled in
   steps  separated by ' ; ', each one of
-           make GOAL...               a build: what follows needs it
+           make EXPRESSION            goals, as an expression of the Makefile: a build that what follows needs
            each [/REGEX/] EXPRESSION  a list of make: builds its programs, then each test that matches is a step (!/REGEX/: does not)
            goals EXPRESSION           a list of make: each goal is a step
            COMMAND                    of the shell, with B and TRAIN_GPT set. Status 77, or 'missing: WHAT' as its last line: this
@@ -58,7 +58,9 @@ class Row:
         self.folder = "%s/%s" % (FOLDER, self.name)
         words = [word.split("=", 1) for word in shlex.split(variables)]
         self.build = dict(words).get("B", self.folder)
-        self.variables = {name: string.Template(value).safe_substitute(ROOT=ROOT, B=self.build) for name, value in words}
+        filled = [(name, string.Template(value).safe_substitute(ROOT=ROOT)) for name, value in words if name != "B"]
+        self.variables = {name: value for name, value in filled if name[0] != "@"}
+        self.environment = {name.lstrip("@"): value for name, value in filled}
         self.steps = [step.strip() for step in steps.split(" ; ")]
 
 
@@ -118,12 +120,15 @@ def install(packages):
     subprocess.run(["scripts/setup.sh", "--packages", *packages], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
 
 
+def is_here(pattern):
+    """Whether there is one of several commands, or paths that may hold wildcards."""
+    return any(glob.glob(one) if one.startswith("/") else shutil.which(one) for one in pattern.split("|"))
+
+
 def provide_file(pattern, packages):
-    """Empty, or what is missing. `pattern`: a command, or a path that may hold wildcards."""
-    found = (lambda: glob.glob(pattern)) if pattern.startswith("/") else (lambda: shutil.which(pattern))
-    if not found() and packages:
+    if not is_here(pattern) and packages:
         install(packages)
-    return "" if found() else "%s%s" % (pattern, ", of Debian's " + " ".join(packages) if packages else "")
+    return "" if is_here(pattern) else "%s%s" % (pattern.replace("|", " or "), ", of Debian's " + " ".join(packages) if packages else "")
 
 
 def provide_unpacked(folder, packages):
@@ -191,7 +196,7 @@ class Step:
 
 def make_command(row, *arguments):
     return ["make", "-j%d" % JOBS, "--no-print-directory", "B=" + row.build, "CUDA=", "WERROR=1",
-            *("%s=%s" % variable for variable in row.variables.items() if variable[0] != "B"), *arguments]
+            *("%s=%s" % variable for variable in row.variables.items()), *arguments]
 
 
 def list_of_make(row, expression, environment):
@@ -218,7 +223,7 @@ def steps_of(row, environment):
     for text in row.steps:
         kind, _, rest = text.partition(" ")
         if kind == "make":
-            yield Step(text, make_command(row, *shlex.split(string.Template(rest).safe_substitute(B=row.build))), True)
+            yield Step(text, make_command(row, *(list_of_make(row, rest, environment) or ["the list %s is empty" % rest])), True)
         elif kind == "each":
             yield from tests_of(row, rest, environment)
         elif kind == "goals":
@@ -329,12 +334,11 @@ def write_state(row, key, steps):
     os.replace(path + ".new", path)
 
 
-def environment_of(row):
-    """Of a row's commands. What make passes on to makes that it starts would reach ours too."""
+def environment_of(row, key=""):
+    """Of a row's commands; ROW_KEY is the tree's, for what counts over several calls. What make passes on to makes that it starts would reach ours too."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "LONG_TESTS")}
-    environment.update({**row.variables, "B": row.build, "ROW": row.name, "ROW_FOLDER": row.folder, "JOBS": str(JOBS)})
-    environment.setdefault("TRAIN_GPT", row.build + "/train_gpt")
-    return environment
+    own = {"B": row.build, "ROW_FOLDER": row.folder, "ROW_KEY": key, "JOBS": str(JOBS), "TRAIN_GPT": row.build + "/train_gpt"}
+    return {**environment, **own, **row.environment}
 
 
 def machine():
@@ -373,7 +377,7 @@ def run_steps(row, key, environment, seconds):
 def run_row(row, seconds):
     """Runs one row and returns its result, as test/long_results.json has it."""
     commit, changes = tree_key()
-    environment = environment_of(row)
+    environment = environment_of(row, commit + changes)
     os.makedirs(os.path.join(ROOT, row.folder), exist_ok=True)
     result = {"row": row.name, "status": "missing", "commit": commit + ("-dirty" if changes else ""), "date": time.strftime("%Y-%m-%d", time.gmtime()),
               "machine": machine(), "compiler": "", "seconds": 0, "passed": 0, "failed": 0, "skipped": 0}
@@ -448,7 +452,7 @@ def page_of(rows, results):
              "is a result of more than %d commits ago." % STALE_COMMITS, "",
              "| row | what | with | status | tests | found | seconds | when |", "|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        settings = " ".join("%s=%s" % (name, value) for name, value in row.variables.items() if name not in ("B", "DEPS") and ROOT not in value)
+        settings = " ".join("%s=%s" % (name, value) for name, value in row.environment.items() if name != "DEPS" and ROOT not in value)
         cells = cells_of(row, results[row.name]) if row.name in results else ["not run", "", "", "", ""]
         lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, settings and "`%s`" % settings, *cells]))
     used = [results[row.name] for row in rows if row.name in results]
