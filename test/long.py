@@ -115,9 +115,18 @@ def row_of_turn(rows):
 
 # ---- what a row needs ----
 
-def install(packages):
-    """Debian's packages, where this user may install any."""
-    subprocess.run(["scripts/setup.sh", "--packages", *packages], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+class Installer:
+    """Runs what installs, none of it beyond the row's limit."""
+    end = 0.0
+
+    @classmethod
+    def run(cls, *command, cwd=ROOT):
+        """Whether the command ended well."""
+        try:
+            return subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False,
+                                  timeout=max(1, cls.end - time.monotonic())).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
 
 
 def is_here(pattern):
@@ -127,7 +136,7 @@ def is_here(pattern):
 
 def provide_file(pattern, packages):
     if not is_here(pattern) and packages:
-        install(packages)
+        Installer.run("scripts/setup.sh", "--packages", *packages)
     return "" if is_here(pattern) else "%s%s" % (pattern.replace("|", " or "), ", of Debian's " + " ".join(packages) if packages else "")
 
 
@@ -136,7 +145,7 @@ def provide_unpacked(folder, packages):
     if not os.path.isdir(path + "/usr"):
         os.makedirs(path, exist_ok=True)
         script = "apt-get -qq download $0 \"$@\" || { apt-get -qq update && apt-get -qq download $0 \"$@\"; } && for p in *.deb; do dpkg -x $p .; done"
-        subprocess.run(["sh", "-c", script, *packages], cwd=path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+        Installer.run("sh", "-c", script, *packages, cwd=path)
     return "" if os.path.isdir(path + "/usr") else "Debian's " + " ".join(packages)
 
 
@@ -144,12 +153,9 @@ def provide_python(name, packages, environment):
     path = os.path.join(ROOT, FOLDER, "venv", name)
     if not os.path.exists(path + "/complete"):
         shutil.rmtree(path, ignore_errors=True)
-        for command in ([sys.executable, "-m", "venv", path], [path + "/bin/pip", "install", "-q", "--disable-pip-version-check", *packages]):
-            try:
-                if subprocess.run(command, stdin=subprocess.DEVNULL, timeout=900, check=False).returncode != 0:
-                    return "the registry's " + " ".join(packages)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                return "the registry's %s: %s" % (" ".join(packages), type(error).__name__)
+        if not (Installer.run(sys.executable, "-m", "venv", path) and
+                Installer.run(path + "/bin/pip", "install", "-q", "--disable-pip-version-check", *packages)):
+            return "the registry's " + " ".join(packages)
         with open(path + "/complete", "w", encoding="utf-8"):
             pass
     environment["PATH"] = path + "/bin:" + environment["PATH"]
@@ -159,7 +165,7 @@ def provide_python(name, packages, environment):
 def provide_arm64():
     folder = FOLDER + "/arm64"
     if not os.path.isdir(os.path.join(ROOT, folder, "usr")):
-        subprocess.run(["scripts/setup.sh", "--into", folder, "--architecture", "arm64"], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+        Installer.run("scripts/setup.sh", "--into", folder, "--architecture", "arm64")
     return "" if os.path.isdir(os.path.join(ROOT, folder, "usr")) else "the libraries of arm64, which scripts/setup.sh unpacks"
 
 
@@ -257,7 +263,7 @@ def processes_of(leader):
 def stop(process):
     """Ends a step with all that it started: mpirun's ranks have process groups of their own."""
     everyone = processes_of(process.pid)
-    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)) if everyone else ():
         everyone |= processes_of(process.pid)
         for pid in everyone:
             try:
@@ -306,8 +312,9 @@ def run_step(row, step, environment, seconds):
         try:
             status = process.wait(timeout=max(0, seconds))
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
-            stop(process)
             raise Stopped("the limit" if isinstance(why, subprocess.TimeoutExpired) else "a signal") from why
+        finally:
+            stop(process)  # also what a failed test left behind
     with open(log, encoding="utf-8", errors="replace") as file:
         text = file.read()
     result = {**outcome_of(status, text), "seconds": round(time.monotonic() - begin, 1)}
@@ -381,12 +388,12 @@ def run_row(row, seconds):
     os.makedirs(os.path.join(ROOT, row.folder), exist_ok=True)
     result = {"row": row.name, "status": "missing", "commit": commit + ("-dirty" if changes else ""), "date": time.strftime("%Y-%m-%d", time.gmtime()),
               "machine": machine(), "compiler": "", "seconds": 0, "passed": 0, "failed": 0, "skipped": 0}
-    begin = time.monotonic()
+    end = Installer.end = time.monotonic() + seconds
     lacking = [what for what in (provide(need, environment) for need in row.needs) if what]
     if lacking:
         return {**result, "missing": lacking}
     result["compiler"] = compiler_of(row, environment)
-    steps, stopped = run_steps(row, commit + changes, environment, seconds - (time.monotonic() - begin))
+    steps, stopped = run_steps(row, commit + changes, environment, end - time.monotonic())
     for outcome in steps.values():
         for name in ("passed", "failed", "skipped", "seconds"):
             result[name] += outcome[name]
@@ -543,7 +550,6 @@ def main():
     passed = failed = 0
     for row in [named[name] for name in options.rows or named]:
         if options.again:
-            shutil.rmtree(os.path.join(ROOT, row.folder, "state.json"), ignore_errors=True)
             if os.path.exists(os.path.join(ROOT, row.folder, "state.json")):
                 os.remove(os.path.join(ROOT, row.folder, "state.json"))
         print("== %s: %s" % (row.name, row.what), flush=True)
