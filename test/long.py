@@ -435,7 +435,7 @@ def record(result):
         results[result["row"]] = result
     lines = ",\n".join(json.dumps(results[name], sort_keys=True) for name in sorted(results))
     with open(os.path.join(ROOT, RESULTS), "w", encoding="utf-8") as file:
-        file.write("[\n%s\n]\n" % lines)
+        file.write("[\n%s\n]\n" % lines if lines else "[\n]\n")
 
 
 def cells_of(row, result):
