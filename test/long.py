@@ -298,7 +298,13 @@ def outcome_of(status, text):
 
 
 class Stopped(Exception):
-    """The limit, or a signal to this process."""
+    """The limit, or a signal to this process, and the figures that the step had printed by then."""
+    figures = {}
+
+
+def read_log(log):
+    with open(log, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def run_step(row, step, environment, seconds):
@@ -312,11 +318,12 @@ def run_step(row, step, environment, seconds):
         try:
             status = process.wait(timeout=max(0, seconds))
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
-            raise Stopped("the limit" if isinstance(why, subprocess.TimeoutExpired) else "a signal") from why
+            stopped = Stopped("the limit" if isinstance(why, subprocess.TimeoutExpired) else "a signal")
+            stopped.figures = outcome_of(0, read_log(log)).get("figures", {})
+            raise stopped from why
         finally:
             stop(process)  # also what a failed test left behind
-    with open(log, encoding="utf-8", errors="replace") as file:
-        text = file.read()
+    text = read_log(log)
     result = {**outcome_of(status, text), "seconds": round(time.monotonic() - begin, 1)}
     if result["failed"]:
         print("\n".join("    " + line for line in text.splitlines()[-40:]))
@@ -373,7 +380,8 @@ def run_steps(row, key, environment, seconds):
             try:
                 done[step.name] = run_step(row, step, environment, end - time.monotonic())
             except Stopped as why:
-                return {**done, **results}, "%s stopped %s" % (why, step.name)
+                so_far = {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0, "figures": why.figures}
+                return {**done, **results, step.name: so_far}, "%s stopped %s" % (why, step.name)
             write_state(row, key, done)
         results[step.name] = done[step.name]
         if step.needed and results[step.name]["failed"]:

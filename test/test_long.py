@@ -149,11 +149,11 @@ class Limits(Case):
     SLEEP = "echo begun >>ran; sleep 60 & echo $! >build/pid; (setsid sleep 60 & echo $! >>build/pid; wait); wait"
 
     def test_the_limit_stops_a_step_with_all_that_it_started(self):
-        self.commit(("a", "", "", "echo one >>ran ; mkdir -p build; %s" % self.SLEEP))
+        self.commit(("a", "", "", "echo one >>ran ; mkdir -p build; echo figure: kills 7; %s" % self.SLEEP))
         text = self.call("--seconds", "1.5", "a")
         self.assertIn("incomplete: the limit stopped mkdir", text)
         self.assertEqual(text.splitlines()[-1], "1 passed, 0 failed")
-        self.assertEqual(self.result("a")["status"], "incomplete")
+        self.assertEqual((self.result("a")["status"], self.result("a")["figures"]), ("incomplete", {"kills": "7"}))
         pids = self.read("build/pid").split()
         self.assertEqual(len(pids), 2)
         for pid in pids:

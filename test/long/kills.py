@@ -116,7 +116,7 @@ def main():
             kind = min(kinds, key=lambda name: counts.get(name, 0))
             kills = one_round(folder, kind, *kinds[kind], generator, options.kills)
             counts[kind] = counts.get(kind, 0) + kills
-            print("%-26s %4d kills, %5d in all" % (kind, kills, sum(counts.values())), flush=True)
+            print("%-26s %4d kills\nfigure: kills_%s %d" % (kind, kills, options.kind, sum(counts.values())), flush=True)
             if os.environ.get("ROW_FOLDER"):
                 with open(path, "w", encoding="utf-8") as file:
                     json.dump({"key": key, "counts": counts}, file)
