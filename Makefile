@@ -6,6 +6,7 @@
 # make quick      the units and the cpu target's ops: under two minutes once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
+# make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
@@ -230,7 +231,7 @@ TESTS := $(filter-out $(LONG_PROGRAMS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
-.PHONY: all cuda emu ptxas demo test test-programs test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
 # A test that passed is run again where something that its result depends on has changed; all are by AGAIN=1.
 test:
@@ -250,6 +251,9 @@ test-levels: $(B)/train_gpt
 # All of make test, with what it leaves out of long loops and classes (LONG_TESTS), and further programs.
 test-all: test-programs $(call programs,$(LONG_PROGRAMS))
 	LONG_TESTS=1 TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS) $(LONG_PROGRAMS)
+# Rows of test/long_rows.tsv, what takes longer or needs more than every machine has; ROW=name is one of them.
+test-long:
+	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

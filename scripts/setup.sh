@@ -2,9 +2,11 @@
 # Checks that what a goal needs is here, and installs through apt what is missing.
 #
 #   scripts/setup.sh [build|test|demo|fuzz]
+#   scripts/setup.sh --packages NAME...
 #   scripts/setup.sh --into .deps [--minimal] [--architecture arm64]
 #
-# The second form installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
+# The second form installs Debian's packages by name, for a row of the long table (test/long.py).
+# The third installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
 # Ubuntu's packages, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps, so
 # that this tree with that folder builds where packages can't be installed: no root, no network. --minimal leaves out the
 # libraries of matmuls for CPUs: 1 MiB in place of 86, with which both targets build, the cpu target on its own
@@ -40,6 +42,12 @@ if [ "${1-}" = --into ]; then
     fi
     unpacked="$unpacked $matmuls"
     set --
+fi
+packages=
+if [ "${1-}" = --packages ]; then
+    shift
+    packages=$*
+    set -- build
 fi
 goal=${1-build}
 case $goal in
@@ -204,6 +212,15 @@ install_missing() {
 if [ -n "$into" ]; then
     unpack_into
     exit 0
+fi
+if [ -n "$packages" ]; then
+    if ! have_command apt-get || ! as_root=$(root_prefix); then
+        echo "setup.sh: can't install $packages, which needs apt-get and root" >&2
+        exit 2
+    fi
+    required=" $packages" optional=
+    install_missing
+    exit
 fi
 
 find_missing

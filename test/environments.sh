@@ -4,7 +4,7 @@
 #   test/environments.sh [-v] [ENVIRONMENT]...
 #
 # Each environment gets one run of those tests that signals, files, locales, processes, ports or threads can disturb, and one
-# row of the table that this script prints; -v shows the tests' own output too. What an environment needs beside the
+# row of the table that this script prints, whose last line is 'N passed, N failed' of them all; -v shows the tests' own output too. What an environment needs beside the
 # tests (root, a locale, a name space) is looked for, and its row says what is missing. Needs what `make test-programs`
 # builds in build/; BUILD=folder names another. The exit status is 0 where every environment that could be made passed.
 set -u
@@ -106,7 +106,7 @@ other_user() {
 all='as_it_is in_the_background turkish without_locale umask_077 one_core many_threads few_files in_a_job_step bare
     spaces_in_tmpdir spaces_in_path read_only_tmp no_network other_user'
 
-failures=0
+failures=0 all_passed=0 all_failed=0
 printf '%-20s %8s %8s %8s %8s\n' environment passed failed skipped seconds
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $all
@@ -121,13 +121,17 @@ for environment in "$@"; do
         printf '%-20s %s\n' "$environment" "$(cat "$scratch/output")"
     elif counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$scratch/output" | tail -n 1) && [ -n "$counts" ]; then
         printf '%-20s %8d %8d %8d %8d\n' "$environment" "${counts% *}" "${counts#* }" "${skipped:-0}" $(($(date +%s) - begin))
+        all_passed=$((all_passed + ${counts% *})) all_failed=$((all_failed + ${counts#* }))
         if [ "${counts#* }" -gt 0 ]; then
             failures=$((failures + 1))
             [ -n "$verbose" ] || awk '!/^    /{ shown = /^failed: / } shown' "$scratch/output"
         fi
     else
-        failures=$((failures + 1))
+        failures=$((failures + 1)) all_failed=$((all_failed + 1))
         printf '%-20s did not end: %s\n' "$environment" "$(tail -n 3 "$scratch/output")"
     fi
 done
+if [ $((all_passed + all_failed)) -gt 0 ]; then # or each one lacks something, and its row is the last line
+    echo "$all_passed passed, $all_failed failed"
+fi
 [ "$failures" -eq 0 ]

@@ -22,7 +22,9 @@
 #define XXH_INLINE_ALL // what the manifests hold, computed by xxHash itself
 #include <xxhash.h>
 
-#ifdef __SANITIZE_THREAD__
+#ifdef __has_feature // clang's
+enum { UNDER_THREAD_SANITIZER = __has_feature(thread_sanitizer) };
+#elif defined __SANITIZE_THREAD__
 enum { UNDER_THREAD_SANITIZER = 1 };
 #else
 enum { UNDER_THREAD_SANITIZER = 0 };

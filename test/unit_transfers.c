@@ -219,6 +219,14 @@ static void more_transfers_than_events_are_in_flight(void **state) {
 
 // ---- the bus ----
 
+#ifdef __has_feature // clang's
+enum { UNDER_THREAD_SANITIZER = __has_feature(thread_sanitizer) };
+#elif defined __SANITIZE_THREAD__
+enum { UNDER_THREAD_SANITIZER = 1 };
+#else
+enum { UNDER_THREAD_SANITIZER = 0 };
+#endif
+
 static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     if (!DEVICE_MEMORY_IS_HOSTS)
         skip(); // the rate is of the cpu target's copies
@@ -229,7 +237,8 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     struct transfers t;
     char *host = (char *)host_reserve(2 * bytes), *memory = (char *)device_allocate(2 * bytes);
     double best_s = 1e9;
-    for (int attempt = 0; attempt < 100 && best_s > 1.1 * expected_s; attempt++) { // other processes may take the CPU
+    const double bound_s = expected_s * (UNDER_THREAD_SANITIZER ? 3 : 1.1); // it looks at each line that is copied
+    for (int attempt = 0; attempt < 100 && best_s > bound_s; attempt++) { // other processes may take the CPU
         transfers_open(&t, gbps, &device);
         const double begin_s = deadline_clock_s();
         for (int i = 0; i < COPIES; i++) { // both ways at once
@@ -245,7 +254,7 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
         transfers_close(&t, &device);
     }
     print_message("%.3f times as long as the rate says\n", best_s / expected_s);
-    assert_true(best_s <= 1.1 * expected_s);
+    assert_true(best_s <= bound_s);
     // What is in flight while the host does something else takes no time of its own.
     transfers_open(&t, gbps, &device);
     const uint64_t early = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Runs scripts/launch_two_hosts.sh on two network namespaces joined by a pair of interfaces, as two plain hosts: a run to its end,
+with the bits of one on a single host; a run whose rank on the other host is killed, which ends by itself; one that SIGTERM to the
+script saves; one whose network is cut. Exit status 77 where namespaces can't be made.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from job import PEER_SECONDS, PROGRAM, ROOT, Difference, Folder, wait
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+OPTIONS = ["--precision", "bf16", "--zero-stage", "2", "--micro-batch-size", "1", "--global-batch-size", "8", "--bucket-mib", "0.01",
+           "--train-steps", "20", "--checkpoint-every", "5", "--collective-timeout", "5"]
+
+
+class Hosts:
+    """Two processes that hold a network namespace each; both end, and the namespaces with them, at the end."""
+    def __enter__(self):
+        self.holders = [subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL) for _ in range(2)]
+        time.sleep(0.3)
+        pids = [str(holder.pid) for holder in self.holders]
+        self.ip("link", "add", "long0", "netns", pids[0], "type", "veth", "peer", "name", "long0", "netns", pids[1])
+        for host, address in enumerate(ADDRESSES):
+            for command in (["addr", "add", address + "/24", "dev", "long0"], ["link", "set", "long0", "up"], ["link", "set", "lo", "up"]):
+                subprocess.run([*self.inside(host), "ip", *command], check=True)
+        return self
+
+    def __exit__(self, *_):
+        for holder in self.holders:
+            holder.kill()
+            holder.wait()
+
+    def ip(self, *arguments):
+        subprocess.run(["ip", *arguments], check=True, stdin=subprocess.DEVNULL)
+
+    def inside(self, host):
+        return ["nsenter", "--net=/proc/%d/ns/net" % self.holders[host].pid]
+
+    def start(self, folder, name, options):
+        """The script on the first host. RSH names what runs a command on the second, and keeps the command one word."""
+        shell = folder.path + "/rsh"
+        with open(shell, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\nexec %s env TRAIN_GPT='%s' sh -c \"$1\"\n" % (" ".join(self.inside(1)), PROGRAM))
+        os.chmod(shell, 0o755)
+        environment = {**os.environ, "GPUS": "2", "ADDRESS": ADDRESSES[0], "PORT": "29411", "RSH": shell, "TRAIN_GPT": PROGRAM}
+        with open(folder.out(name) + ".0.log", "wb") as log:
+            return subprocess.Popen([*self.inside(0), ROOT + "/scripts/launch_two_hosts.sh", "other", *folder.command(name, "llama", options)[1:]],
+                                    env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+
+def expect(folder, name, process, statuses):
+    """Waits for the script, which ends with its worst rank's status."""
+    status = wait([process], PEER_SECONDS)[0]
+    if status not in statuses:
+        raise Difference("%s: status %d, not %s\n%s" % (name, status, statuses, folder.said(name, 1)))
+
+
+def wait_for_step(folder, name, step):
+    end = time.monotonic() + PEER_SECONDS
+    while time.monotonic() < end:
+        try:
+            if max(folder.log(name), default=0) >= step:
+                return
+        except (FileNotFoundError, ValueError):
+            pass
+        time.sleep(0.02)
+    raise Difference("%s: step %d did not come\n%s" % (name, step, folder.said(name, 1)))
+
+
+def ranks_on(hosts, host):
+    """The programs that run in a host's namespace."""
+    namespace = os.readlink("/proc/%d/ns/net" % hosts.holders[host].pid)
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink("/proc/%s/ns/net" % pid) == namespace and os.readlink("/proc/%s/exe" % pid) == os.path.realpath(PROGRAM):
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def a_run_to_its_end(hosts, folder):
+    expect(folder, "two", hosts.start(folder, "two", OPTIONS), [0])
+    processes = folder.start("one", 4, "llama", OPTIONS)
+    wait(processes, PEER_SECONDS)
+    folder.same_end("one", "two", 20)
+
+
+def a_killed_rank(hosts, folder):
+    endless = [*OPTIONS, "--train-steps", "1000000", "--checkpoint-every", "0"]
+    process = hosts.start(folder, "killed", endless)
+    wait_for_step(folder, "killed", 3)
+    os.kill(ranks_on(hosts, 1)[0], signal.SIGKILL)
+    expect(folder, "killed", process, [1, 137])
+    if ranks_on(hosts, 0) or ranks_on(hosts, 1):
+        raise Difference("ranks live on")
+    if "ended during" not in folder.said("killed", 1) and "ended" not in folder.said("killed", 1):
+        raise Difference("nobody says which rank ended\n" + folder.said("killed", 1))
+
+
+def a_signal_saves(hosts, folder):
+    process = hosts.start(folder, "stopped", [*OPTIONS, "--train-steps", "1000000", "--checkpoint-every", "0"])
+    wait_for_step(folder, "stopped", 3)
+    process.terminate()
+    expect(folder, "stopped", process, [3])
+    if len(folder.steps("stopped")) != 1:
+        raise Difference("no checkpoint was saved: %s" % folder.steps("stopped"))
+
+
+def a_cut_network(hosts, folder):
+    process = hosts.start(folder, "cut", [*OPTIONS, "--train-steps", "1000000", "--checkpoint-every", "0"])
+    wait_for_step(folder, "cut", 3)
+    subprocess.run([*hosts.inside(1), "ip", "link", "set", "long0", "down"], check=True)
+    expect(folder, "cut", process, [1])
+    if "cut off" not in folder.said("cut", 1):
+        raise Difference("nobody says that a rank is cut off\n" + folder.said("cut", 1))
+    subprocess.run([*hosts.inside(1), "ip", "link", "set", "long0", "up"], check=True)
+
+
+def main():
+    for command in ("unshare", "nsenter", "ip"):
+        if not shutil.which(command):
+            print("missing: %s, of Debian's util-linux and iproute2" % command)
+            return 77
+    if subprocess.run(["unshare", "--net", "ip", "link", "add", "long0", "type", "veth", "peer", "name", "long1"], check=False,
+                      capture_output=True).returncode != 0:
+        print("missing: the right to a network namespace with a pair of interfaces, which root has")
+        return 77
+    failed = 0
+    checks = (a_run_to_its_end, a_killed_rank, a_signal_saves, a_cut_network)
+    with Hosts() as hosts, Folder() as folder:
+        for check in checks:
+            try:
+                check(hosts, folder)
+                print("ok " + check.__name__, flush=True)
+            except Difference as difference:
+                failed += 1
+                print("%s: %s" % (check.__name__, difference), flush=True)
+            for pid in ranks_on(hosts, 0) + ranks_on(hosts, 1):
+                os.kill(pid, signal.SIGKILL)
+    print("%d passed, %d failed" % (len(checks) - failed, failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
