@@ -5,7 +5,8 @@ The last line is 'N passed, N failed'; the exit status is not 0 where a test fai
 passed is not run again before something that its result depends on changes (test/stamps.py).
 
 A program is a cmocka test; one that crashes, that ends before its last test or that ran none counts as one failure more than it
-reported. All run in one environment, that of test/environment.py, whatever this script was started from. Variables:
+reported. Tests that hold times against each other (TIMED) come last and run by themselves. All run in one environment, that of
+test/environment.py, whatever this script was started from. Variables:
   AGAIN=1         runs those, too, that passed
   TEST_STAMPS=0   the same, and what passes now is run again next time
   TEST_JOBS=N     tests at the same time; as many as there are cores, but 2 to 8, where it isn't set
@@ -31,6 +32,7 @@ import stamps
 SHOWN_LINES = 100  # of a failure that is repeated at the end
 SLOWEST = 10
 WORTH_A_LIST_SECONDS = 10
+TIMED = re.compile("(.*:)?(unit_transfers|op_fit)(_|$)")
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
 # What chooses the program or the machine of a test: named in the command that runs it alone.
 CHOSEN = re.compile("(EMU_.*|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING)|[A-Z]+SAN_OPTIONS|TEST_MEMORY|CHECKPOINT_KILLS|LONG_TESTS)$")
@@ -351,7 +353,12 @@ def main(arguments):
     again = os.environ.get("AGAIN", "") not in ("", "0")
     found = {test: None if again else kept.find(test, keys[test]) for test in tests}
     unchanged = [found[test] for test in tests if found[test]]
-    results, stopped = run_tests([test for test in tests if not found[test]], keys, kept, jobs, runner)
+    results, stopped = [], 0
+    for timed in (False, True):
+        if not stopped:
+            these = [test for test in tests if not found[test] and bool(TIMED.match(os.path.basename(test.argument))) == timed]
+            ran, stopped = run_tests(these, keys, kept, 1 if timed else jobs, runner)
+            results += ran
     kept.save()
 
     passed, skipped = (sum(stamp[count] for stamp in unchanged) for count in ("passed", "skipped"))

@@ -63,15 +63,31 @@ class Build(unittest.TestCase):
         """Compilers that only make their output stand in: which objects are linked is what matters."""
         touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
         nvcc = self.script("nvcc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho release\n')
+        objcopy = self.script("objcopy", 'for a; do last=$a; done\n: >"$last"\n')
         self.target = f"{self.folder}/build/train_gpt"
         cpu, cuda = ["CUDA="], ["CUDA=yes", f"NVCC={nvcc}", "CUBLASLT=lib", "find_include=x", "NCCL="]
         for target, wanted in ((cuda, True), (cuda, False), (cpu, True), (cpu, False), (cuda, True)):
-            made = self.make(f"CC={touch}", "MISSING=", "MPI=", *target)
+            made = self.make("V=1", f"CC={touch}", f"OBJCOPY={objcopy}", "MISSING=", "MPI=", *target)
             self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
             linked = [line for line in made.stdout.splitlines() if line.endswith(f"-o {self.target}")]
             self.assertEqual(bool(linked), wanted, made.stdout)
             if wanted:
                 self.assertEqual("engine_cuda" in linked[0], target is cuda)
+
+    def test_an_edit_of_an_op_compiles_its_file_alone(self):
+        """Once a precision; the engine's host code, the other ops and the tests are linked with the new object."""
+        touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
+        objcopy = self.script("objcopy", 'for a; do last=$a; done\n: >"$last"\n')
+        stand_ins = (f"CC={touch}", f"CXX={touch}", f"OBJCOPY={objcopy}", "MISSING=", "MPI=")
+        tests = [f"{self.folder}/build/test/op_norm_bf16", f"{self.folder}/build/test/models_bf16"]
+        self.target = f"{self.folder}/build/train_gpt"
+        made = self.make(*stand_ins, *tests)
+        self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+        printed = self.make("-n", "-W", "kernels/rope.cu", *stand_ins, *tests).stdout
+        self.assertEqual(re.findall(r"'(\S+) cpu (\S+) '", printed), [("kernels/rope.cu", "fp32"), ("kernels/rope.cu", "bf16")])
+        self.assertEqual([line for line in printed.splitlines() if " -c " in line and "kernels/rope.cu" not in line], [])
+        for linked in (self.target, *tests):
+            self.assertRegex(printed, f"-o {linked}(\n|$)")
 
     def test_tests_of_the_runtime_are_the_same_program_on_every_machine(self):
         commands = self.make("-n", "--always-make").stdout

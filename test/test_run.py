@@ -315,6 +315,14 @@ class Output(Tree):
         self.assertEqual([line.split()[0] for line in lines[:5]], ["test_it.py:A", "emu_e", "d", "c", "b"])
         self.assertLess(json.loads(self.read("build/passed/seconds.json"))["build/test/c"], 30)
 
+    def test_what_holds_times_against_each_other_runs_last_and_by_itself(self):
+        for name in ("build/test/unit_transfers", "build/test/models_bf16", "build/emu/unit_transfers"):
+            self.program(name, "[ -e others ] || [ -e alone ] && exit 1; : >alone; sleep 0.1; rm alone; " + PASSES)
+        self.program("build/test/a", ": >others; sleep 0.3; rm others; " + PASSES)
+        _, lines = self.run_it("build/test/unit_transfers", "build/test/models_bf16:op_fit", "build/emu/unit_transfers", "build/test/a", TEST_JOBS="4")
+        self.assertEqual(lines[0].split()[0], "a")
+        self.assertRegex(lines[-1], "passed, 0 failed")
+
     def test_the_slowest_are_listed_where_that_is_worth_it(self):
         worth = "import sys; sys.path.insert(0, 'test'); import run; run.WORTH_A_LIST_SECONDS = 0.2; sys.exit(run.main(sys.argv[1:]))"
         self.program("build/test/sleeps", "sleep 0.3; " + PASSES)
