@@ -157,25 +157,23 @@ class Case(unittest.TestCase):
 @needs_mpi
 class SameResult(Case):
     def test_one_to_four_ranks_and_every_stage(self):
-        options = ["--micro-batch-size", 1, "--train-steps", chosen(50, 15), *DROPOUT]
+        options = ["--micro-batch-size", 1, "--train-steps", chosen(50, 10), *DROPOUT]
         self.run_it("one", 1, *options)
-        for ranks, stages in chosen([(2, range(4)), (3, range(4)), (4, range(4))], [(3, range(4)), (4, (3,))]):
-            for stage in stages:
+        for ranks in chosen((2, 3, 4), (3,)):
+            for stage in range(4):
                 name = "%d-%d" % (ranks, stage)
                 self.run_it(name, ranks, *options, "--zero-stage", stage)
                 self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
                 # The same first loss, to the bit: the same samples, the same dropout, added in the same order.
                 self.assertEqual(self.log(name)[0]["loss"], self.log("one")[0]["loss"])
             # 0 and 1 reduce what a step's micro-steps added up to, 2 and 3 each micro-step's gradients.
-            if 0 in stages:
-                self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
-            if 2 in stages:
-                self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
+            self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
+            self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
 
     def test_muon(self):
         """Matrices lie over the borders of shards and buckets. Validated are the moving averages."""
         for more, some in chosen([([], (2, 3)), (["--muon-split-qkv", "groups", "--num-query-groups", 2], (4,))], [([], (3,))]):
-            options = [*LLAMA, "--micro-batch-size", 1, "--train-steps", 12, *MUON, *more]
+            options = [*LLAMA, "--micro-batch-size", 1, "--train-steps", chosen(12, 6), *MUON, *more]
             self.run_it("one", 1, *options)
             for ranks in some:
                 for stage in range(4):
@@ -216,7 +214,7 @@ class SameResult(Case):
             self.run_it("a", ranks, *options)
             for stage, more in chosen([(0, []), (1, []), (2, []), (3, []), (3, ["--collectives", "sockets"]), (0, policies[0]),
                                        *((3, policy) for policy in policies)],
-                                      [(1, []), (2, []), (3, []), (3, ["--collectives", "sockets"]), (0, policies[0]), (3, policies[2])]):
+                                      [(1, []), (3, []), (3, ["--collectives", "sockets"]), (0, policies[0]), (3, policies[2])]):
                 self.run_it("b", ranks, *options, "--zero-stage", stage, *more)
                 self.assertEqual(self.curve("b"), self.curve("a"), (stage, more))
 
@@ -407,7 +405,7 @@ class Checkpoints(Case):
                 with open("%s/m%d/checkpoints/step_00000003/%s" % (self.path, stage, name), "rb") as f:
                     contents.add(f.read())
             self.assertEqual(len(contents), 1, name)
-        for ranks, stage in chosen([(3, 1), (2, 3), (1, 0)], [(3, 1), (2, 3)]):
+        for ranks, stage in chosen([(3, 1), (2, 3), (1, 0)], [(2, 3)]):
             name = "n%d-%d" % (ranks, stage)
             os.makedirs(self.path + "/" + name + "/checkpoints")
             shutil.copytree(self.path + "/m1/checkpoints/step_00000003", self.path + "/" + name + "/checkpoints/step_00000003")
@@ -728,12 +726,13 @@ class CudaEngine(Case):
         self.assertEqual(curves["second"], curves["none"])
         self.assertEqual(curves.get("first", curves["none"]), curves["none"])
 
+    @long_test("op_muon_model holds the optimizer on the emulator, SameResult its ranks, test_stages the ranks of a GPU")
     def test_muon(self):
         options = [*self.SHAPE, "--precision", "fp32", "--micro-batch-size", 2, *MUON]
         self.run_it("cpu", 2, *options, "--device", "cpu")
         runs = [("nccl0", ["--zero-stage", 0]), ("nccl3", ["--zero-stage", 3]), ("nccl1", ["--zero-stage", 1]),
                 ("host", ["--zero-stage", 1, "--collectives", "mpi"])]
-        for name, more in chosen(runs, runs[:2]):
+        for name, more in runs:
             self.run_it(name, 2, *options, "--device", "cuda", *more, program=CUDA_PROGRAM)
             self.assertLess(self.difference(name, "cpu"), 1e-4)
             self.assertEqual(self.curve(name), self.curve("nccl0"), name)
@@ -808,23 +807,23 @@ class CudaEngine(Case):
                 peaks.append(json.load(f)["peak_bytes"])
         kept = 768 << 20 # for the driver and for NCCL
         memory = (peaks[0] + kept) * 64 // 63 + (1 << 20)
-        for taken, tokens in ((256 << 20, 8192), (768 << 20, 4096)):
+        for taken, tokens in chosen(((256 << 20, 8192), (768 << 20, 4096)), ((768 << 20, 4096),)):
             self.assertLess(peaks[1] + taken, memory - (256 << 20))
             shutil.rmtree(self.path + "/yields", ignore_errors=True)
             command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command("yields", *options, program=CUDA_PROGRAM)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(memory), "EMU_NCCL_BYTES": str(taken)}) as job:
                 until = time.monotonic() + LIMIT
-                chosen = None
-                while not chosen and job.poll() is None and time.monotonic() < until:
+                found = None
+                while not found and job.poll() is None and time.monotonic() < until:
                     time.sleep(0.1)
                     if os.path.exists(self.path + "/yields/config.json"):
                         with open(self.path + "/yields/config.json") as f:
-                            chosen = re.search(r'"loss_chunk_tokens": (\d+),', f.read())
+                            found = re.search(r'"loss_chunk_tokens": (\d+),', f.read())
                 job.terminate() # before the first step, which takes minutes
                 said = job.communicate(timeout=LIMIT)[0]
-            self.assertTrue(chosen, said)
-            self.assertEqual(int(chosen[1]), tokens, said)
+            self.assertTrue(found, said)
+            self.assertEqual(int(found[1]), tokens, said)
 
     def test_frozen_parameters_divide_no_graph(self):
         """They have no update whose collectives could be waited for."""
