@@ -134,6 +134,8 @@ $(B)/ops/%.a:
 	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
+# A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
+TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
 # The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. What is over elements
 # is an op's.
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
@@ -157,7 +159,7 @@ endef
 $(foreach l,$(LEVELS),$(eval $(call level,$l,$(call level_suffix,$l))))
 $(call rule,host_cuda_%.o,train_gpt.c,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -c)
 $(foreach p,fp32 bf16,$(eval $(call engine,engine_cuda_$p,host_cuda_$p,cuda_$p)))
-$(call rule,emu/host_cuda_%.o,train_gpt.c,$$(EMULATE) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
+$(call rule,emu/host_cuda_%.o,train_gpt.c,$$(EMULATE) $$(TEST_FLAGS) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
 $(foreach p,fp32 bf16,$(eval $(call engine,emu/engine_cuda_$p,emu/host_cuda_$p,emu_$p)))
 COMPILE_MAIN = $(COMPILE) '-DLEVELS(X)=$(LEVEL_ROWS)'
 $(call rule,main.o,train_gpt.c,$$(COMPILE_MAIN) -c)
@@ -180,8 +182,6 @@ $(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -share
 $(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
-# A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
-TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
 $(foreach p,fp32 bf16,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(TEST_FLAGS) $$(PRECISION_$p) -x c++,$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))

@@ -731,7 +731,7 @@ class Build(unittest.TestCase):
                                       capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
         compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ +-o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
         self.assertIn("cuda/attention_bench.o", compiled)
-        self.assertIn("engine_cuda_bf16.o", compiled)
+        self.assertIn("host_cuda_bf16.o", compiled)
         self.assertIn("cuda/op_norm_bf16.o", compiled)
         for name, line in compiled.items():
             self.assertEqual("-DDEVICE_MEMORY_MANAGED" in line, name.startswith("cuda/op_"), line)

@@ -11,6 +11,7 @@ import time
 import unittest
 
 import environment
+import run
 import stamps
 
 OWN = re.compile("TRAIN_GPT|TEST_|AGAIN$|EMU_|CHECKPOINT_KILLS$")  # of the run that this test is a part of
@@ -92,7 +93,7 @@ class Tree(unittest.TestCase):
         return len(self.read(name + ".runs").splitlines())
 
     def variables(self, more):
-        return {**{name: value for name, value in os.environ.items() if not OWN.match(name)}, **more}
+        return {**{name: value for name, value in os.environ.items() if not OWN.match(name) and not run.CHOSEN.match(name)}, **more}
 
     def run_it(self, *tests, stdout=subprocess.PIPE, script=("test/run.py",), **variables):
         """Status and lines. The script's own test is in the environment's."""
