@@ -136,6 +136,8 @@ $(B)/ops/%.a:
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
 # A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
 TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
+# Those of ops are -O2, since some hold an op to the bits of its formula in a header, which from -O2 on has fused additions.
+OP_TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
 # The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. What is over elements
 # is an op's.
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
@@ -182,12 +184,12 @@ $(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -share
 $(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
-$(foreach p,fp32 bf16,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(OP_TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(TEST_FLAGS) $$(PRECISION_$p) -x c++,$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 # With emulated tiles or dot products: those ops before the others. Whole models are the same object, linked with these.
-$(foreach p,amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka))
+$(foreach p,amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(OP_TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka))
 $(foreach p,amx dot,$(eval $(call linked,test/models_$p,-x c++,$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka,$(B)/test/models_bf16.o)))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS)))
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))

@@ -53,9 +53,10 @@ static const char *algorithms_take(struct algorithms_line *line, const char *key
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
     char expected[96];
-    snprintf(expected, sizeof expected, "%s=", key);
-    if (left <= key_bytes || memcmp(line->at, expected, key_bytes + 1) != 0)
+    if (left <= key_bytes || memcmp(line->at, key, key_bytes) != 0 || line->at[key_bytes] != '=') {
+        snprintf(expected, sizeof expected, "%s=", key);
         return algorithms_wrong(line, expected);
+    }
     const char *const begin = line->at + key_bytes + 1;
     const char *const space = last ? NULL : (const char *)memchr(begin, ' ', (size_t)(line->end - begin));
     const char *const end = space ? space : line->end;
@@ -75,18 +76,22 @@ static const char *algorithms_take_int(struct algorithms_line *line, const char 
     RETURN_PROBLEM(algorithms_take(line, key, false, value));
     errno = 0;
     *result = strtoll(value, &end, 10);
-    snprintf(expected, sizeof expected, "%s= and a number of 0 to %lld", key, (long long)most);
     const bool digits = value[0] >= '0' && value[0] <= '9';
-    return !digits || *end || errno || *result > most ? algorithms_wrong(&before, expected) : NULL;
+    if (digits && !*end && !errno && *result <= most)
+        return NULL;
+    snprintf(expected, sizeof expected, "%s= and a number of 0 to %lld", key, (long long)most);
+    return algorithms_wrong(&before, expected);
 }
 static const char *algorithms_take_us(struct algorithms_line *line, const char *key, double *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
     RETURN_PROBLEM(algorithms_take(line, key, false, value));
     *result = strtod(value, &end);
-    snprintf(expected, sizeof expected, "%s= and microseconds", key);
     const bool digits = value[0] >= '0' && value[0] <= '9';
-    return !digits || *end || !isfinite(*result) ? algorithms_wrong(&before, expected) : NULL;
+    if (digits && !*end && isfinite(*result))
+        return NULL;
+    snprintf(expected, sizeof expected, "%s= and microseconds", key);
+    return algorithms_wrong(&before, expected);
 }
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
