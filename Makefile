@@ -2,8 +2,8 @@
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       the tests' short run                      make SANITIZE=1 test   with ASan and UBSan
-# make test-long  every shape, seed, kill and whole training
-# make quick      the units and the cpu target's ops: under two minutes once they are built
+# make test-all   the tests of make test with every shape, seed, kill and whole training
+# make quick      the units and the cpu target's ops: under a minute once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
@@ -48,9 +48,10 @@ COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 NOT_UNIQUE := -fno-gnu-unique
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
   $(BASELINE) $(if $(filter -O3,$(CFLAGS)),-O2) $(NOT_UNIQUE) $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
+# An op's test looks at the device's memory from the host.
+EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(TEST_FLAGS)
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
-EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(TEST_FLAGS)
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
 PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
@@ -82,6 +83,7 @@ program = $(call rule,$(1).o,$(2),$(3) -c)$(eval $(call linked,$(1),$(3),$(4),$(
 LIBRARY := $(B)/library.a
 LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
+$(B)/%.a:
 	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 # A program for less than the baseline (ARCH=x86-64, another machine's compiler) has its library for that, too. What is called
 # before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
@@ -94,7 +96,6 @@ SANITIZED_LIBRARY := $(B)/sanitized/library.a
 SANITIZED_FLAGS := -O1 $(SANITIZERS) -fno-omit-frame-pointer
 $(call rule,sanitized/%.o,%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -c)
 $(SANITIZED_LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/sanitized/%.o)
-	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 include scripts/build_with.mk # build-with, on which every object depends
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
@@ -110,8 +111,8 @@ $(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPI
 # What differs between copies is a target, a precision and a level of instruction sets, as in cpu_bf16_x86_64_v3.
 OPS_SOURCES := $(wildcard kernels/*.cu)
 ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
-# $(call ops,COPY,COMMAND,OPS): the copy's objects, of OPS or of all, and, for tests, their archive. A test that includes an op's .cu has the symbols
-# that the archive's member of that name has, which the linker then leaves.
+# $(call ops,COPY,COMMAND,OPS): the copy's objects, of OPS or of all, and, for tests, their archive. A test that includes an op's
+# .cu has the symbols that the archive's member of that name has, which the linker then leaves.
 ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMULATE) $$(PRECISION_$p) -x c++))
@@ -130,18 +131,16 @@ $(PTXAS_LOGS):
 # The ops that are written on tiles or dot products, with these emulated; a program links them before the copy's others.
 EMULATED_TILES_OPS := attention_cpu attention_decode attention_unfused_cpu matmul
 $(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
-$(B)/ops/%.a:
-	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
 # A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
 TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
 # Those of ops are -O2, since some hold an op to the bits of its formula in a header, which from -O2 on has fused additions.
 OP_TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
-# The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. What is over elements
-# is an op's.
+# The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. Loops over elements
+# are an op's.
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
-# An engine is its host code and its copy of the ops in one object that exports its entries alone, since all copies of an op have the
+# An engine is its host code and its copy of the ops, in one object that exports its entries alone: all copies of an op have the
 # same names.
 OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy),objcopy)
 define engine
