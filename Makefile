@@ -256,15 +256,18 @@ test-all: test-programs $(call programs,$(LONG_PROGRAMS))
 test-long:
 	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
-# Each header compiles alone, as C in fp32 and as C++ in bf16; each benchmark still compiles, in both.
+# Each header compiles alone, as C in fp32 and, in the long run, as C++ in bf16; each benchmark still compiles, in both.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
-CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c)
+CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
 check-headers: $(CHECKS)
 $(HEADERS:%=$(B)/checked/%): $(B)/checked/%: % $(B)/build-with
 	@mkdir -p $(@D)
 	$(Q)$(CC) -x c -std=gnu11 $(CHECKED) -MMD -MP -MF $@.d -MT $@ -include $< /dev/null
-	$(Q)$(CXX) -x c++ -std=c++17 $(CHECKED) -DPRECISION_BF16 -include $< /dev/null
+	@touch $@
+$(HEADERS:%=$(B)/checked/as_cxx/%): $(B)/checked/as_cxx/%: % $(B)/build-with
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -x c++ -std=c++17 $(CHECKED) -DPRECISION_BF16 -MMD -MP -MF $@.d -MT $@ -include $< /dev/null
 	@touch $@
 $(B)/checked/test/bench_%.c: test/bench_%.c $(B)/build-with
 	@mkdir -p $(@D)
@@ -314,4 +317,4 @@ bench:
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/sanitized/*/*.d $(B)/sanitized/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d $(B)/checked/*.d $(B)/checked/*/*.d $(B)/checked/*/*/*.d)
+-include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/sanitized/*/*.d $(B)/sanitized/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d $(B)/checked/*.d $(B)/checked/*/*.d $(B)/checked/*/*/*.d $(B)/checked/as_cxx/*/*/*.d)

@@ -6,6 +6,7 @@ so that alignment may change. Hunks of test/ are not left out: they are what tel
 
 The short run holds four of the seven sections to all that and of the others, BUILT_ALONE, that what they change compiles.
 """
+import glob
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from environment import ROOT, in_long_run
 
 PAGE = ROOT + "/docs/extending.md"
 SOURCES = ["Makefile", "scripts", "test", "kernels", "run", "formats", "runtime"]
+REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.
 MOST = {"An activation function": (5, 6), "A parameter of each layer": (3, 6), "A module of --recompute-modules": (1, 2),
@@ -73,8 +75,14 @@ class Extending(unittest.TestCase):
                 shutil.copy2(source, cls.folder)
             elif name == ".deps":
                 os.symlink(source, os.path.join(cls.folder, name))
-        # gcc's maybe-uninitialized is of no use without optimization.
-        cls.environment = {**os.environ, "CFLAGS": "-O1" if in_long_run() else "-O0 -Wno-maybe-uninitialized"}
+        # What this tree's build has made of sources that no hunk changes is not compiled again: the copy has the sources' times.
+        cls.made = os.path.join(cls.folder, "made")
+        build = os.path.dirname(os.path.join(ROOT, os.environ.get("TRAIN_GPT", "build/train_gpt")))
+        for pattern in REUSED:
+            for source in glob.glob(os.path.join(build, pattern)):
+                made = os.path.join(cls.made, os.path.relpath(source, build))
+                os.makedirs(os.path.dirname(made), exist_ok=True)
+                (shutil.copytree if os.path.isdir(source) else shutil.copy2)(source, made)
 
     @classmethod
     def tearDownClass(cls):
@@ -83,32 +91,37 @@ class Extending(unittest.TestCase):
     def run_commands(self, commands, hunks):
         """Exit status and output of a section's commands in the copy with these hunks; the copy is as before afterwards."""
         kept = {}
+        shutil.rmtree(os.path.join(self.folder, "build"), ignore_errors=True)
+        if os.path.isdir(self.made):
+            shutil.copytree(self.made, os.path.join(self.folder, "build"))
         try:
             for hunk in hunks:
                 path = os.path.join(self.folder, hunk.path)
-                text = None
+                text = times = None
                 if os.path.exists(path):
                     with open(path, encoding="utf-8") as file:
                         text = file.read()
-                kept.setdefault(path, text)
+                    times = os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns
+                kept.setdefault(path, (text, times))
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(hunk.applied(text))
             output = ""
             for command in commands:
                 command = command.replace("make ", "make --no-print-directory -j2 CUDA= WERROR=1 ")
-                done = subprocess.run(["sh", "-ec", command], cwd=self.folder, env=self.environment, text=True,
+                done = subprocess.run(["sh", "-ec", command], cwd=self.folder, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
                 output += done.stdout
                 if done.returncode != 0 or re.search(r" 0 test\(s\) run", done.stdout):
                     return 1, output
             return 0, output
         finally:
-            for path, text in kept.items():
+            for path, (text, times) in kept.items():
                 if text is None:
                     os.remove(path)
                 else:
                     with open(path, "w", encoding="utf-8") as file:
                         file.write(text)
+                    os.utime(path, ns=times)
 
     def check(self, name):
         hunks, commands = sections()[name]
