@@ -37,6 +37,7 @@ class Build(unittest.TestCase):
         return path
 
     def test_what_a_build_is_made_with_decides_what_is_built_anew(self):
+        self.target = f"{self.folder}/build/library/runtime/schedule.o"
         self.assertEqual(self.make().returncode, 0)
         self.assertEqual(self.make("-q").returncode, 0, "nothing changed")
         compiler = self.script("another", 'exec gcc "$@"\n')
