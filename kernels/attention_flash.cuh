@@ -2,9 +2,8 @@
 // Of what forward computes, only the log-sum-exp of each row is kept for backward, which makes the scores again.
 //
 //   flash_*   with dropout: kernels/attention_cpu.cu on the CPU, kernels/attention_sm80.cu (mma.sync, bf16) on a GPU
-// sm90_*    without dropout, with or without the causal mask, and with RoPE's backward:
-// kernels/attention_sm90_forward.cu
-//             and kernels/attention_sm90_backward.cu (wgmma, bf16) on a GPU of compute capability 9.0
+//   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of compute
+//             capability 9.0, by kernels/attention_sm90_forward.cu and kernels/attention_sm90_backward.cu
 //
 // amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken.
 // On a GPU pointers are aligned to 16 bytes. A shape that the backend has no kernel for is an error.
