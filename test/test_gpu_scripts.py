@@ -302,24 +302,16 @@ DISASSEMBLER = disassembler()
 NO_MACHINE_CODE = why_no_machine_code()
 
 
-def machine_code(source, *options):
-    """What a source of bf16 kernels compiles to for sm_90a."""
+def machine_code(*files):
+    """What these files of kernels compile to for sm_90a, in bf16."""
+    code = ""
     with tempfile.TemporaryDirectory() as folder:
-        with open(folder + "/source.cu", "w", encoding="utf-8") as file:
-            file.write(source)
-        subprocess.run([NVCC, "-std=c++17", "-O3", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA", "-DPRECISION_BF16", "-gencode",
-                        "arch=compute_90a,code=sm_90a", *options, "-cubin", folder + "/source.cu", "-o", folder + "/source.cubin"],
-                       check=True, capture_output=True, timeout=1800)
-        return subprocess.run([*DISASSEMBLER, folder + "/source.cubin"], check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-HOPPER = """#include "attention.cuh"
-void attention(floatX *y, float *lse, const floatX *x, struct attention_shape shape, struct attention_backward_options options,
-               struct device *dev) {
-    sm90_forward(y, lse, x, shape, NULL, NULL, dev);
-    sm90_backward(y, x, x, x, lse, shape, options, NULL, dev);
-}
-"""
+        for file in files:
+            subprocess.run([NVCC, "-std=c++17", "-O3", "-I", ROOT, "-D_GNU_SOURCE", "-DTARGET_CUDA", "-DPRECISION_BF16", "-gencode",
+                            "arch=compute_90a,code=sm_90a", "-cubin", os.path.join(ROOT, "kernels", file), "-o", folder + "/cubin"],
+                           check=True, capture_output=True, timeout=1800)
+            code += subprocess.run([*DISASSEMBLER, folder + "/cubin"], check=True, capture_output=True, text=True, timeout=120).stdout
+    return code
 
 
 class Overlap(unittest.TestCase):
@@ -366,7 +358,7 @@ class Overlap(unittest.TestCase):
     @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):
         """Softmax runs beside the products, and a step has the instructions by which docs/hopper.md predicts."""
-        sass = machine_code(HOPPER)
+        sass = machine_code("attention_sm90_forward.cu", "attention_sm90_backward.cu")
         result = subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         counted = {(direction, int(head_dim), bool(tables)): (int(step), int(total)) for direction, head_dim, tables, step, total in re.findall(
@@ -383,19 +375,6 @@ class Overlap(unittest.TestCase):
         step = ["MOV", "HGMMA", "@P1 BRA 0x60 ;", "FSEL", "FSEL", "FSEL", "MUFU.EX2", "@P0 BRA 0x10 ;", "FADD", "@P2 BRA 0x0 ;", "EXIT"]
         self.assertIn("; 4 instructions a step", self.overlap(*step).stdout)
         self.assertIn("; no instructions a step", self.overlap(*step[:7]).stdout)
-
-
-ACTIVATIONS = """#include "kernels/activation.cuh"
-#define ALL(name) name##_forward(y, x, 1 << 20, A NULL, dev); name##_backward(y, sums, x, x, 1, 1 << 20, NULL, dev); \\
-    name##_backward(y, NULL, x, x, 1, 1 << 20, NULL, dev);
-void activations(floatX *y, float *sums, const floatX *x, struct device *dev) {
-#define A
-    ALL(gelu) ALL(gelu_erf) ALL(squared_relu)
-#undef A
-#define A 8,
-    ALL(swiglu) ALL(geglu)
-}
-"""
 
 
 class Instructions(unittest.TestCase):
@@ -433,7 +412,7 @@ class Instructions(unittest.TestCase):
 
     @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):
-        sass = machine_code(ACTIVATIONS)
+        sass = machine_code("activation.cu")
         result = subprocess.run([os.path.join(SCRIPTS, "count_sass.py")], input=sass, capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(result.stdout.count("_forward_kernel: "), 5, result.stdout)
