@@ -17,6 +17,7 @@ import time
 import unittest
 
 from environment import ROOT, chosen, long_test
+from run import processes_of_session
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import count_launches  # noqa: E402 pylint: disable=wrong-import-position
@@ -811,7 +812,7 @@ class CudaEngine(Case):
             self.assertLess(peaks[1] + taken, memory - (256 << 20))
             shutil.rmtree(self.path + "/yields", ignore_errors=True)
             command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command("yields", *options, program=CUDA_PROGRAM)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
                                   env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(memory), "EMU_NCCL_BYTES": str(taken)}) as job:
                 until = time.monotonic() + LIMIT
                 found = None
@@ -820,7 +821,8 @@ class CudaEngine(Case):
                     if os.path.exists(self.path + "/yields/config.json"):
                         with open(self.path + "/yields/config.json") as f:
                             found = re.search(r'"loss_chunk_tokens": (\d+),', f.read())
-                job.terminate() # before the first step, which takes minutes
+                for pid in list(processes_of_session(job.pid)): # before the first step, which takes minutes and hears no signal
+                    os.kill(pid, signal.SIGKILL)
                 said = job.communicate(timeout=LIMIT)[0]
             self.assertTrue(found, said)
             self.assertEqual(int(found[1]), tokens, said)

@@ -1371,7 +1371,7 @@ static int run_loop(void *argument) {
 static void killed_at_random_moments(void **state) {
     uint64_t random = (uint64_t)clock_us();
     int64_t complete = 0; // the newest step known to be: 0 below, then as a child or the search after it says
-    const int kills = UNDER_THREAD_SANITIZER ? 50 : 200;
+    const int kills = in_long_run() && !UNDER_THREAD_SANITIZER ? 200 : 50;
     root_clear();
     const int64_t begin_us = clock_us();
     for (int i = 0; i < 4; i++)
