@@ -3,7 +3,7 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       the tests' short run                      make SANITIZE=1 test   with ASan and UBSan
 # make test-all   the tests of make test with every shape, seed, kill and whole training
-# make quick      the units and the cpu target's ops: under a minute once they are built
+# make quick      most units and the cpu target's ops, in bf16 and fp32: under a minute once they are built
 # make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
@@ -221,14 +221,17 @@ EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_frozen_format op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
 EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS)))))
-# Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
-QUICK_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
+CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
+# Quick is without emulated tiles, emulated dot products and the emulated GPU, without what trains whole runs (the tests in Python),
+# and without what takes a third of the rest's time: ranks, kills, timed copies, FP8.
+NOT_QUICK := unit_checkpoint unit_plans unit_architectures fuzz_matmul_algorithms $(foreach o,op_zero op_fit op_offload op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
+QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
 # What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and on the emulator the zoo of
 # models, bytes of models' files and kernels of one code for both precisions (test_cuda_engine.py trains in fp32, too).
 # AMX's tiles are seen in op_golden.
 LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(addprefix $(B)/emu/,$(patsubst %,op_%_fp32,zoo golden huggingface attention norm qk_norm loss muon muon_model)) $(B)/test/op_gpt_amx)
-TESTS := $(filter-out $(LONG_PROGRAMS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
+TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
