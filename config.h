@@ -416,7 +416,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
     ROW(INT, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
     ROW(INT, sample_every, "0", "N", 0, INFINITY, "Steps between samples of the model, and after the last; 0: never"),
-    ROW(INT, sample_tokens, "256", "N", 1, 1 << 24, "Tokens of a sample"),
+    ROW(INT, sample_tokens, "256", "N", 1, 1 << 24, "Tokens of a sample, or what its prompt leaves of the positions"),
     ROW(INT, sample_count, "1", "N", 1, 1 << 16, "Samples at a time, of each prompt"),
     ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
     ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),

@@ -298,7 +298,7 @@ static inline void config_resolve_data(struct config *c) {
             fail("--val-every %d needs --val-data: name the token shards to validate on", c->val_every);
         c->val_every = 0;
     }
-    if (c->sample_tokens > c->seq_length) {
+    if (c->sample_tokens > c->seq_length && (!*c->generate || c->plan)) { // those of --generate follow from its prompts
         if (config_given(c, sample_tokens))
             fail("--sample-tokens %d is more than --seq-length %d; lower it", c->sample_tokens, c->seq_length);
         c->sample_tokens = c->seq_length;

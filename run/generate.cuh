@@ -77,6 +77,27 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
+// Fits --sample-tokens to what a prompt of `longest` tokens leaves of the model's positions. RoPE's are not at an end there:
+// what was asked for goes on past the length that the model was trained on, which is said.
+static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
+    const int positions = c->max_position_embeddings, left = positions - longest;
+    if (c->sample_tokens <= left)
+        return;
+    if (left > 0 && !config_given(c, sample_tokens)) {
+        c->sample_tokens = left;
+        return;
+    }
+    if (c->position_embedding_type == POSITION_LEARNED)
+        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
+             "%d positions; shorten one of them",
+             longest, c->sample_tokens, positions);
+    if (c->rank == 0)
+        fprintf(stderr,
+                "train_gpt: the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
+                "that the model was trained on, and the text may lose its sense behind them\n",
+                longest, c->sample_tokens, positions);
+}
+
 // Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
 // Sets the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
@@ -96,11 +117,8 @@ static void read_prompts(struct run *r, struct config *c) {
             r->prompt_tokens[p * c->sample_count + i] = n;
         text += length + 1;
     }
+    fit_sample_tokens(r, c, longest);
     const int64_t n = (int64_t)longest + c->sample_tokens;
-    if (n > c->max_position_embeddings)
-        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
-             "%d positions; shorten one of them",
-             longest, c->sample_tokens, c->max_position_embeddings);
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)
         fail("out of memory for samples");

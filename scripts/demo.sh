@@ -1,18 +1,17 @@
 #!/bin/sh
-# Trains the demo's model on real text: scripts/demo.sh TEXT, a file or a folder of C headers. What `make demo` runs.
+# Trains the demo's model on real text: scripts/demo.sh [TEXT [OPTION...]], a file or a folder of C headers. What `make demo`
+# runs. The options of train_gpt come last, as --train-steps 100 for a shorter run.
 set -eu
 text=${1:-/usr/include}
+[ $# -eq 0 ] || shift
 data=data/demo
 out=out/demo
 mkdir -p data
 
 echo "== shards of bytes from $text"
-if [ -d "$text" ]; then
-    if [ "$text" = /usr/include ]; then set -- --include '*.h'; else set --; fi
-else
-    set --
-fi
-python3 scripts/prepare_data.py "$text" "$@" --max-bytes 40M --out "$data"
+headers=
+if [ "$text" = /usr/include ]; then headers=--include=*.h; fi
+python3 scripts/prepare_data.py "$text" $headers --max-bytes 40M --out "$data"
 
 echo
 echo "== the memory plan"
@@ -22,13 +21,14 @@ run() {
         --lr-warmup-steps 40 --lr-decay-style linear --init-method-std 0.06 --val-every 300 --val-steps 64 \
         --sample-every 1200 --sample-count 3 --temperature 0.8 --log-every 100 "$@" # docs/recipes.md has why
 }
-run --plan --plan-picture data/demo_plan.svg
+run --plan --plan-picture data/demo_plan.svg "$@"
 
 echo
 echo "== training"
 rm -rf "$out/checkpoints" # of an earlier demo
-run --checkpoint-every 1200
+run --checkpoint-every 1200 "$@"
 python3 scripts/plot_loss.py "$out/log.jsonl" --out "$out/loss.svg"
 echo
-echo "model: $out/checkpoints/step_00001200 (try: build/train_gpt --init-from it --generate '#include')"
-echo "log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"
+for model in "$out"/checkpoints/step_*; do :; done # the newest
+echo "model: $model   log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"
+echo "try: build/train_gpt --init-from $model --generate '#include'"

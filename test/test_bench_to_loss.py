@@ -163,6 +163,26 @@ class Demo(unittest.TestCase):
                          {name: value for name, value in options.items() if name not in apart})
 
 
+    def test_the_line_that_the_demo_prints_generates(self):
+        """In a folder with this tree's programs and scripts, three steps long: the last line, as a user would copy it."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.join(ROOT, "scripts"), folder + "/scripts")
+            os.mkdir(folder + "/build")
+            os.symlink(PROGRAM, folder + "/build/train_gpt")
+            os.mkdir(folder + "/text")
+            for i in range(64):  # of which some fall to validation
+                with open("%s/text/%d.h" % (folder, i), "w", encoding="ascii") as file:
+                    file.write("#include <stdio.h>\nint a%d(void) { return puts(\"a\") < 0; }\n" % i * 20)
+            short = ["--train-steps", "3", "--lr-warmup-steps", "1", "--checkpoint-every", "3", "--val-every", "0", "--sample-every", "0"]
+            demo = subprocess.run(["sh", "scripts/demo.sh", "text", *short], cwd=folder, capture_output=True, text=True, timeout=300)
+            self.assertEqual(demo.returncode, 0, demo.stdout + demo.stderr)
+            line = demo.stdout.splitlines()[-1]
+            self.assertRegex(line, "^try: build/train_gpt ")
+            generated = subprocess.run(["sh", "-c", line[len("try: "):]], cwd=folder, capture_output=True, text=True, timeout=300)
+            self.assertEqual(generated.returncode, 0, generated.stderr)
+            self.assertRegex(generated.stdout, "(?m)^#include")
+
+
 class Engine(unittest.TestCase):
     def test_short_run(self):
         with tempfile.TemporaryDirectory() as path:

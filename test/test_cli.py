@@ -273,11 +273,11 @@ class Documents(Case):
     def curve(self, *arguments):
         return [(entry["step"], entry["tokens"], entry["loss"], entry["grad_norm"]) for entry in self.train(*arguments)[1]]
 
-    def model(self):
+    def model(self, *options, name="model"):
         """The folder of a model that has learnt enough to look at what comes before a token."""
-        folder = self.path + "/model/checkpoints/step_00000060"
+        folder = "%s/%s/checkpoints/step_00000060" % (self.path, name)
         if not os.path.exists(folder):
-            self.train("model", *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 60)
+            self.train(name, *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 60, *options)
         return folder
 
     def evaluate(self, path, *arguments):
@@ -356,6 +356,26 @@ class Documents(Case):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("for (int", result.stdout)
         self.assertEqual(results[0].stdout, results[1].stdout)
+
+    def test_generation_within_the_positions_and_past_them(self):
+        """Of positions that were not given tokens by --sample-tokens all that a prompt leaves; RoPE's go on past them."""
+        prompt = "for (int i"
+        plain = ["--temperature", 0, "--precision", "fp32", "--threads", 1, "--generate", prompt]
+        gpt2 = self.model("--position-embedding-type", "learned_absolute", "--normalization", "LayerNorm", "--activation", "gelu",
+                          "--add-bias-linear", name="learned")
+        for model, learned in ((gpt2, True), (self.model(), False)):
+            left = run("--init-from", model, *plain)
+            self.assertEqual((left.returncode, left.stderr), (0, ""))
+            given = run("--init-from", model, *plain, "--sample-tokens", 60)
+            if learned:
+                self.assertEqual(given.returncode, 2)
+                self.assertIn("10 tokens, and with --sample-tokens 60 that is more than the model's 32 positions", given.stderr)
+            else:
+                self.assertEqual(given.returncode, 0, given.stderr)
+                self.assertEqual(given.stderr.count("more than the 32 positions that the model was trained on"), 1, given.stderr)
+                self.assertGreater(len(given.stdout), len(left.stdout))
+            longer = run("--init-from", model, *plain[:-1], 4 * prompt)
+            self.assertEqual(longer.returncode, 2 if learned else 0, longer.stderr)
 
     def test_no_end_of_text_is_known(self):
         data = ["--train-data", self.path + "/first_train.bin", "--out", self.path + "/never"]
