@@ -9,6 +9,7 @@
 
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error) {
+    const char *problem = NULL;
     memset(x, 0, sizeof *x);
     x->kind = kind;
     x->rank = rank;
@@ -16,12 +17,17 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
     x->send = (struct exchange_block *)calloc((size_t)ranks, sizeof *x->send);
     x->receive = (struct exchange_block *)calloc((size_t)ranks, sizeof *x->receive);
     if (!x->send || !x->receive)
-        return error_format(error, "no memory for an exchange between %d ranks", ranks);
-    switch (kind) {
-    case EXCHANGE_MPI: return exchange_mpi_open(&x->mpi, rank, ranks, error);
-    case EXCHANGE_SOCKETS: return exchange_sockets_open(&x->sockets, rank, ranks, control, error);
+        problem = error_format(error, "no memory for an exchange between %d ranks", ranks);
+    else
+        switch (kind) {
+        case EXCHANGE_MPI: problem = exchange_mpi_open(&x->mpi, rank, ranks, error); break;
+        case EXCHANGE_SOCKETS: problem = exchange_sockets_open(&x->sockets, rank, ranks, control, error); break;
+        }
+    if (problem) {
+        free(x->send);
+        free(x->receive);
     }
-    __builtin_unreachable();
+    return problem;
 }
 
 void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive) {
