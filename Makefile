@@ -13,6 +13,8 @@
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
+# CC's own C++ compiler: programs of both link with one OpenMP.
+CXX := $(if $(filter default,$(origin CXX)),$(or $(filter %g++ %clang++ g++-% clang++-%,$(subst clang,clang++,$(subst gcc,g++,$(CC)))),g++),$(CXX))
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 comma := ,
@@ -36,7 +38,7 @@ BASELINE := $(BASELINE_$(MACHINE))
 # lanes, of sums that a loop of at least one turn fills.
 # Of vectors that are passed by value gcc notes how another compiler passes them (psabi): no other object has such a function.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-psabi -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
-  $(if $(findstring clang,$(shell $(CC) --version 2>&1)),-Wno-pass-failed,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
+  $(if $(findstring clang,$(shell $(CC) --version 2>&1)),-Wno-pass-failed -Wno-unknown-warning-option,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
 COMPILE = $(call COMPILE_FOR,$(ARCH_FLAGS))

@@ -248,8 +248,8 @@ static int most_outputs(const struct planned *p) {
 // them; and no policy's activations grow with the number of layers.
 static void offloaded_layers_take_no_memory(void **state) {
     static const char *const many[] = {"", "--recompute-granularity selective", "--recompute-granularity full",
-                                       "--recompute-granularity full --recompute-method uniform "
-                                       "--recompute-num-layers 2"};
+                                       ("--recompute-granularity full --recompute-method uniform "
+                                        "--recompute-num-layers 2")};
     for (size_t i = 0; i < sizeof planned_shapes / sizeof *planned_shapes; i++) {
         struct planned none = plan_of(planned_shapes[i].options, "--recompute-granularity full");
         struct planned all =
