@@ -115,7 +115,7 @@ struct config {
     int eval_tasks_every, perplexity_stride;
     // checkpoints
     const char *init_from, *resume;
-    bool init_from_ema;
+    bool init_from_ema, check_weights;
     int checkpoint_every, keep_checkpoints;
     enum config_checkpoint_dtype checkpoint_dtype;
     const char *checkpoint_architecture;
@@ -445,6 +445,10 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START),
     ROW(BOOL, init_from_ema, "false", "", 0, 0,
         "Take the moving averages of --init-from, a checkpoint of a run with --ema-decay, for the parameters",
+        CONFIG_THIS_START),
+    ROW(BOOL, check_weights, "true", "", 0, 0,
+        "Refuse files of --init-from and --lora-adapter that differ from the manifest beside them, and weights that are "
+        "not finite",
         CONFIG_THIS_START),
     ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
         "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",

@@ -96,6 +96,29 @@ const char *checkpoint_verify(struct manifest *manifest, const char *folder, str
     return checkpoint_check(manifest, folder, true, error);
 }
 
+// Whether a file belongs to the model: not to the optimizer, nor to the state of a trainer.
+static bool checkpoint_file_is_of_model(const char *name) {
+    return strncmp(name, "optimizer", strlen("optimizer")) != 0 &&
+           strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
+}
+
+const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error) {
+    struct manifest manifest;
+    const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_fd < 0)
+        return error_format(error, "%.500s: cannot be opened: %s", folder, strerror(errno));
+    memset(&manifest, 0, sizeof manifest);
+    const char *problem = faccessat(folder_fd, MANIFEST_NAME, F_OK, 0) == 0
+                              ? checkpoint_read_manifest(&manifest, folder_fd, folder, error)
+                              : NULL;
+    for (int i = 0; i < manifest.num_files && !problem; i++)
+        if (optimizer || checkpoint_file_is_of_model(manifest.files[i].name))
+            problem = checkpoint_check_file(&manifest.files[i], folder_fd, folder, true, error);
+    close(folder_fd);
+    manifest_free(&manifest);
+    return problem;
+}
+
 // ---- finding ----
 
 static void checkpoint_say(const struct checkpoint_listener *listener, const char *text) {

@@ -7,6 +7,7 @@
 #include "formats/manifest.h"           // struct manifest
 #include "runtime/machine/error_text.h" // struct error_text
 #include <limits.h>                     // PATH_MAX
+#include <stdbool.h>                    // bool
 #include <stdint.h>                     // int64_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
@@ -20,6 +21,9 @@ __BEGIN_DECLS
 // Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the
 // hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
+// Checks the files of a model's folder that its manifest lists, where the folder has one: of a checkpoint of this program.
+// `optimizer`: the optimizer's files too.
+const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
 // Finds the newest checkpoint in a root that verifies: its folder and its manifest. NULL with an empty path: the root
 // holds nothing that looks like a checkpoint. If it does but none verifies, that is an error: whether to begin anew

@@ -92,10 +92,11 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
              "%d positions; shorten one of them",
              longest, c->sample_tokens, positions);
     if (c->rank == 0)
-        fprintf(stderr,
-                "train_gpt: the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
-                "that the model was trained on, and the text may lose its sense behind them\n",
-                longest, c->sample_tokens, positions);
+        fprintf(
+            stderr,
+            "train_gpt: the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
+            "that the model was trained on, and the text may lose its sense behind them\n",
+            longest, c->sample_tokens, positions);
 }
 
 // Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.

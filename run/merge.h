@@ -9,6 +9,7 @@
 #include "config_finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture
 #include "run/carried_files.h"       // the files that are copied
+#include "run/folder_check.h"        // folder_check_begin, folder_check_end
 #include "run/model_folder.h"        // struct model_folder
 #include "run/start.h"               // start_read_model
 #include "runtime/files/file_read.h" // read_whole
@@ -97,6 +98,8 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
                                json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
     for (uint64_t i = 0; i < n && !problem; i++)
         (*out)[transposed ? i % cols * rows + i / cols : i] = values[i];
+    if (!problem && m->config->check_weights)
+        problem = model_check_finite(values, (int64_t)n, 0, json_show(tensor->name).text, m->adapters.names[0], error);
     free(raw);
     free(values);
     return problem;
@@ -243,6 +246,9 @@ static inline const char *merge_tensor(struct merge *m, const struct safetensors
         const bool known = safetensors_to_floats(m->values, m->raw, t->dtype, n * cols);
         if (known)
             merge_add(m->values, pair, row, n, cols, (uint64_t)m->config->lora_rank, scale);
+        if (known && m->config->check_weights)
+            RETURN_PROBLEM(model_check_finite(m->values, (int64_t)(n * cols), (int64_t)(row * cols),
+                                              json_show(t->name).text, file_name, error));
         if (!known || !merge_round(m->raw, m->values, t->dtype, n * cols))
             return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16 or F16", file_name,
                                 json_show(t->name).text, safetensors_dtype_name(t->dtype));
@@ -369,7 +375,13 @@ static inline int merge_adapters(const struct config *config) {
     m.config = config;
     if (config->ranks > 1)
         fail("--lora-merge is a run of one process; start it without mpirun or srun");
-    const char *problem = merge_write_all(&m, &error);
+    struct folder_check base, adapters;
+    folder_check_begin(&base, config->check_weights ? config->init_from : NULL, false);
+    folder_check_begin(&adapters, config->check_weights ? config->lora_adapter : NULL, false);
+    const char *problem = folder_check_end(&adapters, NULL, &error);
+    problem = folder_check_end(&base, problem, &error);
+    if (!problem)
+        problem = merge_write_all(&m, &error);
     if (problem)
         fail("%s", problem);
     printf("%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,

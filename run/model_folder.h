@@ -5,6 +5,7 @@
 #include "runtime/files/hash.h"    // struct hash128
 #include "runtime/machine/error.h" // fail
 #include <limits.h>                // PATH_MAX
+#include <math.h>                  // isfinite
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // calloc, free
 #include <string.h>                // strcmp
@@ -63,6 +64,20 @@ static inline const char *model_folder_open(struct model_folder *folder, const c
         problem = model_folder_add(folder, index.files[i], error);
     safetensors_index_close(&index);
     return problem;
+}
+
+// Refuses values of a file's tensor that are no finite numbers; values[0] is element `first` of the tensor.
+static inline const char *model_check_finite(const float *values, int64_t n, int64_t first, const char *tensor,
+                                             const char *file, struct error_text *error) {
+    float all = 0;
+#pragma omp simd reduction(+ : all)
+    for (int64_t i = 0; i < n; i++)
+        all += values[i] * 0.0f; // NaN where the value is NaN or infinite
+    for (int64_t i = 0; i < n && all != 0; i++)
+        if (!isfinite(values[i]))
+            return error_format(error, "%.600s: element %lld of tensor '%.200s' is %g; --check-weights=false takes it",
+                                file, (long long)(first + i), tensor, (double)values[i]);
+    return NULL;
 }
 
 // The tensor of that name; NULL: none. GPT-2's older files leave the prefix out.

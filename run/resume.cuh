@@ -1,6 +1,7 @@
 // Loading and saving a run's state: the model or checkpoint that the run starts from, and the checkpoints that it
 // writes.
 #pragma once
+#include "run/folder_check.h"      // folder_check_begin, folder_check_end
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
 #include "run/save.cuh"            // a checkpoint's folder
 #include "run/carried_files.h"     // files beside a model that its checkpoints have too
@@ -79,21 +80,32 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->init_from, r->base_folder))
         fail("--init-from %s: %s", c->init_from, strerror(errno));
 }
-// Loads the parameters of --init-from and, with LoRA, the adapters.
-static const char *load_parameters(struct run *r, struct error_text *error) {
+// Loads what --init-from and, with LoRA, --lora-adapter name.
+static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
     bool exact;
-    if (!*c->init_from)
-        return NULL;
-    if (c->lora_rank > 0)
-        find_base(r, NULL);
     if (stat(c->init_from, &status) != 0 || !S_ISDIR(status.st_mode))
         return model_load_llmc(r->model, c->init_from, error);
     RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
     if (c->init_from_ema)
         RETURN_PROBLEM(model_load_averages(r->model, c->init_from, error));
     return *c->lora_adapter ? adapters_load(r->model, c->lora_adapter, &exact, error) : NULL;
+}
+// Loads the parameters of --init-from and, with LoRA, the adapters, and checks their files: on one rank a host.
+static const char *load_parameters(struct run *r, struct error_text *error) {
+    const struct config *c = r->config;
+    const bool checks = c->check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
+    struct folder_check base, adapters;
+    if (!*c->init_from)
+        return NULL;
+    if (c->lora_rank > 0)
+        find_base(r, NULL);
+    folder_check_begin(&base, checks ? c->init_from : NULL, c->init_from_ema);
+    folder_check_begin(&adapters, checks ? c->lora_adapter : NULL, false);
+    const char *problem = load_named_parameters(r, error);
+    problem = folder_check_end(&adapters, problem, error);
+    return folder_check_end(&base, problem, error);
 }
 // Loads the parameters and the optimizer state of a checkpoint; of one of adapters, with the parameters of its base.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {

@@ -232,6 +232,9 @@ static bool score_documents(struct run *r, struct scored_document *documents, in
         const struct scored_document *same = places[places[i].same].document;
         places[i].document->log_likelihood = same->log_likelihood;
         places[i].document->greedy = same->greedy;
+        if (!isfinite(same->log_likelihood))
+            fail("a text's score is %g: the model's weights or activations are out of the range of %s",
+                 same->log_likelihood, sizeof(floatX) == 2 ? "bf16" : "fp32");
     }
     free(all);
     score_batch_free(&b);

@@ -83,6 +83,9 @@ static int evaluate_only(struct run *r) {
     const double loss = validate(r, &targets);
     if (isnan(loss) && r->stopped)
         return EXIT_STOPPED;
+    if (!isfinite(loss))
+        fail("the validation loss is %g: the model's weights or activations are out of the range of %s", loss,
+             sizeof(floatX) == 2 ? "bf16" : "fp32");
     printf("validation loss %.9g, perplexity %.6g, over %.0f tokens\n", loss, exp(loss), targets);
     return EXIT_SUCCESS;
 }

@@ -357,6 +357,32 @@ class Documents(Case):
             self.assertIn("for (int", result.stdout)
         self.assertEqual(results[0].stdout, results[1].stdout)
 
+    def test_a_damaged_model_is_refused(self):
+        """By the manifest beside its files; without one a value that is no finite number, by its tensor."""
+        def evaluated(*options):
+            return run("--init-from", damaged, "--eval-only", "--val-data", self.path + "/first_val.bin", "--seq-length", 32,
+                       "--micro-batch-size", 1, "--val-steps", 4, "--precision", "fp32", *options)
+        damaged = self.path + "/damaged"
+        shutil.copytree(self.model(), damaged)
+        self.assertEqual(evaluated().returncode, 0)
+        with open(damaged + "/model.safetensors", "r+b") as f:
+            tensors = 8 + struct.unpack("<Q", f.read(8))[0]
+            table = json.loads(f.read(tensors - 8))
+            name = "model.norm.weight"
+            f.seek(tensors + table[name]["data_offsets"][0] + 4 * 5)
+            f.write(struct.pack("<f", float("inf")))
+        result = evaluated()
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr, r"damaged/model.safetensors: is damaged: .*; --check-weights=false takes the files as they are\n$")
+        os.remove(damaged + "/manifest.json")
+        result = evaluated()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("element 5 of tensor '%s' is inf" % name, result.stderr)
+        result = evaluated("--check-weights=false")
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertRegex(result.stderr, "the validation loss is -?nan")
+        self.assertNotIn("validation loss", result.stdout)
+
     def test_generation_within_the_positions_and_past_them(self):
         """Of positions that were not given tokens by --sample-tokens all that a prompt leaves; RoPE's go on past them."""
         prompt = "for (int i"

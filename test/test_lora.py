@@ -245,7 +245,11 @@ class Merge(LoraCase):
             for part in "AB":
                 del tensors["base_model.model.model.layers.1.mlp.up_proj.lora_%s.weight" % part]
 
-        for change, word in ((missing, "without its lora_B"), (unknown, "is no adapter of a weight"),
+        def not_a_number(tensors):
+            kind, shape, values = tensors["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"]
+            tensors["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"] = [kind, shape, values[:-2] + b"\xc0\x7f"]
+
+        for change, word in ((missing, "without its lora_B"), (not_a_number, "up_proj.lora_B.weight' is nan"), (unknown, "is no adapter of a weight"),
                              (none, "has no adapter of 'model.layers.1.mlp.up_proj.weight'")):  # fmt: skip
             folder = self.path + "/" + change.__name__
             shutil.copytree(adapters, folder)

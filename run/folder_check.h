@@ -1,0 +1,47 @@
+// Holds the files of a folder to the manifest beside them, by a thread of its own while they are loaded: hashes cost less
+// than the reading, but not nothing.
+#pragma once
+#include "formats/checkpoint.h"    // checkpoint_verify_model
+#include "runtime/machine/error.h" // fail
+#include <pthread.h>               // pthread_create
+#include <stdbool.h>               // bool
+#include <sys/stat.h>              // stat
+
+struct folder_check {
+    const char *path; // not owned
+    bool optimizer;   // its files too
+    bool running;
+    pthread_t thread;
+    const char *problem; // NULL, or in `error`
+    struct error_text error;
+};
+
+static inline void *folder_check_run(void *argument) {
+    struct folder_check *const check = (struct folder_check *)argument;
+    check->problem = checkpoint_verify_model(check->path, check->optimizer, &check->error);
+    return NULL;
+}
+
+// Begins to check the folder at `path`, which must stay until folder_check_end. NULL, empty or no folder: nothing is
+// checked.
+static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
+    struct stat status;
+    check->path = path;
+    check->optimizer = optimizer;
+    check->problem = NULL;
+    check->running = path && *path && stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+    if (check->running && pthread_create(&check->thread, NULL, folder_check_run, check) != 0)
+        fail("%s: no thread can be started that checks its files", path);
+}
+
+// Waits for the check. Returns what is wrong with the files, in `error`; or else the caller's own `problem` with them, which
+// damage may have caused.
+static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
+    if (!check->running)
+        return problem;
+    pthread_join(check->thread, NULL);
+    check->running = false;
+    return check->problem
+               ? error_format(error, "%.900s; --check-weights=false takes the files as they are", check->problem)
+               : problem;
+}
