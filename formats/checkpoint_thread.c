@@ -1,6 +1,27 @@
 #include "formats/checkpoint_thread.h"
 #include <signal.h> // sigfillset
 #include <string.h> // memset
+#include <time.h>   // nanosleep
+
+#include "runtime/machine/before_exit.h" // before_exit_set
+
+// The thread that runs a job, of all workers of the process. A process that ends by an error waits for it.
+static pthread_mutex_t flight_mutex = PTHREAD_MUTEX_INITIALIZER;
+static bool in_flight;
+static pthread_t flight_thread;
+
+// Whether another thread than the caller's runs a job.
+static bool is_in_flight(void) {
+    pthread_mutex_lock(&flight_mutex);
+    const bool waits = in_flight && !pthread_equal(flight_thread, pthread_self());
+    pthread_mutex_unlock(&flight_mutex);
+    return waits;
+}
+static void wait_for_flight(double seconds) {
+    const struct timespec pause = {0, 2000000};
+    for (int waited = 0; waited * 0.002 < seconds && is_in_flight(); waited++)
+        nanosleep(&pause, NULL);
+}
 
 void checkpoint_thread_init(struct checkpoint_thread *worker) {
     memset(worker, 0, sizeof *worker);
@@ -10,6 +31,9 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);
+    pthread_mutex_lock(&flight_mutex);
+    in_flight = false;
+    pthread_mutex_unlock(&flight_mutex);
     pthread_mutex_lock(&worker->mutex);
     worker->done = true;
     pthread_mutex_unlock(&worker->mutex);
@@ -55,9 +79,13 @@ bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *j
     if (!checkpoint_thread_take(worker, job, argument))
         return false;
     sigset_t all, before;
+    before_exit_set(wait_for_flight);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
-    worker->has_thread = pthread_create(&worker->thread, NULL, checkpoint_thread_run, worker) == 0;
+    pthread_mutex_lock(&flight_mutex);           // which the thread takes at its end
+    worker->has_thread = in_flight = pthread_create(&worker->thread, NULL, checkpoint_thread_run, worker) == 0;
+    flight_thread = worker->thread;
+    pthread_mutex_unlock(&flight_mutex);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!worker->has_thread)
         checkpoint_thread_run(worker);

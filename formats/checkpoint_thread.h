@@ -1,6 +1,7 @@
 // A thread that writes checkpoints while the training goes on, one job at a time.
 //
-// All signals are blocked in the thread, so that the thread that trains receives them.
+// All signals are blocked in the thread, so that the thread that trains receives them. A process that ends by exit(), as
+// by fail(), waits for the job that is under way (runtime/machine/before_exit.h).
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <pthread.h>                    // pthread_t

@@ -639,6 +639,26 @@ class Signals(Case):
         self.assertEqual(self.log("val_whole"), self.log("val"))
         self.assertIn("val_loss", self.log("val")[3])
 
+    def test_an_error_does_not_lose_the_checkpoint_in_flight(self):
+        """A token outside the vocabulary ends the run while a checkpoint is written beside the training."""
+        data = self.path + "/bad"
+        os.mkdir(data)
+        write_shard(data + "/t_train_000.bin", 5, samples=50)
+        write_shard(data + "/t_val_000.bin", 6)
+        options = ["--vocab-size", 66, "--hidden-size", 256, "--micro-batch-size", 1, "--global-batch-size", 1, "--train-steps", 50,
+                   "--checkpoint-every", 1, "--checkpoint-async", "--val-every", 0, "--log-every", 1]
+        with open(data + "/t_train_000.bin", "r+b") as f:  # but for the one bad token all are below 66
+            f.seek(1024)
+            tokens = [min(token, 65) for token in struct.unpack("<801H", f.read(1602))]
+            tokens[20 * T] = 66
+            f.seek(1024)
+            f.write(struct.pack("<801H", *tokens))
+        result = self.run_it("bad_token", *options, expect=2, data=data)
+        self.assertIn("outside the vocabulary of 66", result.stderr)
+        last = max(self.log("bad_token"))
+        self.assertIn(last, self.steps("bad_token"))
+        self.assertEqual([name for name in os.listdir(self.path + "/bad_token/checkpoints") if not name.startswith("step_")], [])
+
     def test_while_starting(self):
         for i in range(12):
             process = self.start("begin_%d" % i, "--train-steps", 100000)

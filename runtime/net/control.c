@@ -12,6 +12,7 @@
 #include <time.h>        // clock_gettime
 #include <unistd.h>      // read, write, getpid, _exit
 
+#include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_listen
@@ -206,7 +207,7 @@ static void control_handle(struct control *c, struct control_link *link) {
         link->said_goodbye = true;
         c->all_closed = c->rank != 0;
         break;
-    case CONTROL_ABORT: _exit(EXIT_FAILURE);
+    case CONTROL_ABORT: before_exit_finish(ABORT_SAVE_S); _exit(EXIT_FAILURE);
     }
 }
 

@@ -12,6 +12,7 @@ enum {
     CONTROL_NAME = 64,        // bytes of the name of a collective or an exchange; longer ones are cut
     CONTROL_QUEUE = 8,        // queued frames: at most a welcome, a result, a goodbye, an abort, and two heartbeats
     CONTROL_IN_FLIGHT = 1024, // collectives in flight whose names are kept
+    ABORT_SAVE_S = 2,         // for a checkpoint in flight where the job ends: parts of ranks that are gone never come
     CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, whose hello has not arrived
 };
 

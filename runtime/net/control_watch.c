@@ -6,6 +6,7 @@
 #include <string.h> // memcpy
 #include <unistd.h> // write, _exit
 
+#include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_sleep_s
@@ -75,6 +76,7 @@ __attribute__((noreturn)) static void control_end(struct control *c, struct mess
         message_print(message);
     else
         socket_sleep_s(0.5);
+    before_exit_finish(ABORT_SAVE_S);
     if (c->rank == 0)
         control_abort_others(c);
     _exit(EXIT_FAILURE);

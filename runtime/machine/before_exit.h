@@ -1,0 +1,11 @@
+// What a process still has to finish where it ends because of an error: one function, which knows what is under way.
+#pragma once
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// Sets the function, which waits for what is under way, but not for longer than so many seconds. exit() calls it, whoever
+// calls exit(), and before_exit_finish. It may be called by any thread, and more than once.
+void before_exit_set(void (*finish)(double seconds));
+// Calls the function, where one is set: before _exit(), which calls nothing.
+void before_exit_finish(double seconds);
+__END_DECLS
