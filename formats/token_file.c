@@ -1,6 +1,7 @@
 #include "formats/token_file.h"
 #include "formats/finetune_shard.h"  // finetune_shard_parse
 #include "runtime/files/file_read.h" // open_regular, read_exactly, load_u32, load_u64
+#include "runtime/files/hash.h"      // hash64
 #include <errno.h>                   // errno
 #include <inttypes.h>                // PRIu64, PRId64
 #include <stdbool.h>                 // bool
@@ -359,6 +360,26 @@ int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, i
     return 0;
 }
 #undef TOKENS_WIDEN
+
+const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error) {
+    enum { PARTS = 8, PART_BYTES = 4096 };
+    unsigned char part[PART_BYTES];
+    uint64_t bytes;
+    int fd;
+    RETURN_PROBLEM(open_regular(&fd, &bytes, file->path, "a token shard", error));
+    const uint64_t n = bytes < PART_BYTES ? bytes : (uint64_t)PART_BYTES;
+    const char *problem = NULL;
+    uint64_t hash = hash64(&bytes, sizeof bytes, 0);
+    for (uint64_t i = 0; i < PARTS && !problem; i++) {
+        problem = read_exactly(fd, part, n, (bytes - n) / (PARTS - 1) * i, file->path, error);
+        if (!problem)
+            hash = hash64(part, n, hash);
+    }
+    close(fd);
+    hash &= INT64_MAX; // what JSON's readers hold exactly enough of: a signed integer
+    *digest = hash > 0 ? hash : 1;
+    return problem;
+}
 
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error) {

@@ -25,6 +25,7 @@ struct token_file {
     uint32_t vocabulary;            // TOKENS_FINETUNE: a number above every token of the tokenizer
     uint64_t *documents; // (num_documents) the token at which each document begins, rising; NULL: not read; owned
     uint64_t num_documents;
+    uint64_t digest; // token_file_digest, for its callers; 0: not computed
 };
 
 __BEGIN_DECLS
@@ -36,6 +37,9 @@ uint64_t token_type_bytes(enum token_type type);
 // llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file owns.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
+// *digest = a hash, above 0, of the file's length and of a few parts of it, the header among them: of what a file that was
+// written anew in its place almost always has otherwise. Its cost does not depend on the length.
+const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
 // Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; without an .idx a file has none.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has

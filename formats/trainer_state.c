@@ -58,6 +58,8 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
         json_object_begin(&json, NULL);
         json_str(&json, "name", state->files[i].name);
         json_uint(&json, "tokens", state->files[i].tokens);
+        if (state->files[i].digest)
+            json_uint(&json, "digest", state->files[i].digest);
         json_object_end(&json);
     }
     json_array_end(&json);
@@ -100,6 +102,9 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
         const json_t *file = json_array_get(files, (size_t)i);
         RETURN_PROBLEM(json_get_string(file, "name", &state->files[i].name, name, error));
         RETURN_PROBLEM(trainer_state_count(file, "tokens", &state->files[i].tokens, name, error));
+        int64_t digest;
+        RETURN_PROBLEM(json_opt_int(file, "digest", 1, INT64_MAX, 0, &digest, name, error));
+        state->files[i].digest = (uint64_t)digest;
     }
     return NULL;
 }

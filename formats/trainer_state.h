@@ -13,6 +13,7 @@
 struct trainer_file {
     const char *name; // without its folder, which may change
     uint64_t tokens;
+    uint64_t digest; // token_file_digest; 0: not known, as of states of older programs
 };
 // From first_epoch on, the data is the first `files` shards.
 struct trainer_data_change {

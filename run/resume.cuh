@@ -11,6 +11,14 @@
 
 // ---- starting ----
 
+// The digest of a shard, which is computed once; 0: the file can't be read now.
+static uint64_t digest_of_shard(const struct run *r, int i) {
+    struct token_file *const file = &r->train->files[i];
+    struct error_text error;
+    if (!file->digest && token_file_digest(&file->digest, file, &error))
+        file->digest = 0;
+    return file->digest;
+}
 // Fails unless the checkpoint's shards are the first ones of --train-data.
 static void check_data(const struct run *r, const struct trainer_state *state) {
     const int now = dataloader_num_files(r->train);
@@ -22,6 +30,10 @@ static void check_data(const struct run *r, const struct trainer_state *state) {
                  i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
                  json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens,
                  r->config->checkpoint);
+        if (state->files[i].digest && state->files[i].digest != digest_of_shard(r, i))
+            fail("--train-data: %s has other tokens than when %s was saved; put the former file back, or begin another "
+                 "run with --init-from",
+                 r->train->files[i].path, r->config->checkpoint);
     }
 }
 
@@ -177,6 +189,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     for (int i = 0; i < state.num_files; i++) {
         state.files[i].name = dataloader_name(r->train, i);
         state.files[i].tokens = r->train->files[i].tokens;
+        state.files[i].digest = digest_of_shard(r, i);
     }
     for (int i = 0; i < state.num_changes; i++) {
         state.changes[i].first_epoch = r->train->changes[i].first_epoch;

@@ -222,6 +222,19 @@ class Resume(Case):
         self.run_it("k", "--train-steps", 7, "--checkpoint-every", 1, "--keep-checkpoints", 3)
         self.assertEqual(self.steps("k"), [5, 6, 7])
 
+    def test_data_must_stay_what_it_was(self):
+        """A shard that was written anew, as long as the former one, is refused where a run goes on."""
+        data = self.path + "/rewritten"
+        os.mkdir(data)
+        write_shard(data + "/t_train_000.bin", 0)
+        write_shard(data + "/t_val_000.bin", 99)
+        self.run_it("rewritten_run", "--train-steps", 2, "--checkpoint-every", 2, data=data)
+        write_shard(data + "/t_train_000.bin", 1)
+        refused = self.run_it("rewritten_run", "--train-steps", 4, "--resume", "auto", expect=2, data=data)
+        self.assertRegex(refused.stderr, r"rewritten/t_train_000.bin has other tokens than when .*step_00000002 was saved")
+        write_shard(data + "/t_train_000.bin", 0)
+        self.run_it("rewritten_run", "--train-steps", 4, "--resume", "auto", data=data)
+
     def test_data_may_grow(self):
         data = self.path + "/growing"
         os.mkdir(data)
