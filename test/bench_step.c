@@ -77,8 +77,7 @@ static struct recompute_policy case_policy(const struct bench *b, int which, con
 
 static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
     const double begin = seconds_now();
-    if (!matmuls_only)
-        gpt_micro_step(m, 0, batch_of(b->inputs, b->targets), 1);
+    gpt_micro_step(m, 0, batch_of(b->inputs, b->targets), 1);
     if (!matmuls_only)
         gpt_update(m, step, 1e-4);
     return 1e3 * (seconds_now() - begin);
@@ -160,8 +159,12 @@ static void print_table(const struct bench *b, double peak_flops, struct flops_p
                log_bytes(plan, (int64_t)k->plan_bytes), log_bytes(arena, (int64_t)k->arena_bytes),
                log_bytes(resident, (int64_t)k->resident_bytes), k->activation_bytes_per_token_layer);
     }
+    const double ratio = median(base->step) / median(base->matmuls);
     printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
-           median(base->step) / median(base->matmuls));
+           ratio);
+    if (!(ratio > 0.9 && ratio < 100)) // a part of the step, and most of it but in tiny models
+        fail("the step can't take %.3f x its own matmuls: the machine was busy, or a part of one of both is missing",
+             ratio);
     const double flops = per_token.done * tokens, percent = 100 * 1e3 * flops / median(base->step) / peak_flops;
     printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%, by "
            "PaLM's convention %.1f %%\n",
