@@ -317,7 +317,8 @@ static const struct option_row config_rows[] = {
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
     ROW(INT, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
-        "Tokens of a chunk of the MLP, in layers that recompute it, where its activations are the peak; 0: all at once"),
+        "Tokens of a chunk of the MLP, in layers that recompute it, where its activations are the peak: its weights' "
+        "gradients are sums by chunks, of other roundings; 0: all at once"),
     ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30,
         "Tokens whose logits exist at a time; 0: chosen, on a GPU as many as the plan leaves memory for"),
 
