@@ -26,7 +26,10 @@ include scripts/libraries.mk # the machine and what it has: ARCH, MACHINE, DEFIN
 # -g1 is functions and lines, for backtraces and profilers; -g, which a debugger of variables needs, takes gcc half as long again.
 CFLAGS ?= -O3 -g1
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
-CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math $(if $(SANITIZE),-O1 $(SANITIZERS) -fno-omit-frame-pointer)
+IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>&1))
+# gcc fuses additions from -O2 on, or by -fexpensive-optimizations: some tests hold an op to its formula's bits.
+CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math \
+  $(if $(SANITIZE),-O1 $(if $(IS_CLANG),,-fexpensive-optimizations) $(SANITIZERS) -fno-omit-frame-pointer)
 include scripts/levels.mk # ARCH_FLAGS, and the levels of instruction sets above ARCH: LEVELS, LEVEL_ROWS
 # What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
 # those that each has, so that a test that passes on one machine is the same program on the next.
@@ -38,7 +41,7 @@ BASELINE := $(BASELINE_$(MACHINE))
 # lanes, of sums that a loop of at least one turn fills.
 # Of vectors that are passed by value gcc notes how another compiler passes them (psabi): no other object has such a function.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-psabi -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
-  $(if $(findstring clang,$(shell $(CC) --version 2>&1)),-Wno-pass-failed -Wno-unknown-warning-option,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
+  $(if $(IS_CLANG),-Wno-pass-failed -Wno-unknown-warning-option,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
 COMPILE = $(call COMPILE_FOR,$(ARCH_FLAGS))
