@@ -13,6 +13,7 @@
 #include "run/model_folder.h"        // struct model_folder
 #include "run/start.h"               // start_read_model
 #include "runtime/files/file_read.h" // read_whole
+#include "runtime/files/links.h"     // link_stays_in_folder
 #include "runtime/text/json_parse.h" // json_show
 #include <dirent.h>                  // opendir
 
@@ -202,6 +203,9 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
         return error_format(error, "%.500s: the name is too long", m->config->init_from);
     if (access(path, F_OK) != 0)
         return NULL;
+    if (!link_stays_in_folder(path))
+        return error_format(error, "%s: is a link to a file elsewhere; put the file itself there, or remove the link",
+                            path);
     RETURN_PROBLEM(read_whole(&data, &bytes, MOST_BYTES, path, "a file of the model", error));
     const char *problem = merge_open(m, name, error);
     if (!problem)

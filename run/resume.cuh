@@ -7,6 +7,7 @@
 #include "run/carried_files.h"     // files beside a model that its checkpoints have too
 #include "run/run.cuh"             // struct run
 #include "formats/trainer_state.h" // trainer_state.json
+#include "runtime/files/links.h"   // link_stays_in_folder
 #include "run/text_files.cuh"      // find_text_file
 
 // ---- starting ----
@@ -281,8 +282,16 @@ static void open_saver(struct run *r) {
     saver_set_base(&r->saver, r->base_folder);
     check_shared_folder(r);
     for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
-        if (find_text_file(r, carried_files[i], path, sizeof path))
+        if (find_text_file(r, carried_files[i], path, sizeof path)) {
+            // A model's folder may be a stranger's; the data's is the user's own.
+            if (*r->config->init_from && strncmp(path, r->config->init_from, strlen(r->config->init_from)) == 0 &&
+                !link_stays_in_folder(path))
+                fail(
+                    "%s: is a link to a file elsewhere, which each checkpoint would have a copy of; put the file itself "
+                    "there, or remove the link",
+                    path);
             saver_add_file(&r->saver, path, carried_files[i]);
+        }
 }
 
 // Begins the parts of a checkpoint that rank 0 has begun (writer: its process id) or could not begin (0). Returns false

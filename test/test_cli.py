@@ -383,6 +383,26 @@ class Documents(Case):
         self.assertRegex(result.stderr, "the validation loss is -?nan")
         self.assertNotIn("validation loss", result.stdout)
 
+    def test_a_link_out_of_a_models_folder_is_not_copied(self):
+        """A checkpoint has copies of the tokenizer's files: not of what a link in a model from elsewhere leads to."""
+        with open(self.path + "/secret", "w", encoding="ascii") as f:
+            f.write("secret")
+        cache = self.path + "/cache/snapshots/0123"
+        shutil.copytree(self.model(), cache)
+        os.remove(cache + "/manifest.json")
+        os.mkdir(self.path + "/cache/blobs")
+        train = ["--init-from", cache, *self.data, "--seq-length", 32, "--micro-batch-size", 4, "--val-every", 0, "--train-steps", 1,
+                 "--checkpoint-every", 1, "--precision", "fp32"]
+        os.symlink(self.path + "/secret", cache + "/chat_template.jinja")
+        self.refused(*train, "--out", self.path + "/copies", words=["chat_template.jinja", "is a link to a file elsewhere"])
+        os.rename(self.path + "/secret", self.path + "/cache/blobs/ab12")
+        os.remove(cache + "/chat_template.jinja")
+        os.symlink("../../blobs/ab12", cache + "/chat_template.jinja")  # as huggingface_hub lays its cache out
+        result = run(*train, "--out", self.path + "/copies")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(self.path + "/copies/checkpoints/step_00000001/chat_template.jinja", encoding="ascii") as f:
+            self.assertEqual(f.read(), "secret")
+
     def test_generation_within_the_positions_and_past_them(self):
         """Of positions that were not given tokens by --sample-tokens all that a prompt leaves; RoPE's go on past them."""
         prompt = "for (int i"

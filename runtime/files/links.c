@@ -1,0 +1,25 @@
+#include "runtime/files/links.h"
+#include <limits.h> // PATH_MAX
+#include <stdio.h>  // snprintf
+#include <stdlib.h> // realpath
+#include <string.h> // strrchr
+
+// Whether the resolved path lies in the folder, which exists.
+static bool lies_in(const char *resolved, const char *folder) {
+    char real[PATH_MAX];
+    if (!realpath(folder, real))
+        return false;
+    const size_t length = strlen(real);
+    return strncmp(resolved, real, length) == 0 && (resolved[length] == '/' || length == 1);
+}
+
+bool link_stays_in_folder(const char *path) {
+    char resolved[PATH_MAX], folder[PATH_MAX], blobs[PATH_MAX + 16];
+    const char *const slash = strrchr(path, '/');
+    if (!realpath(path, resolved) ||
+        (size_t)snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".") >=
+            sizeof folder)
+        return false;
+    snprintf(blobs, sizeof blobs, "%s/../../blobs", folder);
+    return lies_in(resolved, folder) || lies_in(resolved, blobs);
+}
