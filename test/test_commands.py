@@ -1,0 +1,104 @@
+"""What is said is run: each command of README and docs/ is one that the programs take, and what they print names no option that is not
+there. Commands that need a model, a GPU or a cluster are held to the names of their options; the others run, with --plan."""
+import glob
+import os
+import re
+import shlex
+import subprocess
+import unittest
+
+from environment import ROOT
+
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
+CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA") and os.path.abspath(os.environ["TRAIN_GPT_CUDA"])
+PAGES = [os.path.join(ROOT, "README.md"), *sorted(glob.glob(ROOT + "/docs/**/*.md", recursive=True))]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
+# Options of other programs that the pages name, and of examples.
+OTHERS = {"--enable-lora", "--lora-modules", "--max-lora-rank",  # vLLM's
+          "--fp8-param-gather", "--muon-no-split-qkv",  # Megatron-LM's
+          "--most-layers"}  # which docs/extending.md adds
+OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # of mpirun and docker
+# What --plan has no answer for: files that a model, a checkpoint or a text is read from.
+NEEDS_FILES = re.compile(r"--(init-from|resume|lora-adapter|lora-merge|generate|chat|eval-only|perplexity)\b")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def engine_options():
+    text = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    return set(OPTION.findall(text))
+
+
+def script_options():
+    """Those that the text of any script has: each script's own tests hold it to what it takes."""
+    paths = [path for folder in ("scripts", "test", "test/cuda", "test/golden", "test/long") for path in glob.glob(ROOT + "/" + folder + "/*")
+             if path.endswith((".py", ".sh"))]
+    return {option for path in paths if path != os.path.abspath(__file__) for option in OPTION.findall(read(path))}
+
+
+def is_known(option, options):
+    """--no-NAME turns a switch off."""
+    return option in options or option.startswith("--no-") and "--" + option[len("--no-"):] in options
+
+
+def commands(path):
+    """The lines of a page's blocks of commands, continued ones joined, without comments."""
+    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", read(path), re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield re.sub(r"(^|\s)#.*", "", line).strip()
+
+
+class Commands(unittest.TestCase):
+    def test_options_that_pages_name_are_there(self):
+        known = engine_options() | script_options() | OTHERS
+        for path in PAGES:
+            unknown = {option for option in OPTION.findall(read(path)) if not is_known(option, known)}
+            self.assertEqual(unknown, set(), path)
+
+    def test_options_that_messages_name_are_there(self):
+        known = engine_options() | OTHERS_IN_MESSAGES
+        for folder in (".", "run", "formats", "runtime/*", "kernels"):
+            for path in glob.glob("%s/%s/*" % (ROOT, folder)):
+                if not path.endswith((".h", ".c", ".cuh", ".cu")):
+                    continue
+                literals = re.findall(r'"(?:[^"\\\n]|\\.)*"', re.sub(r"//.*", "", read(path)))
+                named = {option for literal in literals for option in OPTION.findall(literal)}
+                named -= {"--no", "--name", "--json"}  # begun in a string, and ended by another
+                self.assertEqual({option for option in named if not is_known(option, known)}, set(), path)
+
+    def test_goals_that_pages_name_are_there(self):
+        makefile = read(ROOT + "/Makefile")
+        goals = set(" ".join(re.findall(r"^([a-z][a-z -]*):(?!=)", makefile, re.M)).split()) | set(re.findall(r"\$\(B\)/([a-z_]+):", makefile))
+        for path in PAGES:
+            for command in commands(path):
+                words = command.split()
+                if words[:1] == ["make"]:
+                    named = [word for word in words[1:] if re.fullmatch("[a-z][a-z-]*", word)]
+                    self.assertEqual([goal for goal in named if goal not in goals and not goal.startswith("fuzz-")], [], (path, command))
+
+    def test_commands_plan(self):
+        """Those of the engine that need no file: with --plan, which reads no data, they are accepted. A plan for a GPU is by the program
+        that has its target."""
+        ran, refused = 0, []
+        for path in PAGES:
+            for command in commands(path):
+                found = re.search(r"build/train_gpt( .*)", command)
+                if not found or NEEDS_FILES.search(command) or re.search(r"[$<>|]", command):
+                    continue
+                words = [word for word in shlex.split(found[1]) if word not in ("--plan", "...")]
+                program = CUDA_PROGRAM if "--plan-gpu" in words else PROGRAM
+                if not program:
+                    continue
+                result = subprocess.run([program, *words, "--plan"], capture_output=True, text=True, timeout=120, cwd=ROOT)
+                ran += 1
+                if result.returncode != 0:
+                    refused.append((os.path.relpath(path, ROOT), command, result.stderr))
+        self.assertEqual(refused, [])
+        self.assertGreater(ran, 8 if CUDA_PROGRAM else 7)
+
+
+if __name__ == "__main__":
+    unittest.main()
