@@ -1,5 +1,6 @@
 // What this process may still allocate: the machine's memory, its cgroups and its own limits, each under a root of the
-// test's own or by setting the limit.
+// test's own or by setting the limit. And the CPU time that its cgroups grant it.
+#include "runtime/machine/cpu_quota.c"     // under test
 #include "runtime/machine/memory_limits.c" // under test
 #include "test/fails.h"                    // run_in_child
 #include "test/testing.h"                  // cmocka
@@ -57,6 +58,27 @@ static void the_machine_and_its_cgroups_bound_memory(void **state) {
     assert_true(memory_available_bytes() > 0);
 }
 
+static void cgroups_bound_the_cpus(void **state) {
+    char root[TEST_PATH];
+    assert_non_null(mkdtemp(test_template(root, "unit_memory_limits")));
+    assert_int_equal(cpu_quota_under(root), 0); // nothing is known
+    write_under(root, "/proc/self/cgroup", "0::/outer/inner\n");
+    write_under(root, "/sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n");
+    assert_int_equal(cpu_quota_under(root), 0);
+    write_under(root, "/sys/fs/cgroup/outer/cpu.max", "350000 100000\n");
+    assert_int_equal(cpu_quota_under(root), 4);
+    write_under(root, "/sys/fs/cgroup/outer/inner/cpu.max", "20000 100000\n");
+    assert_int_equal(cpu_quota_under(root), 1);
+    write_under(root, "/proc/self/cgroup", "12:cpu,cpuacct:/job\n4:memory:/docker/0123\n");
+    write_under(root, "/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "-1\n");
+    write_under(root, "/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(cpu_quota_under(root), 0);
+    write_under(root, "/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "200000\n");
+    assert_int_equal(cpu_quota_under(root), 2);
+    remove_root(root);
+    assert_true(cpu_quota() >= 0);
+}
+
 static void limited(void *resource) {
     struct rlimit limit;
     char text[256];
@@ -94,6 +116,7 @@ static void the_limits_of_the_process_bound_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_machine_and_its_cgroups_bound_memory),
+        cmocka_unit_test(cgroups_bound_the_cpus),
         cmocka_unit_test(the_limits_of_the_process_bound_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,26 +1,13 @@
 // The limits of memory in /proc and /sys. A missing file means no limit: older kernels and containers lack some.
 #include "runtime/machine/memory_limits.h"
-#include <stdbool.h>      // bool
-#include <stdint.h>       // SIZE_MAX
-#include <stdio.h>        // fopen, fread, snprintf, sscanf
-#include <stdlib.h>       // strtoull
-#include <string.h>       // strncmp, strchr, strrchr, strspn
-#include <sys/resource.h> // getrlimit
-#include <unistd.h>       // sysconf
-
-// Reads the beginning of a kernel file, root/path, into the n bytes of `text`; false where that fails.
-static bool read_kernel_file(const char *root, const char *path, char *text, size_t n) {
-    char full[4096];
-    if ((size_t)snprintf(full, sizeof full, "%s%s", root, path) >= sizeof full)
-        return false;
-    FILE *file = fopen(full, "r");
-    if (!file)
-        return false;
-    const size_t count = fread(text, 1, n - 1, file);
-    fclose(file);
-    text[count] = 0;
-    return count > 0;
-}
+#include "runtime/machine/cgroups.h" // cgroups_each, read_kernel_file
+#include <stdbool.h>                 // bool
+#include <stdint.h>                  // SIZE_MAX
+#include <stdio.h>                   // fopen, fread, snprintf, sscanf
+#include <stdlib.h>                  // strtoull
+#include <string.h>                  // strncmp, strchr, strrchr, strspn
+#include <sys/resource.h>            // getrlimit
+#include <unistd.h>                  // sysconf
 
 // The number in the line of `text` that begins with `key`; SIZE_MAX where there is no such line or number ("max").
 static size_t number_of_line(const char *text, const char *key) {
@@ -63,38 +50,17 @@ static size_t cgroup_left(const char *root, const char *folder, const char *limi
     return rest_of(limit, used);
 }
 
-// The least that this process's cgroup and those around it leave. A container may see its own group at the root of the
-// mount while /proc names the path outside, so that every ancestor up to the root is read, whether it exists or not.
+// Lowers *context (size_t) to what the group leaves.
+static void look_for_rest(const char *root, const char *folder, bool unified, void *context) {
+    size_t *const left = (size_t *)context;
+    *left = least(*left, unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
+                                 : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                               "total_inactive_file"));
+}
+// The least that this process's cgroup and those around it leave.
 static size_t cgroups_left(const char *root) {
-    char groups[8192];
     size_t left = SIZE_MAX;
-    if (!read_kernel_file(root, "/proc/self/cgroup", groups, sizeof groups))
-        return left;
-    for (char *line = groups, *next; line && *line; line = next) { // "4:memory:/path" (v1) or "0::/path" (v2)
-        next = strchr(line, '\n');
-        if (next)
-            *next++ = 0;
-        const bool unified = strncmp(line, "0::", 3) == 0;
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path || (!unified && strncmp(controllers, ":memory:", 8) != 0))
-            continue;
-        path++;
-        for (bool at_root = false; !at_root;) {
-            char folder[4096];
-            char *slash = strrchr(path, '/');
-            if (slash && !slash[1])
-                *slash = 0;
-            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%.3000s", unified ? "" : "/memory", path);
-            const size_t here = unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
-                                        : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                      "total_inactive_file");
-            left = least(left, here);
-            slash = strrchr(path, '/');
-            at_root = !slash;
-            if (slash)
-                *slash = 0;
-        }
-    }
+    cgroups_each(root, "memory", look_for_rest, &left);
     return left;
 }
 

@@ -1,0 +1,9 @@
+// The CPU time that this process may use, where a container or a batch system grants fewer CPUs than it shows.
+#pragma once
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// The number of CPUs whose time the process's cgroups (v1 and v2) grant it, rounded up; 0: no limit is known. A process with
+// more threads than that has all of them put aside together when the period's time is used up.
+int cpu_quota(void);
+__END_DECLS
