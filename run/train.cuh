@@ -72,12 +72,10 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Fills in the log entry's model flops utilisation of one rank, at its tokens per second.
-static void measure_utilisation(struct run *r, struct log_step *entry, double tokens_per_second) {
+// Fills in the log entry's model flops utilisation of one rank, at its tokens per second. The peak stays what it was at the
+// start: one that the steps it judges could raise would call the fastest of these 100 %.
+static void measure_utilisation(const struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
-    // A measured peak, that of a matmul, is a lower bound: a faster step raises it.
-    if (r->peak_is_measured && r->peak_flops > 0 && r->peak_flops < flops.done * tokens_per_second)
-        r->peak_flops = flops.done * tokens_per_second;
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }

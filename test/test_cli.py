@@ -577,7 +577,9 @@ class Runs(Case):
         for entry in log:
             self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "mfu_palm",
                               "peak_bytes"}, set(entry) - {"val_loss"})
-            self.assertTrue(0 < entry["mfu"] <= 1, entry)
+            # Of one peak, which no step changes. It is that of a matmul in little memory, which a step may exceed.
+            self.assertAlmostEqual(entry["mfu"] * log[0]["tokens_per_second"] / (log[0]["mfu"] * entry["tokens_per_second"]), 1, 2)
+            self.assertTrue(0 < entry["mfu"] < 2, entry)
             self.assertGreater(entry["mfu_palm"], entry["mfu"])
             self.assertEqual(entry["tokens"], entry["step"] * 4 * 32)
         self.assertEqual([entry["step"] for entry in log if "val_loss" in entry], [60, 120])
