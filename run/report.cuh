@@ -1,5 +1,6 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
+#include "run/environment.h"      // environment_describe
 #include "run/fp8_report.cuh"     // fp8_describe
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/run.cuh"            // struct run
@@ -102,6 +103,13 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->ema_decay);
 }
+// The variables of the environment that change what is computed, where any is set.
+static void report_environment(void) {
+    char *const variables = environment_describe();
+    if (*variables)
+        log_row("environment", "%s", variables);
+    free(variables);
+}
 // What is offloaded, and what that costs.
 static void report_offload(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
@@ -159,6 +167,7 @@ static void report(const struct run *r) {
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
+    report_environment();
     log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     if (c->fp8_format != FP8_FORMAT_NONE)
         log_row("FP8", "%s", fp8_describe(fp8, c));

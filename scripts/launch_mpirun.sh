@@ -11,6 +11,7 @@
 # To save and go on: kill -USR1 mpirun's process. To save and stop: kill -TERM one rank's; the others follow.
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/launch_environment.sh
 ranks=${RANKS:-8}
 
 case ${TARGET:-cuda} in
@@ -28,7 +29,7 @@ cpu)
     ;;
 esac
 # mpirun takes nothing of the environment to other hosts but what is named.
-for name in $(env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'); do
+for name in $(variables_to_take); do
     set -- -x "$name" "$@"
 done
 if [ -n "${HOSTS:-}" ]; then

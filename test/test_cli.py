@@ -398,7 +398,10 @@ class Attention(Case):
         self.assertIn("flash", result.stdout)
         result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("NVTE_FLASH_ATTN", result.stdout)
+        self.assertRegex(result.stdout, r"(?m)^attention .*switched off by NVTE_FLASH_ATTN=0")
+        self.assertRegex(result.stdout, r"(?m)^environment +NVTE_FLASH_ATTN=0 \(attention's backend\)$")
+        result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""}) # as none
+        self.assertNotIn("NVTE_", result.stdout)
         self.assertIn("probabilities", json.dumps(self.plan("--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})))
 
     def test_none_left(self):
