@@ -547,6 +547,17 @@ class Runs(Case):
         self.assertEqual(config["num_query_groups"], 2)
         self.assertEqual(config["seq_length"], 32)
 
+    def test_threads_that_openmp_does_not_give(self):
+        """Fewer threads than were asked for, of which each would do its share alone."""
+        fp32 = ["--train-steps", 2, "--hidden-size", 256, "--precision", "fp32"]
+        plain = self.train("plain", *fp32, "--threads", 4)[1]
+        dynamic = self.train("dynamic", *fp32, "--threads", 4, environment={"OMP_DYNAMIC": "true"})[1]
+        self.assertEqual([e["loss"] for e in dynamic], [e["loss"] for e in plain])
+        result, _ = self.train("limit", *fp32, environment={"OMP_THREAD_LIMIT": "1"})
+        self.assertRegex(result.stdout, r"(?m)^device .*\b1 threads")
+        self.refused(*SMALL, *self.data, "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"},
+                     words=["--threads 2: OMP_THREAD_LIMIT in the environment allows 1"])
+
     def test_same_run_same_losses_for_any_threads(self):
         logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]
                 for i, threads in enumerate([1, 2, 2, 3])]
