@@ -87,9 +87,16 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
-// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why.
-static enum config_device choose_device(void) {
+// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends the
+// program where other ranks have found one: GPUs and CPUs exchange gradients by other collectives.
+static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
+    const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
+    if (*reason && any_has_one)
+        fail(
+            "--device auto: other ranks have a GPU, and this one uses none: %s; start each rank where it has a GPU, or "
+            "all with --device cpu",
+            reason);
     if (CUDA_IS_BUILT && *reason)
         printf("no GPU is used: %s\n", reason);
     return *reason ? DEVICE_CPU : DEVICE_CUDA;
@@ -105,7 +112,7 @@ static void check_cuda(bool plans) {
 // the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
     switch (config->device) {
-    case DEVICE_AUTO: config->device = choose_device(); break;
+    case DEVICE_AUTO: config->device = choose_device(config->parallel); break;
     case DEVICE_CUDA: check_cuda(config->plan); break;
     case DEVICE_CPU: break;
     }

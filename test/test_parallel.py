@@ -707,6 +707,13 @@ class CudaEngine(Case):
         self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
 
+    def test_a_rank_without_a_gpu(self):
+        """--device auto would find a CPU for it, which waits for collectives that the others do not take part in."""
+        command = self.command("auto", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, program=CUDA_PROGRAM)
+        statuses, outputs = Job(command, 2, environments={1: {"EMU_DEVICES": "0"}}).end(20)
+        self.assertEqual(statuses, [2, 2], outputs)
+        self.assertIn("rank 1: --device auto: other ranks have a GPU, and this one uses none: no GPU is visible; start each", outputs[1])
+
     def test_ranks_agree_on_fused(self):
         """Where one rank has no cuDNN that can be used, none uses it, and which rank that is is said."""
         command = self.command("fused", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda",
