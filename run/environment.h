@@ -46,6 +46,7 @@ static const struct environment_variable environment_variables[] = {
     {"DNNL_DEFAULT_FPMATH_MODE", "STRICT", "oneDNN's precision"},
     {"OPENBLAS_CORETYPE", NULL, "OpenBLAS's instructions"},
     {"OPENBLAS_BLOCK_FACTOR", NULL, "the order of OpenBLAS's sums"},
+    {"OPENBLAS_L2_SIZE", NULL, "the order of OpenBLAS's sums"},
     {"GLIBC_TUNABLES", NULL, "libm's instructions"},
 };
 enum { ENVIRONMENT_VARIABLES = sizeof environment_variables / sizeof *environment_variables };
