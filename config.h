@@ -153,6 +153,7 @@ struct config {
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
+    const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
 };
 
 // ---- the table ----

@@ -72,14 +72,15 @@ def here(command, folder):
 class Job:
     """Ranks that were started one by one, by --rendezvous, so that a test can do something to one of them."""
 
-    def __init__(self, command, ranks, different=None, folders=None, environments=None):
+    def __init__(self, command, ranks, different=None, folders=None, environments=None, programs=None):
         port = free_port()
         self.ranks = []
         for rank in range(ranks):
             environment = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
                            "LOCAL_WORLD_SIZE": str(ranks), **(environments or {}).get(rank, {})}
             mine = (different or {}).get(rank, [])
-            self.ranks.append(subprocess.Popen([*command, *mine, "--rendezvous", "127.0.0.1:%d" % port], env=environment, text=True,
+            program = (programs or {}).get(rank, command[0])
+            self.ranks.append(subprocess.Popen([program, *command[1:], *mine, "--rendezvous", "127.0.0.1:%d" % port], env=environment, text=True,
                                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folders and folders[rank]))
 
     def end(self, seconds=LIMIT):
@@ -492,6 +493,19 @@ class Launchers(Case):
             statuses, outputs = Job(self.command("m", "--micro-batch-size", 2, *arguments), 2).end(20)
             self.assertEqual(statuses, [2, 2], outputs)
             self.assertIn(message, outputs[0])
+
+    def test_programs_that_differ(self):
+        """Of another commit, here a copy that has another's name."""
+        commit = re.search(r"(?m)^commit +(\S+)$", subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout)[1]
+        other = shutil.copy(PROGRAM, self.path + "/other_commit")
+        with open(other, "r+b") as f:
+            data = f.read()
+            f.seek(data.index(commit.encode() + b"\0"))
+            f.write(b"#")
+        statuses, outputs = Job(self.command("p", "--micro-batch-size", 2, "--train-steps", 1), 2, programs={1: other}).end(20)
+        self.assertEqual(statuses, [2, 2], outputs)
+        self.assertIn("rank 1: the programs differ between ranks: here 'commit #%s', on rank 0 'commit %s'; start all" % (commit[1:], commit),
+                      outputs[1])
 
     def test_ranks_that_differ(self):
         other = self.path + "/other"
