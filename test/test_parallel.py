@@ -507,6 +507,16 @@ class Launchers(Case):
         self.assertIn("rank 1: the programs differ between ranks: here 'commit #%s', on rank 0 'commit %s'; start all" % (commit[1:], commit),
                       outputs[1])
 
+    def test_memory_is_that_of_all_ranks(self):
+        """Threads have memory of their own, and are a rank's."""
+        options = ["--micro-batch-size", 2, "--train-steps", 1, "--val-every", 0]
+        for threads, memory in ((4, r"(\S+ \S+) to (?!\1)\S+ \S+ planned a rank, (\S+ \S+) to (?!\2)\S+ \S+ of it activations"),
+                                (1, r"\S+ \S+ planned, \S+ \S+ of it activations")):
+            statuses, outputs = Job(self.command("memory", *options), 2, {1: ["--threads", str(threads)]}).end(20)
+            self.assertEqual(statuses, [0, 0], outputs)
+            self.assertRegex(outputs[0], "(?m)^memory +%s$" % memory)
+            self.assertNotIn("ranks differ", outputs[0])
+
     def test_ranks_that_differ(self):
         other = self.path + "/other"
         shutil.rmtree(other, ignore_errors=True)
@@ -727,6 +737,16 @@ class CudaEngine(Case):
         statuses, outputs = Job(command, 2, environments={1: {"EMU_DEVICES": "0"}}).end(20)
         self.assertEqual(statuses, [2, 2], outputs)
         self.assertIn("rank 1: --device auto: other ranks have a GPU, and this one uses none: no GPU is visible; start each", outputs[1])
+
+    def test_two_kinds_of_gpu_are_reported(self):
+        command = self.command("kinds", *self.SHAPE, "--kv-channels", 64, "--precision", "bf16", "--micro-batch-size", 2, "--val-every", 0,
+                               "--train-steps", 1, "--device", "cuda", program=CUDA_PROGRAM)
+        ranks = [["-np", "1", "env", "EMU_CAPABILITY=" + capability, *command] for capability in ("9.0", "8.0")]
+        result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", *ranks[0], ":", *ranks[1]], capture_output=True, text=True,
+                                timeout=LIMIT, env={**ENVIRONMENT, "NVTE_FUSED_ATTN": "0"})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, "(?m)^ranks differ +rank 1, of 1 that do, has cuda: .*capability 8.0, bf16 where rank 0 has cuda: .*"
+                         "capability 9.0, bf16, attention by flash, mma.sync bf16 where rank 0 has attention by flash, wgmma bf16; replicas")
 
     def test_ranks_agree_on_fused(self):
         """Where one rank has no cuDNN that can be used, none uses it, and which rank that is is said."""
