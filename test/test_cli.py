@@ -82,7 +82,8 @@ class Options(Case):
         result = run("--help")
         self.assertEqual(result.returncode, 0)
         self.assertEqual(result.stderr, "")
-        for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset"]:
+        for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset",
+                     "NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0", "NVTE_UNFUSED_ATTN=0"]:
             self.assertIn(name, result.stdout)
 
     def test_a_result_that_nobody_can_read_is_an_error(self):
