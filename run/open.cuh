@@ -40,8 +40,8 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-// Where some ranks have chosen fused and others not, by what is installed on their machines or is in their environment,
-// one of the others; -1: ranks agree. Every rank calls this.
+// Where some ranks have chosen fused and others not, by what is installed on their machines, one of the others; -1: ranks
+// agree. Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;

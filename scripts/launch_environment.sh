@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # For the launch scripts: what ranks on other hosts take over from this one's environment.
 
 # The variables that change what is computed, on which ranks must agree: those of run/environment.h.
