@@ -175,7 +175,6 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 // Chooses among the backends that `reasons` leave, and writes what it is and why.
 struct attention_reasons {
     char flash[192], unfused[192], sm90[128], fused[320];
-    bool fused_leads; // where both fused and flash are left
 };
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted) {
@@ -196,8 +195,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
     choice->backend = ATTENTION_FUSED;
     snprintf(choice->reason, sizeof choice->reason, "fused, %s bf16 (%s; %s)", fused_describe(dev),
              wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
-             : r->fused_leads          ? "by published figures faster on this GPU than our kernels that take the shape"
-                                       : r->flash,
+             : *r->flash               ? r->flash
+                                       : "by published figures faster on this GPU than our kernels that take the shape",
              fused_describe_plans(plans, sizeof plans, shape, any_order, dev));
 }
 
@@ -212,8 +211,8 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     attention_flash_reason(r.flash, sizeof r.flash, wanted, shape);
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     attention_sm90_unavailable_reason(r.sm90, sizeof r.sm90, shape, demands.dropout, dev);
-    r.fused_leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
-    if (wanted == ATTENTION_FUSED || *r.flash || r.fused_leads) // else the library need not be loaded
+    const bool leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
+    if (wanted == ATTENTION_FUSED || *r.flash || leads) // else the library need not be loaded
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
         attention_fused_not_asked(r.fused, sizeof r.fused, wanted, dev);

@@ -153,6 +153,7 @@ struct config {
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
+    const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
 };
 
 // ---- the table ----
@@ -272,7 +273,8 @@ static const struct option_row config_rows[] = {
 
     GROUP("Attention and recomputation"),
     ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
-        "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can run"),
+        "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
+        "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN sums dQ in any order"),
     ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),

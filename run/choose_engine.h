@@ -77,19 +77,28 @@ static void resolve_precision(struct config *config, const struct level *level) 
     config->precision_reason = reason;
 }
 static engine_entry *cpu_engine(struct config *config, const struct level *level) {
-    static char reason[64];
+    static char reason[64], instructions[512];
     if (NUM_LEVELS > 1)
         snprintf(reason, sizeof reason, "of %d that this program has", (int)NUM_LEVELS);
     else
         snprintf(reason, sizeof reason, "the one that this program has");
+    level_list_features(instructions, sizeof instructions, level);
+    config->instructions = instructions;
     config->instruction_set = level->name;
     config->instruction_set_reason = reason;
     return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
-// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why.
-static enum config_device choose_device(void) {
+// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends the
+// program where other ranks have found one: GPUs and CPUs exchange gradients by other collectives.
+static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
+    const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
+    if (*reason && any_has_one)
+        fail(
+            "--device auto: other ranks have a GPU, and this one uses none: %s; start each rank where it has a GPU, or "
+            "all with --device cpu",
+            reason);
     if (CUDA_IS_BUILT && *reason)
         printf("no GPU is used: %s\n", reason);
     return *reason ? DEVICE_CPU : DEVICE_CUDA;
@@ -101,16 +110,32 @@ static void check_cuda(bool plans) {
         fail("--device cuda: %s; --device cpu trains on the CPU", reason);
 }
 
+// Ends the job where ranks run programs of different commits, of which each may compute otherwise; or, at stage 0 on
+// CPUs, programs compiled for different instructions, as each host's own build may be. There every rank updates all
+// parameters by itself, and nothing promises that the updates stay equal: seen, they do between x86-64-v3 and AVX-512. At
+// the other stages the others take over the shard that a rank updates, and the report says how ranks differ.
+static void check_programs(const struct config *config) {
+    char text[1024];
+    int used = snprintf(text, sizeof text, "commit %s\n", build_commit);
+    if (config->instructions && config->zero_stage == 0 && config_trains(config))
+        snprintf(text + used, sizeof text - (size_t)used, "instructions%s (which may differ from --zero-stage 1 on)\n",
+                 config->instructions);
+    parallel_check_same(config->parallel, text, "programs");
+}
+
 // The engine for the options' target, precision and level; auto is decided by this machine and the other ranks'. Sets
 // the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
     switch (config->device) {
-    case DEVICE_AUTO: config->device = choose_device(); break;
+    case DEVICE_AUTO: config->device = choose_device(config->parallel); break;
     case DEVICE_CUDA: check_cuda(config->plan); break;
     case DEVICE_CPU: break;
     }
     config->precision_reason = *config->checkpoint ? "the checkpoint's" : "by --precision";
     const struct level *const level = choose_level(config); // by all ranks, some of which may have GPUs
     resolve_precision(config, level);
-    return config->device == DEVICE_CUDA ? cuda_engine(config->precision) : cpu_engine(config, level);
+    engine_entry *const engine =
+        config->device == DEVICE_CUDA ? cuda_engine(config->precision) : cpu_engine(config, level);
+    check_programs(config);
+    return engine;
 }

@@ -19,6 +19,7 @@ struct level {
 #ifdef __cplusplus
 extern "C" {
 #endif
+extern const char build_commit[]; // git describe, or "unknown"
 #define LEVEL_SYMBOLS(suffix, name)                                                                                    \
     extern const struct cpu_feature cpu_features_needed##suffix[];                                                     \
     engine_entry train_cpu_fp32##suffix, train_cpu_bf16##suffix;
@@ -42,6 +43,15 @@ static void levels_list_here(char *text, size_t bytes) {
         if (level_runs_here(&levels[i]))
             snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "", levels[i].name);
     }
+}
+
+// text = the instruction sets, beyond the architecture's first, that the level is compiled for, each after a space.
+static void level_list_features(char *text, size_t bytes, const struct level *level) {
+    size_t used = 0;
+    text[0] = 0;
+    for (const struct cpu_feature *f = level->features; f->name; f++)
+        if (cpu_feature_is_compiled(f) && used < bytes)
+            used += (size_t)snprintf(text + used, bytes - used, " %s", f->name);
 }
 
 // The level's products of bf16, as the compiler calls them; NULL: none.

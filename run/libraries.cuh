@@ -33,6 +33,17 @@ static const char *library_version_text(char text[LIBRARY_VERSION], int version)
     return text;
 }
 
+// What of the libraries may differ between machines beside matmul_describe: NCCL's version.
+static const char *library_variant(char text[LIBRARY_VERSION]) {
+    text[0] = 0;
+#ifdef HAVE_NCCL
+    int version = 0;
+    if (ncclGetVersion(&version) == ncclSuccess)
+        snprintf(text, LIBRARY_VERSION, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+#endif
+    return text;
+}
+
 static void libraries_print(void) {
     char compiled[LIBRARY_VERSION], running[LIBRARY_VERSION];
     int runtime = 0, driver = 0;
@@ -93,6 +104,18 @@ static void library_mpi(void) {
     char text[256];
     mpi_describe(text, sizeof text);
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
+}
+
+// What of the libraries may differ between machines beside matmul_describe: the kernels that each has chosen for this
+// CPU, oneDNN by the number of an instruction set (dnnl_cpu_isa_t), OpenBLAS by the name of a core.
+static const char *library_variant(char text[LIBRARY_VERSION]) {
+    text[0] = 0;
+#ifdef HAVE_ONEDNN
+    snprintf(text, LIBRARY_VERSION, "oneDNN's instruction set %#x", (unsigned)dnnl_get_effective_cpu_isa());
+#elif defined HAVE_OPENBLAS
+    snprintf(text, LIBRARY_VERSION, "OpenBLAS's core %s", openblas_get_corename());
+#endif
+    return text;
 }
 
 static void libraries_print(void) {

@@ -380,10 +380,11 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
     return problem;
 }
 
-// Loads the master weights where they are more than what is in model.safetensors. Files of a run without them, as with
-// --main-params-dtype bf16, have none; *without says that this run, which has some, began them from the parameters.
+// Loads the master weights where they are more than what is in model.safetensors. Runs without them, as with
+// --main-params-dtype bf16, have none in their files, and take none. *converted: how this run's come from the file's where
+// one of the two has none; NULL: both have them, or neither.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
-                                          bool model_is_exact, bool *without, struct error_text *error) {
+                                          bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
     bool any = false;
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -392,7 +393,9 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
         any = any || safetensors_find(file, name);
     }
     const bool wanted = masters_are_exact(&m->optimizer) && !model_is_exact;
-    *without = wanted && !any;
+    *converted = wanted && !any   ? "master weights from bf16 parameters"
+                 : any && !wanted ? "master weights to bf16 parameters"
+                                  : NULL;
     if (!wanted || !any)
         return NULL;
     const char *problem = model_loader_create(&loader, m, error);
@@ -402,10 +405,10 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
-// Says in one line what was converted, on rank 0.
+// Says in one line what was converted, on rank 0. masters: how master weights were; NULL: they were not.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
-                               bool without_masters) {
-    bool any = without_masters;
+                               const char *masters) {
+    bool any = masters != NULL;
     for (int id = 0; id < STATE_COUNT; id++)
         any = any || conversions->made[id];
     if (!any || m->zero.shards.rank > 0)
@@ -417,8 +420,8 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
             printf("%s %s to %s", between, optimizer_state_rows[id].name, format_name(conversions->to[id]));
             between = ",";
         }
-    if (without_masters)
-        printf("%s master weights from bf16 parameters", between);
+    if (masters)
+        printf("%s %s", between, masters);
     printf("\n");
 }
 
@@ -427,18 +430,19 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     char path[PATH_MAX];
     struct safetensors file;
     struct conversions conversions;
-    bool without_masters = false, has_histories = false;
+    const char *masters = NULL;
+    bool has_histories = false;
     memset(&conversions, 0, sizeof conversions);
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder);
     RETURN_PROBLEM(safetensors_open(&file, path, error));
-    const char *problem = model_load_all_masters(m, &file, path, model_is_exact, &without_masters, error);
+    const char *problem = model_load_all_masters(m, &file, path, model_is_exact, &masters, error);
     if (!problem)
         problem = model_load_moments(m, &file, path, &conversions, error);
     if (!problem)
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
     if (!problem)
-        report_conversions(m, folder, &conversions, without_masters);
+        report_conversions(m, folder, &conversions, masters);
     if (!problem && optimizer_holds(&m->optimizer, STATE_AVERAGES) && !state_is_loaded(m, &file, STATE_AVERAGES))
         printf("%s has no moving averages: they begin as its parameters\n", folder);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)

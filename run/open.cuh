@@ -1,7 +1,7 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/adapter_targets.cuh" // adapters_resolve
-#include "run/ranks.cuh"           // threads_of_rank, check_same_data
+#include "run/ranks.cuh"           // threads_to_take, check_same_data
 #include "run/utilisation.cuh"     // gpt_measure_peak
 #include "run/plan_report.cuh"     // plan_write_json
 #include "run/run.cuh"             // struct run
@@ -20,7 +20,8 @@ static void check_fp8(const struct run *r) {
 }
 static void open_device(struct run *r) {
     const struct config *c = r->config;
-    r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
+    r->dev.threads = threads_to_take(r);
+    omp_set_dynamic(0); // oneDNN's fp32 products are wrong where a parallel region gets fewer threads than it asked for
     omp_set_num_threads(r->dev.threads);
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
@@ -39,8 +40,8 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-// Where some ranks have chosen fused and others not, by what is installed on their machines or is in their environment,
-// one of the others; -1: ranks agree. Every rank calls this.
+// Where some ranks have chosen fused and others not, by what is installed on their machines, one of the others; -1: ranks
+// agree. Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;

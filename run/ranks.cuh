@@ -6,7 +6,7 @@
 #include "runtime/files/file_read.h" // open_regular, read_exactly
 #include "runtime/files/hash.h"      // hash64
 #include "runtime/net/parallel.h"    // parallel_check_same
-#include <omp.h>                     // omp_get_num_procs
+#include <omp.h>                     // omp_get_num_procs, omp_get_thread_limit
 #include <string.h>                  // strsignal
 #include <unistd.h>                  // sysconf
 
@@ -17,6 +17,17 @@ static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int share = r->parallel && mine == all ? mine / r->parallel->launch.local_ranks : mine;
     return share > 0 ? share : 1;
+}
+// The threads that --threads asks for or, without it, those of this rank, as far as OpenMP gives them.
+static int threads_to_take(const struct run *r) {
+    const struct config *c = r->config;
+    const int threads = c->threads > 0 ? c->threads : threads_of_rank(r), most = omp_get_thread_limit();
+    if (threads <= most || c->plan)
+        return threads;
+    if (c->threads > 0)
+        fail("--threads %d: OMP_THREAD_LIMIT in the environment allows %d; lower the one or raise the other", threads,
+             most);
+    return most;
 }
 // Bytes of memory that this rank may take: of its device, of the host as far as other ranks share it, and where both are
 // the same memory of both together; the budgets lower them. A plan is held to the budgets alone.

@@ -1,7 +1,9 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
+#include "run/environment.h"      // environment_describe
 #include "run/fp8_report.cuh"     // fp8_describe
 #include "run/plan_report.cuh"    // plan_offloads
+#include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
 #include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
@@ -102,6 +104,13 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->ema_decay);
 }
+// The variables of the environment that change what is computed, where any is set.
+static void report_environment(void) {
+    char *const variables = environment_describe();
+    if (*variables)
+        log_row("environment", "%s", variables);
+    free(variables);
+}
 // What is offloaded, and what that costs.
 static void report_offload(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
@@ -146,11 +155,24 @@ static void report_finetuning(const struct run *r) {
                 c->lora_target_modules);
 }
 
+// What is planned; where ranks differ, as from the least to the most of them.
+static void report_memory(const struct rank_spread *s) {
+    char all[LOG_NUMBER], most[LOG_NUMBER], of_it[LOG_NUMBER], most_of_it[LOG_NUMBER];
+    log_bytes(all, s->planned.least);
+    log_bytes(of_it, s->activations.least);
+    if (s->planned.least == s->planned.most && s->activations.least == s->activations.most)
+        log_row("memory", "%s planned, %s of it activations", all, of_it);
+    else
+        log_row("memory", "%s to %s planned a rank, %s to %s of it activations", all, log_bytes(most, s->planned.most),
+                of_it, log_bytes(most_of_it, s->activations.most));
+}
+
+// Every rank calls this; the report is rank 0's.
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
-    const struct plan *plan = &m->timeline.plan;
-    char text[LOG_NUMBER], more[LOG_NUMBER], device[384], fp8[FP8_TEXT];
+    const struct rank_spread spread = rank_spread_of(r);
+    char text[LOG_NUMBER], device[384], fp8[FP8_TEXT];
     log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
             c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
             c->vocab_size);
@@ -159,6 +181,7 @@ static void report(const struct run *r) {
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
+    report_environment();
     log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     if (c->fp8_format != FP8_FORMAT_NONE)
         log_row("FP8", "%s", fp8_describe(fp8, c));
@@ -168,6 +191,10 @@ static void report(const struct run *r) {
     if (*r->tuning_note)
         log_row("not used", "%s", r->tuning_note);
     log_row("attention", "%s", r->attention.reason);
+    if (*spread.differs)
+        log_row("ranks differ",
+                "%s; replicas of parameters stay equal, but losses' last bits depend on which rank has what",
+                spread.differs);
     report_positions(r);
     report_numa(r);
     log_row("recomputation", "%s", m->policy.description);
@@ -175,8 +202,7 @@ static void report(const struct run *r) {
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
                 c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
-    log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
-            log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
+    report_memory(&spread);
     if (m->trains)
         log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->chunk,
                 (long long)extent_of(m, PASS_TRAIN).N);

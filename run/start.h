@@ -9,6 +9,7 @@
 #include "formats/peft_config.h"       // peft_config_open
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
 #include "formats/checkpoint_folder.h" // checkpoint_list
+#include "run/environment.h"           // environment_check_ranks
 #include "runtime/machine/error.h"     // fail
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
@@ -39,7 +40,8 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
         fail("/dev/null: %s", strerror(errno));
 }
 
-// Ends the job where the ranks' resolved options differ, except those of CONFIG_PER_RANK.
+// Ends the job where the ranks' resolved options differ, except those of CONFIG_PER_RANK, or their variables of the
+// environment.
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -53,6 +55,7 @@ static void start_check_ranks(const struct config *config) {
     fclose(out);
     parallel_check_same(config->parallel, text, "options");
     free(text);
+    environment_check_ranks(config->parallel);
 }
 
 // Sets an option as if the user had given it. The text of a string is copied and never freed; a list's option_set copies.

@@ -8,9 +8,12 @@
 # MPICH's mpiexec finds the ranks as well:  mpiexec -n 16 -ppn 8 -hosts node1,node2 build/train_gpt ...
 # and on the cpu target:                    mpiexec -n 2 -bind-to socket build/train_gpt --device cpu ...
 #
+# As root, as in a container, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
+#
 # To save and go on: kill -USR1 mpirun's process. To save and stop: kill -TERM one rank's; the others follow.
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/launch_environment.sh
 ranks=${RANKS:-8}
 
 case ${TARGET:-cuda} in
@@ -28,7 +31,7 @@ cpu)
     ;;
 esac
 # mpirun takes nothing of the environment to other hosts but what is named.
-for name in $(env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'); do
+for name in $(variables_to_take); do
     set -- -x "$name" "$@"
 done
 if [ -n "${HOSTS:-}" ]; then

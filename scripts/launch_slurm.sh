@@ -15,7 +15,8 @@
 #   sbatch --nodes=4 --ntasks-per-node=2 --gpus-per-node=0 --cpus-per-task=32 scripts/launch_slurm.sh --device cpu ...
 #
 # Options of sbatch go before the script, those of train_gpt after it. The GPUs belong to the node and not to a task each:
-# every rank sees all of its node's, takes that of its local rank, and NCCL reaches the others directly.
+# every rank sees all of its node's, takes that of its local rank, and NCCL reaches the others directly. The environment of
+# sbatch is that of all ranks, unless --export says otherwise.
 #
 # 120 s before the limit Slurm sends SIGTERM to every rank. They save, and end with status 3: stopped before the last step.
 # Then the job goes back into the queue, and --resume auto goes on from what was saved. The checkpoint must be written

@@ -18,6 +18,7 @@ fi
 other=$1
 shift
 cd "$(dirname "$0")/.."
+. scripts/launch_environment.sh
 gpus=${GPUS:-8} port=${PORT:-29400} address=${ADDRESS:-$(hostname)}
 pids=
 trap 'kill -TERM $pids 2>/dev/null || true' INT TERM
@@ -52,7 +53,12 @@ if [ "$other" = - ]; then # on the second host
     start "$gpus" "$@"
 else
     # The second host runs this script too. Its processes end with the job: every rank watches its connection to rank 0.
-    command="cd $(quoted "$PWD") && GPUS=$gpus PORT=$port ADDRESS=$(quoted "$address") BIND=${BIND:-} scripts/launch_two_hosts.sh -"
+    # RSH takes nothing of the environment there but what is named.
+    command="cd $(quoted "$PWD") &&"
+    for name in $(variables_to_take); do
+        command="$command $name=$(quoted "$(printenv "$name")")"
+    done
+    command="$command GPUS=$gpus PORT=$port ADDRESS=$(quoted "$address") BIND=${BIND:-} scripts/launch_two_hosts.sh -"
     for option in "$@"; do
         command="$command $(quoted "$option")"
     done

@@ -514,8 +514,9 @@ class Ranks(Case):
                                         "second moments to bf16\n")
         result = self.run_it("formats", "--train-steps", 6, "--resume", "auto")
         self.assertNotIn("other formats", result.stdout)
-        result = self.run_it("formats", "--train-steps", 8, "--resume", "auto", "--exp-avg-dtype", "fp32")
-        self.assertIn(": first moments to fp32\n", result.stdout)
+        result = self.run_it("formats", "--train-steps", 8, "--resume", "auto", "--exp-avg-dtype", "fp32",
+                             "--main-params-dtype", "bf16") # which drops the fp32 master weights
+        self.assertIn(": first moments to fp32, master weights to bf16 parameters\n", result.stdout)
 
     @unittest.skipUnless(can_mount(), "no file system may be mounted here")
     def test_full_disk(self):

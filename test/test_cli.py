@@ -82,7 +82,8 @@ class Options(Case):
         result = run("--help")
         self.assertEqual(result.returncode, 0)
         self.assertEqual(result.stderr, "")
-        for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset"]:
+        for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset",
+                     "NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0", "NVTE_UNFUSED_ATTN=0"]:
             self.assertIn(name, result.stdout)
 
     def test_a_result_that_nobody_can_read_is_an_error(self):
@@ -444,7 +445,10 @@ class Attention(Case):
         self.assertIn("flash", result.stdout)
         result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("NVTE_FLASH_ATTN", result.stdout)
+        self.assertRegex(result.stdout, r"(?m)^attention .*switched off by NVTE_FLASH_ATTN=0")
+        self.assertRegex(result.stdout, r"(?m)^environment +NVTE_FLASH_ATTN=0 \(attention's backend\)$")
+        result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""}) # as none
+        self.assertNotIn("NVTE_", result.stdout)
         self.assertIn("probabilities", json.dumps(self.plan("--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})))
 
     def test_none_left(self):
@@ -591,6 +595,17 @@ class Runs(Case):
             config = json.load(f)
         self.assertEqual(config["num_query_groups"], 2)
         self.assertEqual(config["seq_length"], 32)
+
+    def test_threads_that_openmp_does_not_give(self):
+        """Fewer threads than were asked for, of which each would do its share alone."""
+        fp32 = ["--train-steps", 2, "--hidden-size", 256, "--precision", "fp32"]
+        plain = self.train("plain", *fp32, "--threads", 4)[1]
+        dynamic = self.train("dynamic", *fp32, "--threads", 4, environment={"OMP_DYNAMIC": "true"})[1]
+        self.assertEqual([e["loss"] for e in dynamic], [e["loss"] for e in plain])
+        result, _ = self.train("limit", *fp32, environment={"OMP_THREAD_LIMIT": "1"})
+        self.assertRegex(result.stdout, r"(?m)^device .*\b1 threads")
+        self.refused(*SMALL, *self.data, "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"},
+                     words=["--threads 2: OMP_THREAD_LIMIT in the environment allows 1"])
 
     def test_same_run_same_losses_for_any_threads(self):
         logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]

@@ -218,6 +218,16 @@ class CudaEngine(unittest.TestCase):
             self.assertIn("fused, cuDNN", self.output)
             self.no_policy_changes_a_bit([*LLAMA, *fused], "bf16", plain, chosen([POLICIES[1], POLICIES[2], POLICIES[5]], [POLICIES[2]]))
 
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the capability that it has")
+    def test_a_switch_is_named_where_fused_takes_over(self):
+        """On GPUs where fused leads, too: the user's switch is the reason, no figures."""
+        arguments = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/switched", *LLAMA, *TRAINING, "--train-steps", 1,
+                     "--val-every", 0, "--precision", "bf16", "--device", "cuda"]
+        for capability, switch, reason in (("9.0", "0", "flash: switched off by NVTE_FLASH_ATTN=0"), ("10.0", "1", "by published figures")):
+            environment = {"EMU_CAPABILITY": capability, "NVTE_FUSED_ATTN": "1", "NVTE_FLASH_ATTN": switch}
+            with unittest.mock.patch.dict(os.environ, environment):
+                self.assertRegex(run(*arguments).stdout, r"(?m)^attention +fused, cuDNN \S+ bf16 \(" + reason)
+
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
     def test_an_incomplete_cudnn_is_no_abort(self):
         """A library that libcudnn.so.9 needs is damaged: said, with own kernels in its place or, if fused is asked for, as an error.

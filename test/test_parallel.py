@@ -72,14 +72,15 @@ def here(command, folder):
 class Job:
     """Ranks that were started one by one, by --rendezvous, so that a test can do something to one of them."""
 
-    def __init__(self, command, ranks, different=None, folders=None):
+    def __init__(self, command, ranks, different=None, folders=None, environments=None, programs=None):
         port = free_port()
         self.ranks = []
         for rank in range(ranks):
             environment = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-                           "LOCAL_WORLD_SIZE": str(ranks)}
+                           "LOCAL_WORLD_SIZE": str(ranks), **(environments or {}).get(rank, {})}
             mine = (different or {}).get(rank, [])
-            self.ranks.append(subprocess.Popen([*command, *mine, "--rendezvous", "127.0.0.1:%d" % port], env=environment, text=True,
+            program = (programs or {}).get(rank, command[0])
+            self.ranks.append(subprocess.Popen([program, *command[1:], *mine, "--rendezvous", "127.0.0.1:%d" % port], env=environment, text=True,
                                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folders and folders[rank]))
 
     def end(self, seconds=LIMIT):
@@ -487,11 +488,34 @@ class Launchers(Case):
         for arguments, message in ((["--micro-batch-size", 5], "--global-batch-size 12 is not a multiple of --micro-batch-size 5 on 2"),
                                    (["--collectives", "mpi"], "--collectives mpi: the ranks were not started by mpirun"),
                                    (["--collectives", "nccl", "--device", "cpu"], "--collectives nccl is for GPUs"),
+                                   (["--recompute-granularity", "auto", "--memory-budget", 1000], "no choice of recomputation and offload fits"),
                                    (["--world-size", 2], "--world-size is what --plan plans for")):
             statuses, outputs = Job(self.command("m", "--micro-batch-size", 2, *arguments), 2).end(20)
-            self.assertEqual(statuses[0], 2, outputs)
+            self.assertEqual(statuses, [2, 2], outputs)
             self.assertIn(message, outputs[0])
-            self.assertNotEqual(statuses[1], 0)
+
+    def test_programs_that_differ(self):
+        """Of another commit, here a copy that has another's name."""
+        commit = re.search(r"(?m)^commit +(\S+)$", subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout)[1]
+        other = shutil.copy(PROGRAM, self.path + "/other_commit")
+        with open(other, "r+b") as f:
+            data = f.read()
+            f.seek(data.index(commit.encode() + b"\0"))
+            f.write(b"#")
+        statuses, outputs = Job(self.command("p", "--micro-batch-size", 2, "--train-steps", 1), 2, programs={1: other}).end(20)
+        self.assertEqual(statuses, [2, 2], outputs)
+        self.assertIn("rank 1: the programs differ between ranks: here 'commit #%s', on rank 0 'commit %s'; start all" % (commit[1:], commit),
+                      outputs[1])
+
+    def test_memory_is_that_of_all_ranks(self):
+        """Threads have memory of their own, and are a rank's."""
+        options = ["--micro-batch-size", 2, "--train-steps", 1, "--val-every", 0]
+        for threads, memory in ((4, r"(\S+ \S+) to (?!\1)\S+ \S+ planned a rank, (\S+ \S+) to (?!\2)\S+ \S+ of it activations"),
+                                (1, r"\S+ \S+ planned, \S+ \S+ of it activations")):
+            statuses, outputs = Job(self.command("memory", *options), 2, {1: ["--threads", str(threads)]}).end(20)
+            self.assertEqual(statuses, [0, 0], outputs)
+            self.assertRegex(outputs[0], "(?m)^memory +%s$" % memory)
+            self.assertNotIn("ranks differ", outputs[0])
 
     def test_ranks_that_differ(self):
         other = self.path + "/other"
@@ -508,6 +532,11 @@ class Launchers(Case):
             statuses, outputs = Job(self.command("d", *options), 3, different).end(20)
             self.assertNotIn(0, statuses)
             self.assertIn(message, "".join(outputs))
+        # Nor may the environment, where it changes what is computed.
+        statuses, outputs = Job(self.command("d", *options), 2, environments={1: {"NVTE_FLASH_ATTN": "0"}}).end(20)
+        self.assertEqual(statuses, [2, 2])
+        self.assertIn("rank 1: the environment variables differ between ranks: here 'NVTE_FLASH_ATTN=0', on rank 0 'NVTE_FLASH_ATTN is not "
+                      "set, or 1'; start all ranks with the same", outputs[1])
         # Where only the contents differ, the data is named: the folder is the same for all, but not what lies in it.
         statuses, outputs = Job(here(self.command("d", *options), self.path), 2, folders=[self.path, other]).end(20)
         self.assertNotIn(0, statuses)
@@ -570,7 +599,7 @@ class Faults(Case):
         os.makedirs(empty)
         job = Job(here(self.command("f", *self.STEPS), self.path), 3, folders=[self.path, empty, self.path])
         statuses, outputs = job.end(30)
-        self.assertEqual(statuses, [1, 2, 1], outputs)
+        self.assertEqual(statuses, [2, 2, 2], outputs)
         self.assertIn("train_gpt: rank 1: --train-data", outputs[1])
         self.assertRegex(outputs[0], r"rank 1 \(host \S+, pid %d\) ended" % job.ranks[1].pid)
 
@@ -702,14 +731,30 @@ class CudaEngine(Case):
         self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
 
+    def test_a_rank_without_a_gpu(self):
+        """--device auto would find a CPU for it, which waits for collectives that the others do not take part in."""
+        command = self.command("auto", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, program=CUDA_PROGRAM)
+        statuses, outputs = Job(command, 2, environments={1: {"EMU_DEVICES": "0"}}).end(20)
+        self.assertEqual(statuses, [2, 2], outputs)
+        self.assertIn("rank 1: --device auto: other ranks have a GPU, and this one uses none: no GPU is visible; start each", outputs[1])
+
+    def test_two_kinds_of_gpu_are_reported(self):
+        command = self.command("kinds", *self.SHAPE, "--kv-channels", 64, "--precision", "bf16", "--micro-batch-size", 2, "--val-every", 0,
+                               "--train-steps", 1, "--device", "cuda", program=CUDA_PROGRAM)
+        ranks = [["-np", "1", "env", "EMU_CAPABILITY=" + capability, *command] for capability in ("9.0", "8.0")]
+        result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", *ranks[0], ":", *ranks[1]], capture_output=True, text=True,
+                                timeout=LIMIT, env={**ENVIRONMENT, "NVTE_FUSED_ATTN": "0"})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, "(?m)^ranks differ +rank 1, of 1 that do, has cuda: .*capability 8.0, bf16 where rank 0 has cuda: .*"
+                         "capability 9.0, bf16, attention by flash, mma.sync bf16 where rank 0 has attention by flash, wgmma bf16; replicas")
+
     def test_ranks_agree_on_fused(self):
         """Where one rank has no cuDNN that can be used, none uses it, and which rank that is is said."""
         command = self.command("fused", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda",
                                program=CUDA_PROGRAM)
-        lacks = {"off": "NVTE_FUSED_ATTN=0", "refused": "EMU_CUDNN_REFUSE=create", "here": "NVTE_FUSED_ATTN=1"}
+        lacks = {"off": "NVTE_FUSED_ATTN=0", "refused": "EMU_CUDNN_REFUSE=create", "here": "NVTE_FUSED_ATTN=1"} # which is as if unset
         curves = {}
-        for name, first, second in chosen([("all", "here", "here"), ("none", "off", "off"), ("second", "here", "refused"), ("first", "off", "here")],
-                                          [("all", "here", "here"), ("none", "off", "off"), ("second", "here", "refused")]):
+        for name, first, second in (("all", "here", "here"), ("none", "off", "off"), ("second", "here", "refused")):
             shutil.rmtree(self.path + "/fused", ignore_errors=True)
             ranks = [["-np", "1", "env", lacks[rank], *command] for rank in (first, second)]
             result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", *ranks[0], ":", *ranks[1]], capture_output=True,
@@ -720,12 +765,11 @@ class CudaEngine(Case):
             with self.subTest(name, attention=attention):
                 self.assertEqual("fused, cuDNN" in attention, name == "all")
                 self.assertEqual("fused: rank 1 does not take it, and ranks compute alike" in attention, name == "second")
-                self.assertEqual("fused: switched off by NVTE_FUSED_ATTN=0" in attention, name in ("first", "none"))
+                self.assertEqual("fused: switched off by NVTE_FUSED_ATTN=0" in attention, name == "none")
                 self.assertEqual("rank 1, attention: flash, " in result.stderr, name == "second", result.stderr)
                 self.assertEqual("EMU_CUDNN_REFUSE=create" in result.stderr, name == "second", result.stderr)
-        self.assertNotEqual(curves["all"], curves["none"]) # else the next two show nothing
+        self.assertNotEqual(curves["all"], curves["none"]) # else the next shows nothing
         self.assertEqual(curves["second"], curves["none"])
-        self.assertEqual(curves.get("first", curves["none"]), curves["none"])
 
     @long_test("op_muon_model holds the optimizer on the emulator, SameResult its ranks, test_stages the ranks of a GPU")
     def test_muon(self):

@@ -1,7 +1,9 @@
 """The scaling model, its page and its plans, the example launches, and the table of one and two ranks: none needs a cluster."""
 import dataclasses
+import glob
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -299,6 +301,28 @@ class Launches(Folder):
         expected = [f"{rank} 4 {rank % 2} 2{given}" for rank in range(4)]
         self.assertEqual(sorted(result.stdout.splitlines()), expected)
 
+    def test_two_hosts_have_one_environment(self):
+        """What changes what is computed goes there too: ssh takes nothing along."""
+        rank = self.program("says", '#!/bin/sh\necho "$RANK [${NVTE_FLASH_ATTN:-}] [${DNNL_MAX_CPU_ISA:-}]"\n')
+        there = "exec env -u NVTE_FLASH_ATTN -u DNNL_MAX_CPU_ISA sh -c \"$1\""
+        call = self.two_hosts(TRAIN_GPT=rank, NVTE_FLASH_ATTN="0", DNNL_MAX_CPU_ISA="it's", RSH=self.program("rsh", "#!/bin/sh\n" + there))
+        result = subprocess.run(**call, capture_output=True, text=True, check=False, timeout=10)
+        self.assertEqual(sorted(result.stdout.splitlines()), [f"{rank} [0] [it's]" for rank in range(4)], result.stderr)
+
+    def test_variables_are_those_of_the_table(self):
+        """What ranks must agree on, and what the launch scripts take to them."""
+        with open(os.path.join(ROOT, "run", "environment.h"), encoding="utf-8") as file:
+            table = re.findall(r'^    \{"([A-Z0-9_]+)", ', file.read(), re.M)
+        with open(os.path.join(SCRIPTS, "launch_environment.sh"), encoding="utf-8") as file:
+            listed = re.search('COMPUTING_VARIABLES="([^"]*)"', file.read())[1].split()
+        self.assertEqual(listed, table)
+        read = set()
+        for path in [os.path.join(ROOT, "attention.cuh"), *glob.glob(os.path.join(ROOT, "kernels", "*"))]:
+            with open(path, encoding="utf-8") as file:
+                read.update(re.findall(r'"((?:NVTE|CUDNN)_[A-Z_]+)"', file.read()))
+        self.assertIn("NVTE_FLASH_ATTN", read)
+        self.assertLessEqual(read, set(table))
+
     def test_two_hosts_report_a_failure(self):
         for rank in ("1", "2"):  # here, there
             result = subprocess.run(**self.two_hosts(FAILS=rank), capture_output=True, text=True, check=False, timeout=10)
@@ -322,10 +346,11 @@ class Launches(Folder):
 
     def test_mpirun(self):
         result = self.call("launch_mpirun.sh", "--out", "a b", MPIRUN=self.program("mpirun", RANK), RANKS="16",
-                           HOSTS="one:8,two:8", NCCL_DEBUG="INFO")
+                           HOSTS="one:8,two:8", NCCL_DEBUG="INFO", NVTE_FLASH_ATTN="0")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("[-np] [16] [--host] [one:8,two:8] ", result.stdout)
         self.assertIn("[-x] [NCCL_DEBUG] ", result.stdout)
+        self.assertIn("[-x] [NVTE_FLASH_ATTN] ", result.stdout)
         self.assertIn("[--collectives] [nccl] [--out] [a b]\n", result.stdout)
         result = self.call("launch_mpirun.sh", MPIRUN=self.program("mpirun", RANK), TARGET="cpu", RANKS="2")
         self.assertIn("[--map-by] [ppr:1:socket] [--bind-to] [socket] [build/train_gpt] [--device] [cpu]", result.stdout)

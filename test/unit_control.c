@@ -284,8 +284,8 @@ static void mistakes_end_all(void **state) {
     job_wait(job, -1);
     assert_string_equal(job->text, "train_gpt: rank 0: --data none: no such file\n");
     assert_int_equal(job->statuses[0], EXIT_USAGE);
-    assert_int_equal(job->statuses[1], EXIT_FAILURE);
-    assert_int_equal(job->statuses[2], EXIT_FAILURE);
+    assert_int_equal(job->statuses[1], EXIT_USAGE);
+    assert_int_equal(job->statuses[2], EXIT_USAGE);
     job_free(job);
     whose = 1;
     job = job_start(3, 10, run_mistake, &whose);
@@ -295,8 +295,8 @@ static void mistakes_end_all(void **state) {
     assert_non_null(strstr(job->text, " ended during 'the data' (exchange 2); the job ends\n"));
     assert_int_equal(lines(job->text), 2);
     assert_int_equal(job->statuses[1], EXIT_USAGE);
-    assert_int_equal(job->statuses[0], EXIT_FAILURE);
-    assert_int_equal(job->statuses[2], EXIT_FAILURE);
+    assert_int_equal(job->statuses[0], EXIT_USAGE);
+    assert_int_equal(job->statuses[2], EXIT_USAGE);
     job_free(job);
 }
 

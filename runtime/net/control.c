@@ -14,6 +14,7 @@
 
 #include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/machine/error.h"        // EXIT_USAGE
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_listen
 
@@ -63,11 +64,13 @@ static void control_drain(struct control *c, double seconds) {
     }
 }
 
-// Queues a frame for each other rank.
-static void control_send_to_all(struct control *c, enum control_type type, const void *payload, size_t payload_bytes) {
+// Queues a frame for each other rank. status: of an abort.
+static void control_send(struct control *c, enum control_type type, int status, const void *payload,
+                         size_t payload_bytes) {
     struct control_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = type;
+    frame.operation = (uint32_t)status;
     frame.report = c->links[c->rank].report;
     frame.payload_bytes = payload_bytes;
     for (int r = 0; r < c->ranks; r++)
@@ -75,8 +78,12 @@ static void control_send_to_all(struct control *c, enum control_type type, const
             control_link_add(&c->links[r], &frame, payload);
 }
 
-void control_abort_others(struct control *c) {
-    control_send_to_all(c, CONTROL_ABORT, NULL, 0);
+static void control_send_to_all(struct control *c, enum control_type type, const void *payload, size_t payload_bytes) {
+    control_send(c, type, 0, payload, payload_bytes);
+}
+
+void control_abort_others(struct control *c, int status) {
+    control_send(c, CONTROL_ABORT, status, NULL, 0);
     control_drain(c, ABORT_S);
 }
 
@@ -161,10 +168,11 @@ static bool control_serve(struct control *c) {
         control_complete(c);
     else if (c->exchange.pending && !c->exchange.sent)
         control_contribute(c);
-    const bool closing = c->closing, exiting = c->exiting;
+    const bool closing = c->closing;
+    const int exit_status = c->exit_status;
     pthread_mutex_unlock(&c->mutex);
-    if (exiting) {
-        control_send_to_all(c, CONTROL_ABORT, NULL, 0);
+    if (exit_status) {
+        control_send(c, CONTROL_ABORT, exit_status, NULL, 0);
         return false;
     }
     for (int r = 1; r < c->ranks && c->rank == 0; r++)
@@ -189,7 +197,8 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
-static void control_handle(struct control *c, struct control_link *link) {
+static void control_handle(struct control *c, int r) {
+    struct control_link *const link = &c->links[r];
     link->report = link->in.report;
     switch ((enum control_type)link->in.type) {
     case CONTROL_HEARTBEAT: // carries the report alone
@@ -207,7 +216,11 @@ static void control_handle(struct control *c, struct control_link *link) {
         link->said_goodbye = true;
         c->all_closed = c->rank != 0;
         break;
-    case CONTROL_ABORT: before_exit_finish(ABORT_SAVE_S); _exit(EXIT_FAILURE);
+    case CONTROL_ABORT:
+        if (c->rank == 0)
+            control_end_lost_rank(c, r, (int)link->in.operation);
+        before_exit_finish(ABORT_SAVE_S);
+        _exit((int)link->in.operation);
     }
 }
 
@@ -218,10 +231,10 @@ static void control_receive(struct control *c, int r) {
         switch (control_link_receive(link)) {
         case CONTROL_NOTHING: return;
         case CONTROL_HEAD: control_place_payload(c, link); break;
-        case CONTROL_WHOLE: control_handle(c, link); break;
+        case CONTROL_WHOLE: control_handle(c, r); break;
         case CONTROL_CLOSED:
             if (!link->said_goodbye)
-                control_end_lost_rank(c, r);
+                control_end_lost_rank(c, r, EXIT_FAILURE);
             control_link_close(link);
             return;
         }
@@ -271,7 +284,7 @@ static void *control_run(void *argument) {
             control_link_send(&c->links[r]);
         control_wait(c);
     }
-    if (c->rank == 0)
+    if (c->rank == 0 || !c->all_closed) // the others where they exit with an error
         control_drain(c, CLOSE_S);
     return NULL;
 }
@@ -363,32 +376,35 @@ static const char *control_prepare(struct control *c, const struct launch *launc
 
 // Connects the ranks; returns when all have connected.
 static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
-    bool aborted = false;
+    int status = 0;
     const char *const problem =
-        c->rank == 0 ? control_gather_ranks(c, start_s, error) : control_join_rank_0(c, start_s, &aborted, error);
-    if (aborted)
-        _exit(EXIT_FAILURE); // rank 0 has printed why
+        c->rank == 0 ? control_gather_ranks(c, start_s, error) : control_join_rank_0(c, start_s, &status, error);
+    if (status)
+        _exit(status); // rank 0 has printed why
     if (c->rank == 0) {
-        control_send_to_all(c, problem ? CONTROL_ABORT : CONTROL_WELCOME, problem ? NULL : c->peers,
-                            problem ? 0 : (size_t)c->ranks * sizeof *c->peers);
-        if (problem)
+        if (!problem)
+            control_send_to_all(c, CONTROL_WELCOME, c->peers, (size_t)c->ranks * sizeof *c->peers);
+        else {
+            control_send(c, CONTROL_ABORT, EXIT_USAGE, NULL, 0); // with which callers fail
             control_drain(c, CLOSE_S);
+        }
     }
     return problem;
 }
 
-// Where rank 0 exits with an error, as by fail, aborts the others: rank 0 has printed its own message.
+// Where this rank exits with an error, as by fail, has the others exit with the same status, by way of rank 0: a
+// launcher returns the first status that is not 0, whichever rank it is of. This rank has printed its own message.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
-    if (!c || c->rank != 0 || c->pid != getpid() || status == 0)
+    if (!c || c->pid != getpid() || status == 0)
         return;
     if (pthread_equal(pthread_self(), c->thread)) {
-        control_abort_others(c);
+        control_abort_others(c, status);
         return;
     }
     pthread_mutex_lock(&c->mutex);
-    c->exiting = true;
+    c->exit_status = status;
     pthread_mutex_unlock(&c->mutex);
     control_wake(c);
     clock_gettime(CLOCK_REALTIME, &until);

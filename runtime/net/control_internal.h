@@ -34,13 +34,13 @@ enum control_type {
     CONTROL_CONTRIBUTION, // to an exchange, sent to rank 0
     CONTROL_RESULT,       // of an exchange, sent by rank 0
     CONTROL_GOODBYE,      // this rank is done; from rank 0: all ranks are done
-    CONTROL_ABORT,        // end at once; the reason has been printed
+    CONTROL_ABORT,        // end at once, with the status that the frame has; the reason has been printed
 };
 
 // The head of a frame, sent as these bytes before the payload: all ranks are of one build on one kind of machine. Every
 // frame has its sender's report, so that whichever rank must print why the job ended has all ranks' reports.
 struct control_frame {
-    uint32_t type, operation; // operation: of an exchange
+    uint32_t type, operation; // operation: of an exchange; of an abort, the exit status
     uint64_t number, bytes;   // of the exchange, as its callers gave them
     uint64_t payload_bytes;
     struct control_report report;
@@ -120,7 +120,8 @@ struct control {
     uint64_t collectives_begun, collectives_done;
     char names[CONTROL_IN_FLIGHT][CONTROL_NAME];
     double collective_since_s; // when the oldest unfinished collective became the oldest
-    bool closing, exiting;
+    bool closing;
+    int exit_status;            // with which this process exits; 0: it does not, or without an error
     pthread_mutex_t poll_mutex; // guards the next two, and is held while the poll runs
     void (*poll)(void *context);
     void *poll_context;
@@ -142,20 +143,22 @@ void control_link_close(struct control_link *link);
 // control_start.c: how the ranks of a job find each other. Both return NULL, or what is wrong, in `error`.
 // On rank 0: returns when all others have connected. Closes the listener in any case.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// On the others: connects, and waits until rank 0 says that all have. *aborted: rank 0 has said that the job ends.
-const char *control_join_rank_0(struct control *c, double start_s, bool *aborted, struct error_text *error);
+// On the others: connects, and waits until rank 0 says that all have. *status: the exit status with which rank 0 has said
+// that the job ends; 0: it has not.
+const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // control_watch.c: what the ranks are doing, and the line that is printed where the job must end.
 // Updates this rank's own report.
 void control_report_own(struct control *c);
 // Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
-// End the job, since the connection of rank `lost` has closed; since other_rank contributed to another exchange than
-// rank 0 is in; since there is no memory for an exchange of `bytes`.
-void control_end_lost_rank(struct control *c, int lost) __attribute__((noreturn));
+// End the job, since the connection of rank `lost` has closed, or since it exits, with `status`; since other_rank
+// contributed to another exchange than rank 0 is in; since there is no memory for an exchange of `bytes`.
+void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 
-// control.c: tells the other ranks to end at once, and waits up to half a second until that has reached them.
-void control_abort_others(struct control *c);
+// control.c: tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached
+// them.
+void control_abort_others(struct control *c, int status);
 __END_DECLS

@@ -15,7 +15,7 @@
 #include "runtime/net/sockets.h"          // socket_connect
 
 enum {
-    CONTROL_VERSION = 1, // of the hello and the frames
+    CONTROL_VERSION = 2, // of the hello and the frames
     HELLO_S = 5,         // timeout for a connection's hello
     ANSWER_S = 10,       // timeout for rank 0's answer, which is immediate; whatever takes longer is another process
 };
@@ -250,11 +250,11 @@ static enum socket_answer control_greet(int socket, void *context, double until_
 }
 
 // Waits until rank 0 says that all have connected.
-static const char *control_await_welcome(struct control *c, double until_s, bool *aborted, struct error_text *error) {
+static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;
     const bool heard = socket_receive_all(c->links[0].socket, &frame, sizeof frame, until_s);
-    *aborted = heard && frame.type == CONTROL_ABORT;
+    *status = heard && frame.type == CONTROL_ABORT ? (int)frame.operation : 0;
     if (heard && frame.type == CONTROL_WELCOME && frame.payload_bytes == bytes &&
         socket_receive_all(c->links[0].socket, c->peers, bytes, until_s))
         return NULL;
@@ -262,11 +262,11 @@ static const char *control_await_welcome(struct control *c, double until_s, bool
                         c->peers[0].pid, errno == ETIMEDOUT ? "said nothing more" : "ended");
 }
 
-const char *control_join_rank_0(struct control *c, double start_s, bool *aborted, struct error_text *error) {
+const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error) {
     const struct socket_address *const at = &c->address.at;
     struct control_start *const s = control_start_create(c);
     struct error_text why;
-    *aborted = false;
+    *status = 0;
     if (!s)
         return error_format(error, "out of memory");
     c->links[0].socket = socket_connect(at, deadline_clock_s() + start_s, control_greet, s, &why);
@@ -276,5 +276,5 @@ const char *control_join_rank_0(struct control *c, double start_s, bool *aborted
                             "rank 0 is not to be reached at %s, port %d, for %.3g s or until it answered: %.512s",
                             at->host, (int)at->port, start_s, why.text);
     // Rank 0 has listened for some time, so its own deadline comes before this one, unless it hangs.
-    return control_await_welcome(c, deadline_clock_s() + start_s + ANSWER_S, aborted, error);
+    return control_await_welcome(c, deadline_clock_s() + start_s + ANSWER_S, status, error);
 }

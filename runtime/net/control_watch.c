@@ -68,9 +68,9 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints the line
-// and the others give it time: the launcher may end all processes when the first one ends.
-__attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
+// Ends the job with `status`: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints
+// the line and the others give it time: the launcher may end all processes when the first one ends.
+__attribute__((noreturn)) static void control_end_with(struct control *c, struct message *message, int status) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
         message_print(message);
@@ -78,8 +78,11 @@ __attribute__((noreturn)) static void control_end(struct control *c, struct mess
         socket_sleep_s(0.5);
     before_exit_finish(ABORT_SAVE_S);
     if (c->rank == 0)
-        control_abort_others(c);
-    _exit(EXIT_FAILURE);
+        control_abort_others(c, status);
+    _exit(status);
+}
+__attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
+    control_end_with(c, message, EXIT_FAILURE);
 }
 
 // ---- what the ranks are doing ----
@@ -164,7 +167,7 @@ static void message_add_where(const struct control *c, struct message *message, 
         message_add_operation(message, &operation);
 }
 
-void control_end_lost_rank(struct control *c, int lost) {
+void control_end_lost_rank(struct control *c, int lost, int status) {
     struct message message = {"", 0};
     const double gap_s = deadline_clock_s() - c->heartbeat_s,
                  stopped_s = gap_s > c->suspended_s ? gap_s : c->suspended_s;
@@ -177,7 +180,7 @@ void control_end_lost_rank(struct control *c, int lost) {
         message_add(&message, "rank %d (host %s, pid %d) ended", lost, c->peers[lost].host, c->peers[lost].pid);
         message_add_where(c, &message, lost);
     }
-    control_end(c, &message);
+    control_end_with(c, &message, status);
 }
 
 // ---- the watch ----

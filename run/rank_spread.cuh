@@ -1,0 +1,90 @@
+// What may differ from rank to rank, for the report, which else is rank 0's alone: the memory that is planned, and by what
+// a rank computes - its GPU, its instructions, its libraries and which of their kernels they choose for it.
+//
+// Such ranks are not refused: a cluster may have several kinds of machines. Each computes its own gradient, all take the
+// same sum of them, and the sum's bits depend on which rank has what. What would let replicas drift apart or mixes
+// attention backends is refused before: options, run/environment.h, check_programs; rank_without_fused agrees on cuDNN.
+#pragma once
+#include "run/libraries.cuh" // library_variant
+#include "run/run.cuh"       // struct run
+
+enum { RANK_TRAIT = 512, RANK_DIFFERS = 512 }; // bytes of texts, which are cut where they are longer
+
+struct rank_range {
+    int64_t least, most;
+};
+struct rank_spread {
+    struct rank_range planned, activations; // bytes
+    char differs[RANK_DIFFERS + 64]; // what the first rank that computes by other means has, and rank 0; "": none
+};
+
+// By what a rank computes.
+enum { TRAIT_DEVICE, TRAIT_MATMUL, TRAIT_LIBRARY, TRAIT_ATTENTION, TRAITS };
+struct rank_traits {
+    char text[TRAITS][RANK_TRAIT];
+};
+static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
+    char library[LIBRARY_VERSION];
+    memset(traits, 0, sizeof *traits);
+    if (r->config->instructions) // in place of device_describe, which has the number of threads, a rank's own
+        snprintf(traits->text[TRAIT_DEVICE], RANK_TRAIT, "instructions%s", r->config->instructions);
+    else
+        device_describe(traits->text[TRAIT_DEVICE], RANK_TRAIT, &r->dev);
+    snprintf(traits->text[TRAIT_MATMUL], RANK_TRAIT, "%s", matmul_describe(r->dev.matmul));
+    snprintf(traits->text[TRAIT_LIBRARY], RANK_TRAIT, "%s", library_variant(library));
+    snprintf(traits->text[TRAIT_ATTENTION], RANK_TRAIT, "attention by %.*s", (int)strcspn(r->attention.reason, "(") - 1,
+             r->attention.reason);
+}
+
+// differs (RANK_DIFFERS) = "A where rank 0 has B", of each trait that is not rank 0's; "": all are.
+static void rank_traits_compare(char *differs, const struct rank_traits *mine, const struct rank_traits *first) {
+    size_t used = 0;
+    differs[0] = 0;
+    for (int i = 0; i < TRAITS && used < RANK_DIFFERS; i++)
+        if (strcmp(mine->text[i], first->text[i]) != 0)
+            used += (size_t)snprintf(differs + used, RANK_DIFFERS - used, "%s%s where rank 0 has %s",
+                                     used > 0 ? ", " : "", mine->text[i], first->text[i]);
+}
+
+static void rank_range_add(struct rank_range *range, int64_t value) {
+    range->least = value < range->least ? value : range->least;
+    range->most = value > range->most ? value : range->most;
+}
+
+// Every rank calls this.
+static struct rank_spread rank_spread_of(const struct run *r) {
+    const struct plan *plan = &r->model->timeline.plan;
+    const int ranks = r->parallel ? r->config->ranks : 1;
+    struct control *const control = r->parallel ? r->parallel->control : NULL;
+    struct {
+        int64_t planned, activations, differs;
+    } mine = {(int64_t)plan->peak_bytes, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS], 0}, *all;
+    struct rank_spread spread = {{mine.planned, mine.planned}, {mine.activations, mine.activations}, ""};
+    struct rank_traits traits, first;
+    rank_traits_find(&traits, r);
+    first = traits;
+    control_broadcast(control, &first, sizeof first, "what rank 0 computes by", false);
+    char *const texts = (char *)calloc((size_t)ranks, RANK_DIFFERS);
+    all = (__typeof__(all))calloc((size_t)ranks, sizeof *all);
+    if (!texts || !all)
+        fail("out of memory");
+    char *const text = texts + (size_t)(ranks > 1 ? r->config->rank : 0) * RANK_DIFFERS;
+    rank_traits_compare(text, &traits, &first);
+    mine.differs = *text != 0;
+    control_all_gather(control, all, &mine, sizeof mine, "what ranks plan", false);
+    int others = 0, odd = 0;
+    for (int i = 0; i < ranks; i++) {
+        rank_range_add(&spread.planned, all[i].planned);
+        rank_range_add(&spread.activations, all[i].activations);
+        odd = all[i].differs && others == 0 ? i : odd;
+        others += all[i].differs != 0;
+    }
+    if (others > 0) {
+        control_all_gather(control, texts, text, RANK_DIFFERS, "what ranks compute by", false);
+        snprintf(spread.differs, sizeof spread.differs, "rank %d, of %d that do, has %s", odd, others,
+                 texts + (size_t)odd * RANK_DIFFERS);
+    }
+    free(all);
+    free(texts);
+    return spread;
+}

@@ -1,0 +1,23 @@
+# shellcheck shell=sh
+# For the launch scripts: what ranks on other hosts take over from this one's environment.
+
+# The variables that change what is computed, on which ranks must agree: those of run/environment.h.
+COMPUTING_VARIABLES="
+NVTE_FLASH_ATTN NVTE_FUSED_ATTN NVTE_UNFUSED_ATTN CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT CUDNN_LIB_CONFIG
+NVIDIA_TF32_OVERRIDE CUBLAS_EMULATE_SINGLE_PRECISION CUBLAS_EMULATION_STRATEGY CUBLASLT_HEURISTICS_LUT_FILE
+NCCL_ALGO NCCL_PROTO NCCL_NVLS_ENABLE NCCL_COLLNET_ENABLE NCCL_BUFFSIZE NCCL_NTHREADS
+NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS
+ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA ONEDNN_CPU_ISA_HINTS DNNL_CPU_ISA_HINTS
+ONEDNN_DEFAULT_FPMATH_MODE DNNL_DEFAULT_FPMATH_MODE OPENBLAS_CORETYPE OPENBLAS_BLOCK_FACTOR OPENBLAS_L2_SIZE
+GLIBC_TUNABLES
+"
+
+# Prints the names of those that are set, and of whatever else begins with NCCL_ or OMP_.
+variables_to_take() {
+    {
+        env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'
+        for name in $COMPUTING_VARIABLES; do
+            ! printenv "$name" >/dev/null || echo "$name"
+        done
+    } | sort -u
+}
