@@ -152,6 +152,7 @@ struct config {
     unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
+    int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
 };
 

@@ -10,6 +10,7 @@
 
 #include "run/choose_engine.h"     // which copy of the engine
 #include "run/merge.h"             // --lora-merge
+#include "run/out_lock.h"          // one run at a time in --out
 #include "run/start.h"             // options of a model's folder or of a checkpoint
 #include "run/version.h"           // --version
 #include "runtime/machine/error.h" // fail
@@ -33,6 +34,8 @@ int main(int argc, char **argv) {
     struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);
+    if (config_trains(&config) && !config.plan)
+        out_lock(&config);
     start_find(&config);
     const struct config asked = config;
     config_resolve(&config);
@@ -54,6 +57,7 @@ int main(int argc, char **argv) {
 #include "run/generate.cuh"    // prompts, samples, tokens to text
 #include "run/eval_tasks.cuh"  // tasks
 #include "run/open.cuh"        // device, plan, data
+#include "run/out_lock.h"      // one run at a time in --out
 #include "run/perplexity.cuh"  // perplexity of texts
 #include "run/ranks.cuh"       // several processes
 #include "run/report.cuh"      // the start-up report
@@ -75,6 +79,7 @@ static int run_training(struct run *r) {
     open_samples(r);
     allocate_model(r);
     load_model(r);
+    out_lock_new(r->own);
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
     write_config(c);
     open_saver(r);

@@ -48,8 +48,7 @@ const char *log_count(char text[LOG_NUMBER], int64_t n) {
 
 // ---- log.jsonl ----
 
-// Makes a folder, and those above it that are missing.
-static void log_make_directories(const char *path) {
+void log_make_folder(const char *path) {
     char part[PATH_MAX];
     if (!*path || strlen(path) >= sizeof part)
         fail("--out: a folder's name must have 1 to %d bytes", (int)sizeof part - 1);
@@ -94,7 +93,7 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->timed_from = -1;
     if (!has_file)
         return;
-    log_make_directories(folder);
+    log_make_folder(folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
     log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
