@@ -169,7 +169,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->lora_merge, name) >= sizeof m->out_path)
         return error_format(error, "%.500s: the name is too long", m->config->lora_merge);
-    m->out = fopen(m->out_path, "wb");
+    m->out = fopen(m->out_path, "wbx"); // the folder was empty: a file that is there now is of another run
     return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
 static inline const char *merge_write(struct merge *m, const void *bytes, uint64_t count, struct error_text *error) {
