@@ -560,6 +560,18 @@ class Runs(Case):
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
 
+    def test_standard_files_that_are_closed(self):
+        """Nothing else is opened in their place: what is printed would go into the log."""
+        command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "3", "--out"])
+        for number, closed in enumerate(("<&-", ">&-", "2>&-", "<&- >&- 2>&-")):
+            out = self.path + "/closed_%d" % number
+            result = subprocess.run("%s '%s' %s" % (command, out, closed), shell=True, capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((result.returncode, result.stderr), (0, ""), closed)
+            with open(out + "/log.jsonl", encoding="utf-8") as file:
+                self.assertEqual([json.loads(line)["step"] for line in file], [1, 2, 3], closed)
+            with open(out + "/.lock", encoding="utf-8") as file:
+                self.assertEqual(len(file.read().split()), 2, closed)
+
     def test_never_validate(self):
         result, log = self.train("never", "--train-steps", 3, "--val-every", 0)
         self.assertFalse([entry for entry in log if "val_loss" in entry])
