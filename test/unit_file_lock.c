@@ -1,7 +1,8 @@
 // Locks of files: one holder at a time, whom the others can name, until it ends in whatever way; on file systems and
 // kernels without the usual kind, by what there is.
-#include <errno.h> // EINVAL
-#include <fcntl.h> // fcntl
+#include <errno.h>    // EINVAL
+#include <fcntl.h>    // fcntl
+#include <sys/file.h> // flock
 
 // What the code under test calls: that of the system, or what a kernel or file system without such locks answers.
 static struct {
