@@ -18,12 +18,12 @@ SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--n
          "rope", "--activation", "swiglu", "--no-add-bias-linear", "--lr", "3e-3"]
 
 
-def run(*arguments, environment=None, limit_bytes=None, cwd=None):
+def run(*arguments, environment=None, limit_bytes=None, cwd=None, seconds=300):
     def limit():
         if limit_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd,
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=seconds, cwd=cwd,
                           env={**os.environ, **(environment or {})}, preexec_fn=limit)
 
 
@@ -559,6 +559,18 @@ class Runs(Case):
         losses = [[(entry["loss"], entry["grad_norm"]) for entry in log] for log in runs]
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
+
+    def test_pipes_in_place_of_files(self):
+        """The run would wait for another end that nobody opens, and could not be stopped."""
+        data, out = self.path + "/piped", self.path + "/pipes"
+        os.makedirs(data)
+        os.makedirs(out)
+        shutil.copy(self.path + "/t_train_000.bin", data)
+        for path in (out + "/.lock", out + "/log.jsonl", out + "/config.json", data + "/t_vocabulary.bin", data + "/t_tokenizer.json"):
+            os.mkfifo(path)
+            self.refused(*SMALL, "--train-data", data + "/t_train_*.bin", "--train-steps", 3, "--out", out, seconds=20,
+                         words=[path, "not a regular file"])
+            os.remove(path)
 
     def test_standard_files_that_are_closed(self):
         """Nothing else is opened in their place: what is printed would go into the log."""

@@ -70,7 +70,7 @@ enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text
     }
     if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
         close(file);
-        error_format(text, "%s: is not a regular file", path);
+        error_format(text, "%s: is not a regular file; remove it", path);
         return FILE_LOCK_NO_FILE;
     }
     const int problem = file_lock_open(file);

@@ -1,16 +1,17 @@
 #include "runtime/text/log.h"
-#include "runtime/machine/error.h" // fail
-#include "runtime/text/json.h"     // json_writer
-#include <errno.h>                 // errno
-#include <fcntl.h>                 // open
-#include <math.h>                  // isfinite
-#include <stdarg.h>                // va_list
-#include <stdlib.h>                // getenv
-#include <string.h>                // strerror
-#include <sys/ioctl.h>             // TIOCGWINSZ
-#include <sys/stat.h>              // mkdir
-#include <time.h>                  // clock_gettime
-#include <unistd.h>                // isatty, write
+#include "runtime/files/file_read.h" // is_pipe
+#include "runtime/machine/error.h"   // fail
+#include "runtime/text/json.h"       // json_writer
+#include <errno.h>                   // errno
+#include <fcntl.h>                   // open
+#include <math.h>                    // isfinite
+#include <stdarg.h>                  // va_list
+#include <stdlib.h>                  // getenv
+#include <string.h>                  // strerror
+#include <sys/ioctl.h>               // TIOCGWINSZ
+#include <sys/stat.h>                // mkdir
+#include <time.h>                    // clock_gettime
+#include <unistd.h>                  // isatty, write
 
 // ---- the start-up report ----
 
@@ -96,6 +97,8 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log_make_folder(folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
+    if (is_pipe(log->path))
+        fail("%s: is a pipe, not a regular file; remove it, or name another folder by --out", log->path);
     log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
     log->file = open(log->path, O_WRONLY | O_CREAT | (first_step > 0 ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0666);
     if (log->file >= 0 && first_step > 0 && ftruncate(log->file, (off_t)log->good_bytes) != 0)
