@@ -14,6 +14,7 @@
 #include "run/start.h"                      // options of a model's folder or of a checkpoint
 #include "run/version.h"                    // --version
 #include "runtime/machine/error.h"          // fail
+#include "runtime/machine/stack.h"          // stack_check_limit
 #include "runtime/machine/standard_files.h" // stdin, stdout, stderr
 #include <stdio.h>                          // printf
 
@@ -33,6 +34,7 @@ static void describe_build(void) {
 
 int main(int argc, char **argv) {
     standard_files_open();
+    stack_check_limit();
     struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);

@@ -5,6 +5,7 @@
 #include "run/utilisation.cuh"     // gpt_measure_peak
 #include "run/plan_report.cuh"     // plan_write_json
 #include "run/run.cuh"             // struct run
+#include "runtime/machine/stack.h" // stack_bytes_here
 #include <omp.h>                   // omp_set_num_threads
 
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
@@ -18,10 +19,22 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
+// Ends the program where the environment gives OpenMP's threads less of a stack than kernels on the CPU need.
+static void check_stacks(const struct config *c) {
+    size_t least = SIZE_MAX;
+    if (c->device != DEVICE_CPU || c->plan)
+        return;
+#pragma omp parallel reduction(min : least)
+    least = omp_get_thread_num() > 0 ? stack_bytes_here() : SIZE_MAX; // the first is the main thread
+    if (least < STACK_BYTES)
+        fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
+             least >> 10, STACK_BYTES >> 10);
+}
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
     omp_set_num_threads(r->dev.threads);
+    check_stacks(c);
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c) == COLLECTIVES_HOST);

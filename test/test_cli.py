@@ -572,6 +572,20 @@ class Runs(Case):
                          words=[path, "not a regular file"])
             os.remove(path)
 
+    def test_small_stacks(self):
+        """What is enough computes; less is refused, rather than overflowing in the middle of a step."""
+        command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "1", "--out", self.path + "/stacks"])
+        for before, after, words in (("ulimit -s 1024", "--threads 1", None),
+                                     ("ulimit -s 1024", "--threads 2", None),
+                                     ("ulimit -s 512", "--threads 1", "the stack is limited to 512 KiB, and at least 1024 KiB are needed"),
+                                     ("export OMP_STACKSIZE=1M", "--threads 2", None),
+                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB")):
+            shutil.rmtree(self.path + "/stacks", ignore_errors=True)
+            result = subprocess.run("%s; exec %s %s" % (before, command, after), shell=True, executable="/bin/bash", capture_output=True,
+                                    text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2 if words else 0, (before, result.stderr))
+            self.assertIn(words or "", result.stderr)
+
     def test_standard_files_that_are_closed(self):
         """Nothing else is opened in their place: what is printed would go into the log."""
         command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "3", "--out"])
