@@ -1,5 +1,6 @@
 """Checkpoints as a run meets them: exact resume, kills at any moment, full disks, signals. docs/checkpoints.md lists what is
 promised and which test proves it. Python's standard library alone."""
+import ctypes
 import ctypes.util
 import json
 import os
@@ -468,6 +469,22 @@ class Ranks(Case):
         self.assertIn("rank 1 does not see the folder --out here of rank 0", result.stderr)
         self.assertIn("--zero-stage 0", result.stderr)
         self.launch("elsewhere", 2, "--zero-stage", 0, wrap=elsewhere)
+
+    def test_a_start_makes_no_file_that_a_kill_would_leave(self):
+        """Names that appear in --out, if only for a moment."""
+        out = self.path + "/watched"
+        os.makedirs(out)
+        system, in_create = ctypes.CDLL(None), 0x100
+        watch = system.inotify_init1(os.O_NONBLOCK)
+        self.addCleanup(os.close, watch)
+        self.assertGreater(system.inotify_add_watch(watch, out.encode(), in_create), 0)
+        self.launch("watched", 2, "--zero-stage", 1)
+        events, names = os.read(watch, 1 << 16), []
+        while events:
+            length = struct.unpack_from("iIII", events)[3]
+            names.append(events[16:16 + length].rstrip(b"\0").decode())
+            events = events[16 + length:]
+        self.assertEqual(sorted(names), [".lock", "checkpoints", "config.json", "log.jsonl"])
 
     def test_killed_ranks(self):
         """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same losses."""

@@ -596,7 +596,7 @@ class Runs(Case):
             with open(out + "/log.jsonl", encoding="utf-8") as file:
                 self.assertEqual([json.loads(line)["step"] for line in file], [1, 2, 3], closed)
             with open(out + "/.lock", encoding="utf-8") as file:
-                self.assertEqual(len(file.read().split()), 2, closed)
+                self.assertEqual(len(file.read().split()), 3, closed)
 
     def test_never_validate(self):
         result, log = self.train("never", "--train-steps", 3, "--val-every", 0)

@@ -72,11 +72,16 @@ static void the_second_is_told_who_has_it(void **state) {
     gethostname(host, sizeof host - 1);
     snprintf(expected, sizeof expected, "process %ld on host %s", (long)getpid(), host);
     assert_string_equal(text.text, expected);
+    char content[FILE_LOCK_TEXT], later[FILE_LOCK_TEXT];
+    assert_true(file_lock_read(content, path));
     assert_int_equal(ftruncate(first, 0), 0);
+    assert_false(file_lock_read(later, path));
     take(FILE_LOCK_HELD, &text);
     assert_string_equal(text.text, "another process");
     close(first);
     close(take(FILE_LOCK_TAKEN, &text)); // the file that stays has no lock
+    assert_true(file_lock_read(later, path));
+    assert_string_not_equal(content, later);
 }
 
 // A child that has the open file too, and ends, frees nothing; a program that it becomes does not have it.

@@ -5,6 +5,7 @@
 #include <string.h>   // memset, strerror
 #include <sys/file.h> // flock
 #include <sys/stat.h> // fstat
+#include <time.h>     // clock_gettime
 #include <unistd.h>   // pread, gethostname
 
 static struct flock lock_of_byte(short type, off_t byte) {
@@ -36,23 +37,40 @@ static int file_lock_open(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
 }
 
-enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS\n": a host's name has at most 253
-
 // Writes who holds the lock. Nothing follows where that fails, as on a full disk: the lock holds without it.
 static void file_lock_sign(int fd) {
     char host[256] = "", text[FILE_LOCK_TEXT];
+    struct timespec now;
     if (gethostname(host, sizeof host - 1) != 0 || !*host)
         snprintf(host, sizeof host, "?");
-    const int n = snprintf(text, sizeof text, "%s %ld\n", host, (long)getpid());
+    clock_gettime(CLOCK_REALTIME, &now);
+    const int n =
+        snprintf(text, sizeof text, "%s %ld %lld.%09ld\n", host, (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
     if (pwrite(fd, text, (size_t)n, 0) != n || ftruncate(fd, n) != 0)
         return;
 }
 
+// text = the content of an open file, "" where it can't be read.
+static void file_lock_content(char text[FILE_LOCK_TEXT], int fd) {
+    const ssize_t n = pread(fd, text, FILE_LOCK_TEXT - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+}
+bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path) {
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    text[0] = '\0';
+    if (fd < 0)
+        return false;
+    file_lock_content(text, fd);
+    close(fd);
+    return *text != '\0';
+}
+
 // Writes into `text` who holds the lock, by the file's content, which may be missing.
 static void file_lock_name_holder(struct error_text *text, int fd) {
-    char content[FILE_LOCK_TEXT] = "", host[256];
+    char content[FILE_LOCK_TEXT], host[256];
     long process;
-    if (pread(fd, content, sizeof content - 1, 0) > 0 && sscanf(content, "%255s %ld", host, &process) == 2)
+    file_lock_content(content, fd);
+    if (sscanf(content, "%255s %ld", host, &process) == 2)
         error_format(text, "process %ld on host %s", process, host);
     else
         error_format(text, "another process");

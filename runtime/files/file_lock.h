@@ -17,11 +17,17 @@ enum file_lock {
     FILE_LOCK_NO_FILE,    // it can't be opened or made for writing; the text says why
 };
 
+enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
+
 __BEGIN_DECLS
 // Takes the lock of the file at `path`, made where it is missing, and writes into it what names this process to those
 // who find it held. *fd: the open file where the lock is TAKEN or IMPOSSIBLE, which has the lock until it is closed,
 // else -1.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
+
+// text = what the last process that took the lock of `path` wrote into it, which is never the same twice. Returns false
+// where it can't be read.
+bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
 // Lock one byte of an open file, beyond its end too: as F_WRLCK alone, or as F_RDLCK with others, which needs no file
 // that is open for writing. Returns 0 or an errno: EAGAIN where another has it.
