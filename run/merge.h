@@ -12,6 +12,7 @@
 #include "run/model_folder.h"        // struct model_folder
 #include "run/start.h"               // start_read_model
 #include "runtime/files/file_read.h" // read_whole
+#include "runtime/machine/say.h"     // say
 #include "runtime/text/json_parse.h" // json_show
 #include <dirent.h>                  // opendir
 
@@ -372,8 +373,8 @@ static inline int merge_adapters(const struct config *config) {
     const char *problem = merge_write_all(&m, &error);
     if (problem)
         fail("%s", problem);
-    printf("%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
-           config->lora_adapter, m.adapters.files[0].count / 2);
+    say(stdout, "%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
+        config->lora_adapter, m.adapters.files[0].count / 2);
     model_folder_close(&m.base);
     model_folder_close(&m.adapters);
     free(m.used);

@@ -5,6 +5,7 @@
 #include "run/utilisation.cuh"     // gpt_measure_peak
 #include "run/plan_report.cuh"     // plan_write_json
 #include "run/run.cuh"             // struct run
+#include "runtime/machine/say.h"   // say_warning
 #include "runtime/machine/stack.h" // stack_bytes_here
 #include <omp.h>                   // omp_set_num_threads
 
@@ -61,7 +62,7 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
     if (!parallel_largest(r->parallel, fused, "agreement on attention by cuDNN"))
         return -1;
     if (!fused && rank > 0) // the report is rank 0's
-        fprintf(stderr, "train_gpt: rank %d, attention: %s\n", rank, choice->reason);
+        say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
 static struct attention_choice choose_attention(struct run *r) {

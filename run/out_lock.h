@@ -7,6 +7,7 @@
 #include "config.h"                  // struct config
 #include "run/start.h"               // start_check_new
 #include "runtime/files/file_lock.h" // file_lock_take
+#include "runtime/machine/say.h"     // say_warning
 #include "runtime/text/log.h"        // log_make_folder
 
 #define OUT_LOCK_NAME ".lock"
@@ -26,9 +27,7 @@ static const char *out_lock_take(struct config *config, struct error_text *error
                             "--out; if no such process is left, remove %.300s",
                             config->out, text.text, path);
     case FILE_LOCK_NO_FILE: return error_format(error, "%.900s; name another folder by --out", text.text);
-    case FILE_LOCK_IMPOSSIBLE:
-        fprintf(stderr, "train_gpt: %s; start no second run with this --out\n", text.text);
-        break;
+    case FILE_LOCK_IMPOSSIBLE: say_warning("%s; start no second run with this --out", text.text); break;
     }
     return NULL;
 }
@@ -46,7 +45,7 @@ static void out_lock(struct config *config) {
     if (!refused)
         return;
     if (problem)
-        fprintf(stderr, "train_gpt: %s\n", problem);
+        say_warning("%s", problem);
     parallel_close(config->parallel); // no rank takes the end of another for a failure
     exit(EXIT_USAGE);
 }

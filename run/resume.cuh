@@ -7,6 +7,7 @@
 #include "run/out_lock.h"          // OUT_LOCK_NAME
 #include "run/run.cuh"             // struct run
 #include "formats/trainer_state.h" // trainer_state.json
+#include "runtime/machine/say.h"   // say_warning
 #include "run/text_files.cuh"      // find_text_file
 
 // ---- starting ----
@@ -184,9 +185,9 @@ static void report_save_result(struct run *r, const char *problem, double second
     r->save_failed = problem != NULL;
     log_end_line(&r->log);
     if (problem && r->config->rank > 0)
-        fprintf(stderr, "train_gpt: rank %d: %s\n", r->config->rank, problem);
+        say_warning("rank %d: %s", r->config->rank, problem);
     else if (problem)
-        fprintf(stderr, "train_gpt: %s\n", problem);
+        say_warning("%s", problem);
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
@@ -232,10 +233,9 @@ static void check_shared_folder(struct run *r) {
     if (rank == c->ranks)
         return;
     if (c->rank == 0)
-        fprintf(stderr,
-                "train_gpt: rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
-                "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone\n",
-                rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+        say_warning("rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
+                    "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone",
+                    rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
     parallel_close(r->parallel); // no rank takes the end of another for a failure
     exit(EXIT_USAGE);
 }

@@ -586,6 +586,18 @@ class Runs(Case):
             self.assertEqual(result.returncode, 2 if words else 0, (before, result.stderr))
             self.assertIn(words or "", result.stderr)
 
+    def test_names_that_would_act_on_a_terminal(self):
+        """In the report and in messages; what is no name is as it was."""
+        name = self.path + "/\x1b[31m"
+        write_shard(name + ".bin", [1] * 1000)
+        result = run(*SMALL, "--train-data", name + ".bin", "--out", name + "out", "--train-steps", 1)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("/\\x1b[31m.bin: 1,000 tokens", result.stdout)
+        self.assertNotIn("\x1b", result.stdout + result.stderr)
+        for arguments in (["--train-data", name + "none.bin"], ["--init-from", name, "--generate", "a"], ["--\x1b[31m"],
+                          ["--train-data", name + ".bin", "--out", name + ".bin"]):
+            self.assertNotIn("\x1b", self.refused(*SMALL, *arguments, words=["\\x1b[31m"]).stderr)
+
     def test_standard_files_that_are_closed(self):
         """Nothing else is opened in their place: what is printed would go into the log."""
         command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "3", "--out"])

@@ -1,6 +1,7 @@
 #include "runtime/text/log.h"
 #include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/error.h"   // fail
+#include "runtime/machine/say.h"     // say_list, say_warning
 #include "runtime/text/json.h"       // json_writer
 #include <errno.h>                   // errno
 #include <fcntl.h>                   // open
@@ -19,7 +20,7 @@ void log_row(const char *key, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     printf("%-18s ", key);
-    vprintf(format, arguments);
+    say_list(stdout, format, arguments);
     putchar('\n');
     va_end(arguments);
 }
@@ -121,8 +122,10 @@ static void log_write_failed(struct log *log, int error) {
         return;
     log->failed = true;
     fflush(stdout);
-    fprintf(stderr, "%strain_gpt: %s: cannot be written: %s; the run goes on, steps may be missing from the log\n",
-            log->drawn ? "\n" : "", log->path, strerror(error));
+    if (log->drawn)
+        fputc('\n', stderr);
+    say_warning("%s: cannot be written: %s; the run goes on, steps may be missing from the log", log->path,
+                strerror(error));
     log->drawn = false;
 }
 
@@ -314,7 +317,7 @@ void log_event(struct log *log, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     log_end_line(log);
-    vprintf(format, arguments);
+    say_list(stdout, format, arguments);
     putchar('\n');
     fflush(stdout);
     va_end(arguments);
