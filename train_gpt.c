@@ -8,15 +8,14 @@
 
 #ifndef ENGINE
 
-#include "run/choose_engine.h"              // which copy of the engine
-#include "run/merge.h"                      // --lora-merge
-#include "run/out_lock.h"                   // one run at a time in --out
-#include "run/start.h"                      // options of a model's folder or of a checkpoint
-#include "run/version.h"                    // --version
-#include "runtime/machine/error.h"          // fail
-#include "runtime/machine/stack.h"          // stack_check_limit
-#include "runtime/machine/standard_files.h" // stdin, stdout, stderr
-#include <stdio.h>                          // printf
+#include "run/choose_engine.h"       // which copy of the engine
+#include "run/merge.h"               // --lora-merge
+#include "run/out_lock.h"            // one run at a time in --out
+#include "run/start.h"               // options of a model's folder or of a checkpoint
+#include "run/version.h"             // --version
+#include "runtime/machine/error.h"   // fail
+#include "runtime/machine/process.h" // standard_files_open, stack_check_limit
+#include <stdio.h>                   // printf
 
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
 // reader that has closed its pipe (EPIPE), as head does, is no error.

@@ -1,13 +1,13 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
-#include "run/adapter_targets.cuh" // adapters_resolve
-#include "run/ranks.cuh"           // threads_of_rank, check_same_data
-#include "run/utilisation.cuh"     // gpt_measure_peak
-#include "run/plan_report.cuh"     // plan_write_json
-#include "run/run.cuh"             // struct run
-#include "runtime/machine/say.h"   // say_warning
-#include "runtime/machine/stack.h" // stack_bytes_here
-#include <omp.h>                   // omp_set_num_threads
+#include "run/adapter_targets.cuh"   // adapters_resolve
+#include "run/ranks.cuh"             // threads_of_rank, check_same_data
+#include "run/utilisation.cuh"       // gpt_measure_peak
+#include "run/plan_report.cuh"       // plan_write_json
+#include "run/run.cuh"               // struct run
+#include "runtime/machine/say.h"     // say_warning
+#include "runtime/machine/process.h" // stack_bytes_here
+#include <omp.h>                     // omp_set_num_threads
 
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
