@@ -94,7 +94,7 @@ $(B)/%.a:
 # before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
 LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
 $(call rule,library/%.o,%.c,$$(call COMPILE_FOR,$$(LIBRARY_FLAGS)) -c)
-$(B)/library/runtime/machine/error.o: LIBRARY_FLAGS :=
+$(B)/library/runtime/machine/error.o $(B)/library/runtime/machine/say.o: LIBRARY_FLAGS :=
 $(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
 # The library for ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every run.
 SANITIZED_LIBRARY := $(B)/sanitized/library.a

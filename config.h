@@ -4,19 +4,20 @@
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
 // add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
-#include "config_choices.h"        // the choices of other options
-#include "presets.h"               // the choices of --preset
-#include "recompute.cuh"           // the modules of --recompute-modules
-#include "runtime/machine/error.h" // fail
-#include "runtime/text/json.h"     // json_writer
-#include "runtime/text/options.h"  // the parser
-#include "runtime/schedule.h"      // enum lr_decay_style
-#include <assert.h>                // static_assert
-#include <errno.h>                 // errno
-#include <math.h>                  // INFINITY
-#include <stdbool.h>               // bool
-#include <stdint.h>                // int64_t
-#include <string.h>                // strerror
+#include "config_choices.h"          // the choices of other options
+#include "presets.h"                 // the choices of --preset
+#include "recompute.cuh"             // the modules of --recompute-modules
+#include "runtime/files/file_read.h" // is_pipe
+#include "runtime/machine/error.h"   // fail
+#include "runtime/text/json.h"       // json_writer
+#include "runtime/text/options.h"    // the parser
+#include "runtime/schedule.h"        // enum lr_decay_style
+#include <assert.h>                  // static_assert
+#include <errno.h>                   // errno
+#include <math.h>                    // INFINITY
+#include <stdbool.h>                 // bool
+#include <stdint.h>                  // int64_t
+#include <string.h>                  // strerror
 
 enum { CONFIG_ROWS_MAX = 256 };
 
@@ -152,6 +153,7 @@ struct config {
     unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
+    int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
     const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
 };
@@ -549,6 +551,8 @@ static inline int config_row_at(size_t offset) {
 
 // Writes every option, by its name, as a JSON object into the file at `path`; fails where that cannot be written.
 static inline void config_write_json(const struct config *config, const char *path) {
+    if (is_pipe(path))
+        fail("%s: is a pipe, not a regular file; remove it", path);
     FILE *const file = fopen(path, "w");
     if (!file)
         fail("%s: cannot be written: %s", path, strerror(errno));

@@ -349,6 +349,7 @@ static inline struct config config_read(int argc, char **argv, options_build *de
     options_set_defaults(&options, &config);
     options_parse(&options, &config, config.given, argc, argv);
     config.checkpoint = "";
+    config.out_lock = -1;
     if (config_scores(&config) && !*config.train_data && !*config.generate && strcmp(config.resume, "none") == 0)
         config.eval_only = true; // there is nothing to train on
     return config;

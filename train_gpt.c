@@ -8,12 +8,14 @@
 
 #ifndef ENGINE
 
-#include "run/choose_engine.h"     // which copy of the engine
-#include "run/merge.h"             // --lora-merge
-#include "run/start.h"             // options of a model's folder or of a checkpoint
-#include "run/version.h"           // --version
-#include "runtime/machine/error.h" // fail
-#include <stdio.h>                 // printf
+#include "run/choose_engine.h"       // which copy of the engine
+#include "run/merge.h"               // --lora-merge
+#include "run/out_lock.h"            // one run at a time in --out
+#include "run/start.h"               // options of a model's folder or of a checkpoint
+#include "run/version.h"             // --version
+#include "runtime/machine/error.h"   // fail
+#include "runtime/machine/process.h" // standard_files_open, stack_check_limit
+#include <stdio.h>                   // printf
 
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
 // reader that has closed its pipe (EPIPE), as head does, is no error.
@@ -30,9 +32,13 @@ static void describe_build(void) {
 }
 
 int main(int argc, char **argv) {
+    standard_files_open();
+    stack_check_limit();
     struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);
+    if (config_trains(&config) && !config.plan)
+        out_lock(&config);
     start_find(&config);
     const struct config asked = config;
     config_resolve(&config);
@@ -54,6 +60,7 @@ int main(int argc, char **argv) {
 #include "run/generate.cuh"    // prompts, samples, tokens to text
 #include "run/eval_tasks.cuh"  // tasks
 #include "run/open.cuh"        // device, plan, data
+#include "run/out_lock.h"      // one run at a time in --out
 #include "run/perplexity.cuh"  // perplexity of texts
 #include "run/ranks.cuh"       // several processes
 #include "run/report.cuh"      // the start-up report
@@ -75,6 +82,7 @@ static int run_training(struct run *r) {
     open_samples(r);
     allocate_model(r);
     load_model(r);
+    out_lock_new(r->own);
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
     write_config(c);
     open_saver(r);

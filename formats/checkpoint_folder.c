@@ -1,12 +1,13 @@
 #include "formats/checkpoint_folder.h"
-#include <dirent.h>   // fdopendir, readdir
-#include <errno.h>    // errno
-#include <fcntl.h>    // openat, fcntl
-#include <inttypes.h> // PRId64
-#include <stdio.h>    // renameat, snprintf
-#include <stdlib.h>   // realloc, free, qsort
-#include <string.h>   // strcmp
-#include <unistd.h>   // getpid, unlinkat
+#include "runtime/files/file_lock.h" // file_lock_byte
+#include <dirent.h>                  // fdopendir, readdir
+#include <errno.h>                   // errno
+#include <fcntl.h>                   // openat, F_RDLCK
+#include <inttypes.h>                // PRId64
+#include <stdio.h>                   // renameat, snprintf
+#include <stdlib.h>                  // realloc, free, qsort
+#include <string.h>                  // strcmp
+#include <unistd.h>                  // getpid, unlinkat
 
 // The names' endings, in the order in which a search for the newest looks at entries of one step.
 static const struct checkpoint_kind_row {
@@ -61,26 +62,12 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// The byte that a writer locks. Of a folder, which is open for reading alone, no lock can exclude others; two writers
-// with one number, of two containers, then both have it.
-static struct flock checkpoint_lock_of(short type, pid_t pid) {
-    struct flock lock;
-    memset(&lock, 0, sizeof lock); // l_pid must be 0
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = pid;
-    lock.l_len = 1;
-    return lock;
-}
-
-void checkpoint_lock(int root_fd) {
-    struct flock lock = checkpoint_lock_of(F_RDLCK, getpid());
-    fcntl(root_fd, F_OFD_SETLK, &lock);
-}
+// The byte of the process's number. Of a folder, which is open for reading alone, no lock can exclude others; two
+// writers with one number, of two containers, then both have it.
+void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
-    struct flock lock = checkpoint_lock_of(F_WRLCK, entry->pid); // asks what would be in its way
-    return fcntl(root_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return file_byte_is_locked(root_fd, entry->pid);
 }
 
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed) {

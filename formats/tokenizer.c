@@ -2,12 +2,12 @@
 
 #include "formats/tokenizer.h"
 
-#include <errno.h>  // errno
-#include <stdio.h>  // FILE, fopen
-#include <stdlib.h> // malloc, free
+#include <stdlib.h> // calloc, free
 #include <string.h> // memcpy, memcmp
+#include <unistd.h> // access
 
 #include "formats/tokenizer_tables.h" // struct tokenizer_tables
+#include "runtime/files/file_read.h"  // read_whole
 
 enum { TOKENIZER_LONGEST_FILE = 1 << 30 }; // bytes
 
@@ -151,27 +151,6 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
 // ---------------------------------------------------------------------------------------------------------------------
 // Files.
 
-// The bytes of a whole file, which the caller frees; NULL with a text in `error`.
-static unsigned char *tokenizer_read_file(const char *path, size_t *bytes, struct error_text *error) {
-    FILE *file = fopen(path, "rb");
-    long length = -1;
-    if (file && fseek(file, 0, SEEK_END) == 0)
-        length = ftell(file);
-    unsigned char *data = NULL;
-    if (length > TOKENIZER_LONGEST_FILE)
-        error_format(error, "%s: has %ld bytes; expected at most %d", path, length, TOKENIZER_LONGEST_FILE);
-    else if (length < 0 || fseek(file, 0, SEEK_SET) != 0 || !(data = (unsigned char *)malloc((size_t)length + 1)) ||
-             fread(data, 1, (size_t)length, file) != (size_t)length) {
-        error_format(error, "%s: can't be read: %s", path, strerror(errno));
-        free(data);
-        data = NULL;
-    }
-    if (file)
-        fclose(file);
-    *bytes = data ? (size_t)length : 0;
-    return data;
-}
-
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes) {
     static const char ending[] = "tokenizer.json";
     const size_t length = strlen(path);
@@ -182,26 +161,23 @@ bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t 
         return false;
     memcpy(out, path, prefix);
     memcpy(out + prefix, sibling, strlen(sibling) + 1);
-    FILE *file = fopen(out, "rb");
-    if (file)
-        fclose(file);
-    return file != NULL;
+    return access(out, R_OK) == 0;
 }
 
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error) {
     static const char *const siblings[] = {"special_tokens_map.json", "tokenizer_config.json"}; // the later one wins
     char sibling[4096];
-    size_t bytes;
-    unsigned char *data = tokenizer_read_file(path, &bytes, error);
-    if (!data)
-        return error->text;
+    unsigned char *data;
+    uint64_t bytes;
+    RETURN_PROBLEM(read_whole(&data, &bytes, TOKENIZER_LONGEST_FILE, path, "a tokenizer.json", error));
     const char *problem = tokenizer_parse(tokenizer, data, bytes, path, error);
     free(data);
     for (size_t i = 0; i < 2 && !problem; i++) {
         if (!tokenizer_sibling(path, siblings[i], sibling, sizeof sibling))
             continue;
-        data = tokenizer_read_file(sibling, &bytes, error);
-        problem = data ? tokenizer_parse_special(tokenizer, data, bytes, sibling, error) : error->text;
+        problem = read_whole(&data, &bytes, TOKENIZER_LONGEST_FILE, sibling, "a file of a tokenizer", error);
+        if (!problem)
+            problem = tokenizer_parse_special(tokenizer, data, bytes, sibling, error);
         free(data);
         if (problem)
             tokenizer_free(tokenizer);

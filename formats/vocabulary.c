@@ -1,11 +1,12 @@
 #include "formats/vocabulary.h"
 
-#include <errno.h>    // errno
 #include <inttypes.h> // PRIu32
 #include <stdlib.h>   // malloc, free
 #include <string.h>   // memcpy, memcmp, strrchr
+#include <unistd.h>   // access
 
-#include "runtime/machine/error.h" // fail
+#include "runtime/files/file_read.h" // read_whole
+#include "runtime/machine/error.h"   // fail
 
 enum { HEADER_BYTES = 24 };
 
@@ -71,19 +72,12 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
-static const char *vocabulary_read(struct vocabulary *vocabulary, FILE *file, const char *path,
-                                   struct error_text *error) {
-    if (fseek(file, 0, SEEK_END) != 0)
-        return error_format(error, "%s: can't be read: %s", path, strerror(errno));
-    const long bytes = ftell(file);
-    rewind(file);
-    if (bytes < 0 || bytes > 1 << 30)
-        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
-                            path);
-    vocabulary->data = (unsigned char *)malloc((size_t)bytes + 1);
-    if (!vocabulary->data || fread(vocabulary->data, 1, (size_t)bytes, file) != (size_t)bytes)
-        return error_format(error, "%s: can't be read: %s", path, strerror(errno));
-    return vocabulary_parse(vocabulary, vocabulary->data, (uint64_t)bytes, path, error);
+static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
+    enum { MOST_BYTES = 1 << 30 };
+    uint64_t bytes;
+    RETURN_PROBLEM(read_whole(&vocabulary->data, &bytes, MOST_BYTES, path,
+                              "a vocabulary file that scripts/prepare_data.py wrote", error));
+    return vocabulary_parse(vocabulary, vocabulary->data, bytes, path, error);
 }
 
 struct vocabulary vocabulary_open(const char *path, int vocab_size) {
@@ -92,15 +86,10 @@ struct vocabulary vocabulary_open(const char *path, int vocab_size) {
     memset(&vocabulary, 0, sizeof vocabulary);
     vocabulary.end_of_text = -1;
     const char *problem = NULL;
-    if (path) {
-        FILE *file = fopen(path, "rb");
-        if (!file)
-            fail("%s: can't be opened: %s", path, strerror(errno));
-        problem = vocabulary_read(&vocabulary, file, path, &error);
-        fclose(file);
-    } else if (vocab_size == 256 || vocab_size == 257) {
+    if (path)
+        problem = vocabulary_read(&vocabulary, path, &error);
+    else if (vocab_size == 256 || vocab_size == 257)
         problem = vocabulary_of_bytes(&vocabulary, vocab_size, &error);
-    }
     if (problem)
         fail("%s", problem);
     return vocabulary;
@@ -123,11 +112,8 @@ bool file_beside_shard(const char *shard_path, const char *ending, char *path, s
             continue;
         memcpy(path, shard_path, end);
         memcpy(path + end, ending, ending_bytes);
-        FILE *file = fopen(path, "rb");
-        if (file) {
-            fclose(file);
+        if (access(path, R_OK) == 0)
             return true;
-        }
     }
     return false;
 }

@@ -5,9 +5,10 @@
 #include "kernels/amx.cuh"         // amx_available
 #include "run/levels.h"            // levels, the copies of the engine for the cpu
 #include "runtime/machine/error.h" // fail
+#include "runtime/machine/say.h"   // say
 #include "runtime/net/parallel.h"  // parallel_largest
 #include "runtime/text/log.h"      // log_row
-#include <stdio.h>                 // printf
+#include <stdio.h>                 // snprintf
 
 // The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
 #ifdef HAVE_CUDA
@@ -100,7 +101,7 @@ static enum config_device choose_device(struct parallel *parallel) {
             "all with --device cpu",
             reason);
     if (CUDA_IS_BUILT && *reason)
-        printf("no GPU is used: %s\n", reason);
+        say(stdout, "no GPU is used: %s\n", reason);
     return *reason ? DEVICE_CPU : DEVICE_CUDA;
 }
 // Ends the program where --device cuda can't be used. A plan needs a build for CUDA, but no GPU.

@@ -1,6 +1,7 @@
 // --eval-tasks: tasks scored by the likelihood of texts, with the arithmetic of lm-evaluation-harness.
 #pragma once
 #include "formats/eval_items.h"      // struct eval_items
+#include "run/report_file.h"         // report_file_open
 #include "run/run.cuh"               // struct run
 #include "run/score_documents.cuh"   // score_documents
 #include "run/scored_text.cuh"       // encode_whole, encode_alone
@@ -334,25 +335,20 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
 // Writes the items' scores in their order, then each task's, into the file of --eval-tasks-output.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
-    const char *path = r->config->eval_tasks_output;
-    FILE *const out = r->config->rank == 0 ? fopen(path, "w") : NULL;
     if (r->config->rank > 0)
         return;
-    if (!out)
-        fail("--eval-tasks-output %s: cannot be written: %s", path, strerror(errno));
+    struct report_file out = report_file_open("--eval-tasks-output", r->config->eval_tasks_output);
     for (int64_t i = 0; i < tasks->items.count; i++)
-        write_item(out, tasks, i);
+        write_item(out.file, tasks, i);
     for (int k = 0; k < tasks->names_count; k++) {
         const struct task_scores s = scores_of_task(tasks, k);
-        struct json json = json_writer(out, false);
+        struct json json = json_writer(out.file, false);
         json_object_begin(&json, NULL);
         json_str(&json, "task", tasks->names[k]);
         write_task_scores(&json, &s);
         json_object_end(&json);
     }
-    const bool written = !ferror(out);
-    if (fclose(out) != 0 || !written)
-        fail("--eval-tasks-output %s: cannot be written: %s", path, strerror(errno));
+    report_file_close(&out);
 }
 
 // Scores the tasks and reports them, after `step` steps. Returns false where a signal broke it off.

@@ -1,8 +1,9 @@
 // Text from the model: samples during training, and --generate as a run of its own.
 #pragma once
-#include "run/run.cuh"        // struct run
-#include "run/sample.cuh"     // gpt_generate
-#include "run/text_files.cuh" // find_text_file
+#include "run/run.cuh"           // struct run
+#include "run/sample.cuh"        // gpt_generate
+#include "run/text_files.cuh"    // find_text_file
+#include "runtime/machine/say.h" // say_warning
 
 // Allocates the samples of a training run, whose prompt is one token.
 static void open_samples(struct run *r) {
@@ -30,7 +31,8 @@ static void print_samples(struct run *r, int step) {
     for (int i = 0; i < c->sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
         vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
-        log_event(&r->log, "\n---");
+        putchar('\n');
+        log_event(&r->log, "---");
     }
 }
 
@@ -92,11 +94,9 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
              "%d positions; shorten one of them",
              longest, c->sample_tokens, positions);
     if (c->rank == 0)
-        fprintf(
-            stderr,
-            "train_gpt: the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
-            "that the model was trained on, and the text may lose its sense behind them\n",
-            longest, c->sample_tokens, positions);
+        say_warning("the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
+                    "that the model was trained on, and the text may lose its sense behind them",
+                    longest, c->sample_tokens, positions);
 }
 
 // Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.

@@ -15,6 +15,7 @@
 #include "run/optimizer_file.cuh"    // state_tensor_entry
 #include "run/start.h"               // start_read_model
 #include "run/tensor_names.cuh"      // which tensor holds which parameters
+#include "runtime/machine/say.h"     // say
 #include "runtime/text/json_parse.h" // json_show
 #include <sys/stat.h>                // stat
 #include <limits.h>                  // PATH_MAX
@@ -414,7 +415,7 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
     if (!any || m->zero.shards.rank > 0)
         return;
     const char *between = "";
-    printf("%s stores its states in other formats than this run, which goes on from the nearest values:", folder);
+    say(stdout, "%s stores its states in other formats than this run, which goes on from the nearest values:", folder);
     for (int id = 0; id < STATE_COUNT; id++)
         if (conversions->made[id]) {
             printf("%s %s to %s", between, optimizer_state_rows[id].name, format_name(conversions->to[id]));
@@ -444,10 +445,11 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     if (!problem)
         report_conversions(m, folder, &conversions, masters);
     if (!problem && optimizer_holds(&m->optimizer, STATE_AVERAGES) && !state_is_loaded(m, &file, STATE_AVERAGES))
-        printf("%s has no moving averages: they begin as its parameters\n", folder);
+        say(stdout, "%s has no moving averages: they begin as its parameters\n", folder);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
-        printf("%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
-               folder);
+        say(stdout,
+            "%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
+            folder);
     safetensors_close(&file);
     return problem;
 }

@@ -14,6 +14,7 @@
 #include "run/start.h"               // start_read_model
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/files/links.h"     // link_stays_in_folder
+#include "runtime/machine/say.h"     // say
 #include "runtime/text/json_parse.h" // json_show
 #include <dirent.h>                  // opendir
 
@@ -173,7 +174,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->lora_merge, name) >= sizeof m->out_path)
         return error_format(error, "%.500s: the name is too long", m->config->lora_merge);
-    m->out = fopen(m->out_path, "wb");
+    m->out = fopen(m->out_path, "wbx"); // the folder was empty: a file that is there now is of another run
     return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
 static inline const char *merge_write(struct merge *m, const void *bytes, uint64_t count, struct error_text *error) {
@@ -388,8 +389,8 @@ static inline int merge_adapters(const struct config *config) {
         problem = merge_write_all(&m, &error);
     if (problem)
         fail("%s", problem);
-    printf("%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
-           config->lora_adapter, m.adapters.files[0].count / 2);
+    say(stdout, "%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
+        config->lora_adapter, m.adapters.files[0].count / 2);
     model_folder_close(&m.base);
     model_folder_close(&m.adapters);
     free(m.used);

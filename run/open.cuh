@@ -1,11 +1,13 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
-#include "run/adapter_targets.cuh" // adapters_resolve
-#include "run/ranks.cuh"           // threads_to_take, check_same_data
-#include "run/utilisation.cuh"     // gpt_measure_peak
-#include "run/plan_report.cuh"     // plan_write_json
-#include "run/run.cuh"             // struct run
-#include <omp.h>                   // omp_set_num_threads
+#include "run/adapter_targets.cuh"   // adapters_resolve
+#include "run/ranks.cuh"             // threads_to_take, check_same_data
+#include "run/utilisation.cuh"       // gpt_measure_peak
+#include "run/plan_report.cuh"       // plan_write_json
+#include "run/run.cuh"               // struct run
+#include "runtime/machine/say.h"     // say_warning
+#include "runtime/machine/process.h" // stack_bytes_here
+#include <omp.h>                     // omp_set_num_threads
 
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
@@ -18,11 +20,23 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
+// Ends the program where the environment gives OpenMP's threads less of a stack than kernels on the CPU need.
+static void check_stacks(const struct config *c) {
+    size_t least = SIZE_MAX;
+    if (c->device != DEVICE_CPU || c->plan)
+        return;
+#pragma omp parallel reduction(min : least)
+    least = omp_get_thread_num() > 0 ? stack_bytes_here() : SIZE_MAX; // the first is the main thread
+    if (least < STACK_BYTES)
+        fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
+             least >> 10, STACK_BYTES >> 10);
+}
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
     omp_set_dynamic(0); // oneDNN's fp32 products are wrong where a parallel region gets fewer threads than it asked for
     omp_set_num_threads(r->dev.threads);
+    check_stacks(c);
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c) == COLLECTIVES_HOST);
@@ -49,7 +63,7 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
     if (!parallel_largest(r->parallel, fused, "agreement on attention by cuDNN"))
         return -1;
     if (!fused && rank > 0) // the report is rank 0's
-        fprintf(stderr, "train_gpt: rank %d, attention: %s\n", rank, choice->reason);
+        say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
 static struct attention_choice choose_attention(struct run *r) {

@@ -4,6 +4,7 @@
 #include "run/score_documents.cuh"   // score_documents
 #include "run/scored_text.cuh"       // encode_whole
 #include "runtime/files/file_read.h" // read_whole
+#include "runtime/machine/say.h"     // say
 
 struct scored_text {
     int32_t *ids;
@@ -69,9 +70,9 @@ static bool score_text(struct run *r, const char *path) {
         }
     }
     if (scored)
-        printf("%s: perplexity %.9g, loss %.9g, bits per byte %.6g, over %lld tokens of %lld bytes\n", path,
-               exp(sum / (double)tokens), sum / (double)tokens, sum / (log(2) * (double)scored_bytes),
-               (long long)tokens, (long long)scored_bytes);
+        say(stdout, "%s: perplexity %.9g, loss %.9g, bits per byte %.6g, over %lld tokens of %lld bytes\n", path,
+            exp(sum / (double)tokens), sum / (double)tokens, sum / (log(2) * (double)scored_bytes), (long long)tokens,
+            (long long)scored_bytes);
     free(text.ids);
     free(text.windows);
     return scored;

@@ -2,17 +2,15 @@
 // (--plan-picture). The plan must have been placed (plan_place).
 #pragma once
 #include "memory.cuh"              // struct plan
+#include "run/report_file.h"       // report_file_open
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/json.h"     // json_writer
 #include "runtime/text/log.h"      // log_bytes, log_count
-#include <errno.h>                 // errno
 #include <stdbool.h>               // bool
 #include <stdint.h>                // SIZE_MAX
 #include <stdio.h>                 // FILE, fprintf
 #include <stdlib.h>                // free
 #include <string.h>                // strlen, strncmp, strstr, strerror
-#include <sys/stat.h>              // lstat
-#include <unistd.h>                // getpid, unlink
 
 // Prints one row per category of the device's memory: its live bytes in the peak phase, and the most in any phase. The
 // rows sum up to the peak. Below them the host's arenas, and transfer_bytes: what a step copies each way.
@@ -119,48 +117,6 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
     plan_print_host(plan, transfer_bytes, file);
 }
 
-// ---- files ----
-
-// A report's file. It is written under a temporary name and renamed when it is complete, so that a full disk leaves the
-// old file. Where the path is no regular file (a pipe, a terminal, a link), it is written directly.
-struct plan_file {
-    FILE *file;
-    const char *option, *path;
-    char *temporary; // renamed to `path` at the end; NULL: written directly
-};
-
-__attribute__((noreturn)) static void plan_file_fail(const struct plan_file *out) {
-    const char *reason = strerror(errno);
-    if (out->temporary)
-        unlink(out->temporary);
-    fail("%s %s: cannot write it: %s; name a file in a folder that exists, may be written and has room", out->option,
-         out->path, reason);
-}
-
-static struct plan_file plan_file_open(const char *option, const char *path) {
-    struct plan_file out;
-    memset(&out, 0, sizeof out);
-    out.option = option;
-    out.path = path;
-    struct stat status;
-    if (lstat(path, &status) != 0 || S_ISREG(status.st_mode)) {
-        const size_t n = strlen(path) + 32;
-        out.temporary = (char *)plan_allocate(n, 1);
-        snprintf(out.temporary, n, "%s.%ld.tmp", path, (long)getpid());
-    }
-    out.file = fopen(out.temporary ? out.temporary : path, "w");
-    if (!out.file)
-        plan_file_fail(&out);
-    return out;
-}
-
-static void plan_file_close(struct plan_file *out) {
-    const bool written = fflush(out->file) == 0 && !ferror(out->file);
-    if (fclose(out->file) != 0 || !written || (out->temporary && rename(out->temporary, out->path) != 0))
-        plan_file_fail(out);
-    free(out->temporary);
-}
-
 // ---- JSON ----
 
 static void plan_json_names(struct json *json, const char *key, char (*names)[PLAN_NAME_CHARS], int count) {
@@ -238,7 +194,7 @@ static void plan_json_predicted(struct json *json, const struct plan_prediction 
 }
 
 static void plan_write_json(const struct plan *plan, const char *path) {
-    struct plan_file out = plan_file_open("--plan-json", path);
+    struct report_file out = report_file_open("--plan-json", path);
     struct json json = json_writer(out.file, true);
     json_object_begin(&json, NULL);
     json_uint(&json, "peak_bytes", plan->peak_bytes);
@@ -264,7 +220,7 @@ static void plan_write_json(const struct plan *plan, const char *path) {
     json_array_end(&json);
     plan_json_transfers(&json, plan);
     json_object_end(&json);
-    plan_file_close(&out);
+    report_file_close(&out);
 }
 
 // ---- the picture ----
@@ -454,7 +410,7 @@ static int *plan_picture_colours(const struct plan *plan) {
 }
 
 static void plan_write_svg(const struct plan *plan, const char *path) {
-    struct plan_file out = plan_file_open("--plan-picture", path);
+    struct report_file out = report_file_open("--plan-picture", path);
     struct plan_picture picture = {out.file, plan, NULL, 1500, 860, 100, 310, 90, 150};
     picture.colours = plan_picture_colours(plan);
     char peak[LOG_NUMBER];
@@ -489,5 +445,5 @@ static void plan_write_svg(const struct plan *plan, const char *path) {
             (picture.height + picture.top - picture.bottom) / 2, (picture.width + picture.left - picture.right) / 2,
             picture.height - 10);
     free(picture.colours);
-    plan_file_close(&out);
+    report_file_close(&out);
 }

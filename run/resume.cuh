@@ -5,9 +5,11 @@
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
 #include "run/save.cuh"            // a checkpoint's folder
 #include "run/carried_files.h"     // files beside a model that its checkpoints have too
+#include "run/out_lock.h"          // OUT_LOCK_NAME
 #include "run/run.cuh"             // struct run
 #include "formats/trainer_state.h" // trainer_state.json
 #include "runtime/files/links.h"   // link_stays_in_folder
+#include "runtime/machine/say.h"   // say_warning
 #include "run/text_files.cuh"      // find_text_file
 
 // ---- starting ----
@@ -209,9 +211,9 @@ static void report_save_result(struct run *r, const char *problem, double second
     r->save_failed = problem != NULL;
     log_end_line(&r->log);
     if (problem && r->config->rank > 0)
-        fprintf(stderr, "train_gpt: rank %d: %s\n", r->config->rank, problem);
+        say_warning("rank %d: %s", r->config->rank, problem);
     else if (problem)
-        fprintf(stderr, "train_gpt: %s\n", problem);
+        say_warning("%s", problem);
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
@@ -232,34 +234,24 @@ static void report_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Ends the job where a rank that writes a part of the checkpoints does not see the folder of --out that rank 0 sees.
+// Ends the job where a rank that writes a part of the checkpoints does not see the folder of --out that rank 0 sees: the
+// one whose lock rank 0 has signed.
 static void check_shared_folder(struct run *r) {
     const struct config *c = r->config;
-    uint64_t token[2] = {(uint64_t)getpid(), (uint64_t)(1e9 * seconds_now())};
-    char path[PATH_MAX], text[64] = "", wanted[64];
+    char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
     if (r->saver.job.ranks <= 1)
         return;
-    control_broadcast(r->parallel->control, token, sizeof token, "check of --out", false);
-    snprintf(wanted, sizeof wanted, "%llx", (unsigned long long)token[1]);
-    if ((size_t)snprintf(path, sizeof path, "%s/.shared.%lld", c->out, (long long)token[0]) >= sizeof path)
-        fail("--out %s: the name is too long", c->out);
-    FILE *file = c->rank == 0 ? fopen(path, "w") : NULL;
-    bool seen = c->rank > 0 || (file && fputs(wanted, file) >= 0);
-    if (file)
-        seen = fclose(file) == 0 && seen;
-    control_barrier(r->parallel->control, "check of --out", false);
-    if (c->rank > 0) {
-        file = fopen(path, "r");
-        seen = file && fgets(text, sizeof text, file) && strcmp(text, wanted) == 0;
-        if (file)
-            fclose(file);
+    snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, c->out);
+    if (c->rank == 0) {
+        fsync(c->out_lock); // an NFS client may keep the text until then
+        file_lock_read(wanted, path);
     }
+    control_broadcast(r->parallel->control, wanted, sizeof wanted, "check of --out", false);
+    bool seen = file_lock_read(found, path) && strcmp(found, wanted) == 0;
     bool *all = (bool *)calloc((size_t)c->ranks, sizeof *all);
     if (!all)
         fail("out of memory");
     control_all_gather(r->parallel->control, all, &seen, sizeof seen, "check of --out", false);
-    if (c->rank == 0)
-        unlink(path);
     int rank = 0;
     while (rank < c->ranks && all[rank])
         rank++;
@@ -267,10 +259,9 @@ static void check_shared_folder(struct run *r) {
     if (rank == c->ranks)
         return;
     if (c->rank == 0)
-        fprintf(stderr,
-                "train_gpt: rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
-                "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone\n",
-                rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+        say_warning("rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
+                    "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone",
+                    rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
     parallel_close(r->parallel); // no rank takes the end of another for a failure
     exit(EXIT_USAGE);
 }

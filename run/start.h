@@ -11,6 +11,7 @@
 #include "formats/checkpoint_folder.h" // checkpoint_list
 #include "run/environment.h"           // environment_check_ranks
 #include "runtime/machine/error.h"     // fail
+#include "runtime/machine/say.h"       // say
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
 #include "formats/trainer_state.h"     // trainer_state_open, trainer_state_option
@@ -193,7 +194,7 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-static void start_print_passed_over(void *context, const char *text) { printf("passed over: %s\n", text); }
+static void start_print_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
 // Finds the checkpoint of --resume and takes over its options. Rank 0 alone verifies it, which reads every byte.
 static void start_resume(struct config *config) {

@@ -1,14 +1,15 @@
 // The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
 // and checks the replicas where due.
 #pragma once
-#include "run/eval_tasks.cuh"  // score_tasks
-#include "run/fp8_report.cuh"  // fp8_shares
-#include "run/generate.cuh"    // print_samples
-#include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
-#include "run/resume.cuh"      // save, report_save
-#include "run/utilisation.cuh" // gpt_flops_per_token
-#include "run/run.cuh"         // struct run
-#include "run/validate.cuh"    // validate_step
+#include "run/eval_tasks.cuh"    // score_tasks
+#include "run/fp8_report.cuh"    // fp8_shares
+#include "run/generate.cuh"      // print_samples
+#include "run/ranks.cuh"         // look_for_requests, measure_collectives, check_replicas
+#include "run/resume.cuh"        // save, report_save
+#include "run/utilisation.cuh"   // gpt_flops_per_token
+#include "run/run.cuh"           // struct run
+#include "run/validate.cuh"      // validate_step
+#include "runtime/machine/say.h" // say_warning
 
 // ---- enqueueing a step ----
 
@@ -54,7 +55,7 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
         fail(
             "%s; the parameters are those of step %d. Lower --lr, check the data, or allow skips by --skip-nonfinite N",
             where, step);
-    fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, nonfinite, allowed);
+    say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
 // Reports a step that updated nothing, since no target of its batch counts.

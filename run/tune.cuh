@@ -13,6 +13,7 @@
 #ifdef TARGET_CUDA
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
+#include "runtime/machine/say.h"       // say_warning
 #include "runtime/net/control.h"       // control_broadcast
 #include <assert.h>                    // static_assert
 #include <errno.h>                     // errno
@@ -213,9 +214,8 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
     const bool fits = (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->out) < sizeof path;
     const int problem = fits ? tune_replace_file(path, text, bytes) : ENAMETOOLONG;
     if (problem)
-        fprintf(stderr,
-                "train_gpt: %s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone\n", path,
-                strerror(problem));
+        say_warning("%s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone", path,
+                    strerror(problem));
     saver_set_algorithms(&r->saver, text, bytes);
 }
 
@@ -240,7 +240,7 @@ static void tune_share(struct run *r) {
     if (problem)
         fail("%s", problem);
     if (!first && *r->tuning_note)
-        fprintf(stderr, "train_gpt: rank %d does not use %s\n", r->config->rank, r->tuning_note);
+        say_warning("rank %d does not use %s", r->config->rank, r->tuning_note);
     free(text);
     free(others);
 }

@@ -140,8 +140,10 @@ def main():
     print(HEADER)
     table = measure(options.steps)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
+        temporary = f"{options.json}.{os.getpid()}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
             json.dump(table, file, indent=1)
+        os.replace(temporary, options.json)
 
 
 if __name__ == "__main__":

@@ -155,10 +155,11 @@ def make(model, name=None):
     check(form, template, has_system)
     form["stop"] = stop_tokens(form, files)
     path = prefix + "chat_format.json"
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
         json.dump(form, file, indent=1, ensure_ascii=False)
         file.write("\n")
-    os.replace(path + ".tmp", path)
+    os.replace(temporary, path)
     return path
 
 

@@ -526,9 +526,10 @@ def read_results(folder):
 
 def write_whole(path, text):
     """Whoever is killed meanwhile leaves the file as it was."""
-    with open(path + ".new", "w", encoding="utf-8") as file:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(path + ".new", path)
+    os.replace(temporary, path)
 
 
 def write_results(folder, results):

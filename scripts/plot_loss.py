@@ -33,9 +33,10 @@ class Mistake(Exception):
 
 def write_whole(path, text):
     """Writes a file that nobody sees a part of."""
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(path + ".tmp", path)
+    os.replace(temporary, path)
 
 
 # --- The log ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ examples are packed into rows of --seq-length tokens in which they do not see ea
 import argparse
 import collections
 import contextlib
+import fcntl
 import fnmatch
 import hashlib
 import json
@@ -394,6 +395,28 @@ def pack_vocabulary(table, end_of_text):
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def alone(prefix):
+    """Holds the lock of PREFIX.lock meanwhile, which ends with the process: two runs would write into each other's files."""
+    refusal = Mistake(f"--out {prefix}: another run is writing there; wait until it ends, or name another --out")
+    os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
+    path = f"{prefix}.lock"
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
+        except OSError as error:
+            warn(f"{path}: cannot be locked: {error.strerror}; start no second run with this --out")
+        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            raise refusal  # its holder has just removed it, and the next has made another
+        try:
+            yield
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+
 class ShardWriter:
     """Cuts a stream of tokens into shards. All of them appear under their names at the end, or none does."""
 
@@ -709,6 +732,20 @@ def report_chats(writers, statistics, options):
             print(f"{statistics[what]:,} examples {text}" if what != "copies" else f"{statistics[what]:,} {text}")
 
 
+def write_chats(writers, table, tokenizer, options):
+    tokenizer_json = tokenizer.files().get("tokenizer.json", b"")
+    try:
+        for writer in writers.values():
+            if writer.examples:
+                writer.write(options.seq_length, tokenizer.width, tokenizer.end_of_text, len(table), tokenizer_json, options.shard_tokens)
+        vocabulary = pack_vocabulary(table, tokenizer.end_of_text)
+        publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+
+
 def prepare_chats(options, tokenizer):
     reader = chat_data.Reader(tokenizer, chat_template_of(options, tokenizer), options.train_on, options.seq_length)
     writers = {split: chat_rows.RowWriter(options.out, split) for split in ("train", "val")}
@@ -723,18 +760,8 @@ def prepare_chats(options, tokenizer):
         raise Mistake(f"{' '.join(options.inputs)}: no example is left to train on")
     if options.val_fraction and not writers["val"].examples:
         warn(f"no example fell to validation with --val-fraction {options.val_fraction}")
-    os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
-    tokenizer_json = tokenizer.files().get("tokenizer.json", b"")
-    try:
-        for writer in writers.values():
-            if writer.examples:
-                writer.write(options.seq_length, tokenizer.width, tokenizer.end_of_text, len(table), tokenizer_json, options.shard_tokens)
-        vocabulary = pack_vocabulary(table, tokenizer.end_of_text)
-        publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
-    except BaseException:
-        for writer in writers.values():
-            writer.discard()
-        raise
+    with alone(options.out):
+        write_chats(writers, table, tokenizer, options)
     report_chats(writers, statistics, options)
 
 
@@ -748,8 +775,8 @@ def run(arguments):
     documents = find_documents(options)
     if not documents:
         raise Mistake(f"{' '.join(options.inputs)}: holds no text")
-    os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
-    writers, statistics = write_shards(documents, tokenizer, options)
+    with alone(options.out):
+        writers, statistics = write_shards(documents, tokenizer, options)
     report(writers, statistics, tokenizer, options, time.monotonic() - began)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints as a run meets them: exact resume, kills at any moment, full disks, signals. docs/checkpoints.md lists what is
 promised and which test proves it. Python's standard library alone."""
+import ctypes
 import ctypes.util
 import json
 import os
@@ -67,6 +68,22 @@ class Case(unittest.TestCase):
         result = subprocess.run(self.command(name, *arguments, **keywords), capture_output=True, text=True, timeout=300)
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result
+
+    def start(self, name, *arguments):
+        process = subprocess.Popen(self.command(name, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for_step(self, name, step, seconds=60):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                if max(self.log(name), default=0) >= step:
+                    return
+            except (FileNotFoundError, json.JSONDecodeError):
+                pass
+            time.sleep(0.02)
+        self.fail("step %d did not come" % step)
 
     def log(self, name):
         """By step: what must be the same however often the run was stopped."""
@@ -466,6 +483,22 @@ class Ranks(Case):
         self.assertIn("--zero-stage 0", result.stderr)
         self.launch("elsewhere", 2, "--zero-stage", 0, wrap=elsewhere)
 
+    def test_a_start_makes_no_file_that_a_kill_would_leave(self):
+        """Names that appear in --out, if only for a moment."""
+        out = self.path + "/watched"
+        os.makedirs(out)
+        system, in_create = ctypes.CDLL(None), 0x100
+        watch = system.inotify_init1(os.O_NONBLOCK)
+        self.addCleanup(os.close, watch)
+        self.assertGreater(system.inotify_add_watch(watch, out.encode(), in_create), 0)
+        self.launch("watched", 2, "--zero-stage", 1)
+        events, names = os.read(watch, 1 << 16), []
+        while events:
+            length = struct.unpack_from("iIII", events)[3]
+            names.append(events[16:16 + length].rstrip(b"\0").decode())
+            events = events[16 + length:]
+        self.assertEqual(sorted(names), [".lock", "checkpoints", "config.json", "log.jsonl"])
+
     def test_killed_ranks(self):
         """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same losses."""
         options = ["--zero-stage", 2, "--checkpoint-every", 1, "--precision", "bf16", "--train-steps", 60]
@@ -581,22 +614,6 @@ class Disk(Case):
 
 
 class Signals(Case):
-    def start(self, name, *arguments):
-        process = subprocess.Popen(self.command(name, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.kill)
-        return process
-
-    def wait_for_step(self, name, step, seconds=60):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                if max(self.log(name), default=0) >= step:
-                    return
-            except (FileNotFoundError, json.JSONDecodeError):
-                pass
-            time.sleep(0.02)
-        self.fail("step %d did not come" % step)
-
     def test_terminate_saves(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             name = "stop_%d" % number
@@ -685,6 +702,47 @@ class Signals(Case):
         self.run_it("deadline", "--train-steps", 100000, "--exit-after", 0.02, expect=3)
         last = max(self.log("deadline"))
         self.assertEqual(self.steps("deadline")[-1], last)
+
+
+class SameFolder(Case):
+    def test_one_run_at_a_time(self):
+        """Whatever the second one asks for; those that write nothing there are let in."""
+        first = self.start("same", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
+        self.wait_for_step("same", 3)
+        for options in ([], ["--resume", "auto"]):
+            result = self.run_it("same", *options, expect=2)
+            self.assertIn("--out %s/same: process %d on host %s is training there" % (self.path, first.pid, os.uname().nodename), result.stderr)
+            self.assertEqual((result.stdout, result.stderr.count("\n")), ("", 1))
+        for options in (["--plan"], ["--eval-only"], ["--generate", "a", "--sample-tokens", 2]):
+            self.assertNotIn("is training there", subprocess.run(self.command("same", *options), capture_output=True, text=True, timeout=60).stderr)
+        first.terminate()
+        first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 3)
+        with open(self.path + "/same/log.jsonl") as f:
+            steps = [json.loads(line)["step"] for line in f]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        self.run_it("same", "--resume", "auto", "--train-steps", len(steps) + 1)
+
+    def test_a_killed_run_holds_nothing(self):
+        first = self.start("killed", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
+        self.wait_for_step("killed", 1)
+        first.kill()
+        first.communicate(timeout=60)
+        self.run_it("killed", "--train-steps", 1)
+
+    def test_a_folder_that_both_make(self):
+        """One of those that begin at once trains; a run that is refused for another mistake makes no folder."""
+        runs = [self.start("new", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0) for _ in range(3)]
+        self.wait_for_step("new", 1)
+        end = time.monotonic() + 60
+        while sum(run.poll() is None for run in runs) > 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        self.assertEqual(sorted(str(run.poll()) for run in runs), ["2", "2", "None"])
+        for run in runs:
+            run.kill()
+            run.communicate(timeout=60)
+        self.run_it("none", "--micro-batch-size", 3, expect=2)
+        self.assertFalse(os.path.exists(self.path + "/none"))
 
 
 class Alone(Case):

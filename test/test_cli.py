@@ -18,12 +18,12 @@ SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--n
          "rope", "--activation", "swiglu", "--no-add-bias-linear", "--lr", "3e-3"]
 
 
-def run(*arguments, environment=None, limit_bytes=None, cwd=None):
+def run(*arguments, environment=None, limit_bytes=None, cwd=None, seconds=300):
     def limit():
         if limit_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd,
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=seconds, cwd=cwd,
                           env={**os.environ, **(environment or {})}, preexec_fn=limit)
 
 
@@ -622,6 +622,56 @@ class Runs(Case):
         losses = [[(entry["loss"], entry["grad_norm"]) for entry in log] for log in runs]
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
+
+    def test_pipes_in_place_of_files(self):
+        """The run would wait for another end that nobody opens, and could not be stopped."""
+        data, out = self.path + "/piped", self.path + "/pipes"
+        os.makedirs(data)
+        os.makedirs(out)
+        shutil.copy(self.path + "/t_train_000.bin", data)
+        for path in (out + "/.lock", out + "/log.jsonl", out + "/config.json", data + "/t_vocabulary.bin", data + "/t_tokenizer.json"):
+            os.mkfifo(path)
+            self.refused(*SMALL, "--train-data", data + "/t_train_*.bin", "--train-steps", 3, "--out", out, seconds=20,
+                         words=[path, "not a regular file"])
+            os.remove(path)
+
+    def test_small_stacks(self):
+        """What is enough computes; less is refused, rather than overflowing in the middle of a step."""
+        command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "1", "--out", self.path + "/stacks"])
+        for before, after, words in (("ulimit -s 1024", "--threads 1", None),
+                                     ("ulimit -s 1024", "--threads 2", None),
+                                     ("ulimit -s 512", "--threads 1", "the stack is limited to 512 KiB, and at least 1024 KiB are needed"),
+                                     ("export OMP_STACKSIZE=1M", "--threads 2", None),
+                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB")):
+            shutil.rmtree(self.path + "/stacks", ignore_errors=True)
+            result = subprocess.run("%s; exec %s %s" % (before, command, after), shell=True, executable="/bin/bash", capture_output=True,
+                                    text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2 if words else 0, (before, result.stderr))
+            self.assertIn(words or "", result.stderr)
+
+    def test_names_that_would_act_on_a_terminal(self):
+        """In the report and in messages; what is no name is as it was."""
+        name = self.path + "/\x1b[31m"
+        write_shard(name + ".bin", [1] * 1000)
+        result = run(*SMALL, "--train-data", name + ".bin", "--out", name + "out", "--train-steps", 1)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("/\\x1b[31m.bin: 1,000 tokens", result.stdout)
+        self.assertNotIn("\x1b", result.stdout + result.stderr)
+        for arguments in (["--train-data", name + "none.bin"], ["--init-from", name, "--generate", "a"], ["--\x1b[31m"],
+                          ["--train-data", name + ".bin", "--out", name + ".bin"]):
+            self.assertNotIn("\x1b", self.refused(*SMALL, *arguments, words=["\\x1b[31m"]).stderr)
+
+    def test_standard_files_that_are_closed(self):
+        """Nothing else is opened in their place: what is printed would go into the log."""
+        command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "3", "--out"])
+        for number, closed in enumerate(("<&-", ">&-", "2>&-", "<&- >&- 2>&-")):
+            out = self.path + "/closed_%d" % number
+            result = subprocess.run("%s '%s' %s" % (command, out, closed), shell=True, capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((result.returncode, result.stderr), (0, ""), closed)
+            with open(out + "/log.jsonl", encoding="utf-8") as file:
+                self.assertEqual([json.loads(line)["step"] for line in file], [1, 2, 3], closed)
+            with open(out + "/.lock", encoding="utf-8") as file:
+                self.assertEqual(len(file.read().split()), 3, closed)
 
     def test_never_validate(self):
         result, log = self.train("never", "--train-steps", 3, "--val-every", 0)

@@ -517,6 +517,19 @@ class Launchers(Case):
             self.assertRegex(outputs[0], "(?m)^memory +%s$" % memory)
             self.assertNotIn("ranks differ", outputs[0])
 
+    def test_a_folder_that_another_job_writes_to(self):
+        """Every rank ends alike; rank 0 alone says why."""
+        options = ["--micro-batch-size", 2, "--train-steps", 100000, "--val-every", 0, "--checkpoint-every", 0]
+        job = Job(self.command("held", *options), 2)
+        self.wait_for_steps("held", 1, job)
+        for resume in ("none", "auto"):
+            statuses, outputs = Job(self.command("held", *options, "--resume", resume), 3).end(20)
+            self.assertEqual(statuses, [2, 2, 2], outputs)
+            self.assertIn("held: process %d on host " % job.ranks[0].pid, outputs[0])
+            self.assertEqual(outputs[1:], ["", ""])
+        job.ranks[1].terminate()
+        self.assertEqual(job.end()[0], [3, 3])
+
     def test_ranks_that_differ(self):
         other = self.path + "/other"
         shutil.rmtree(other, ignore_errors=True)

@@ -4,6 +4,7 @@ import collections
 import importlib.util
 import io
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -289,6 +290,20 @@ class Mistakes(Case):
     def test_counts(self):
         for text, value in ("12", 12), ("40M", 40_000_000), ("2Ki", 2048), ("1.5GiB", 3 << 29), ("3k", 3000):
             self.assertEqual(prepare_data.count(text), value)
+
+    def test_a_second_run_with_the_same_prefix_is_refused(self):
+        """Until the first ends, in whatever way; another prefix in the same folder is free."""
+        arguments = [self.write("text.txt", "text " * 100), "--val-fraction", 0]
+        (self.folder / "out").mkdir()
+        with open(self.folder / "out/x.lock", "a") as first:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            status, _, errors = self.run_script(*arguments)
+            self.assertEqual(status, 2)
+            self.assertIn("x: another run is writing there; wait until it ends", errors)
+            self.assertEqual(os.listdir(self.folder / "out"), ["x.lock"])
+            self.prepare(*arguments, out="out/y")
+        self.prepare(*arguments)
+        self.assertFalse((self.folder / "out/x.lock").exists())
 
     def test_an_interrupted_run_leaves_the_earlier_shards(self):
         for i in range(100):

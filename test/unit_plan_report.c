@@ -252,6 +252,25 @@ static void write_json_on_a_full_disk(void *path) {
     if (setrlimit(RLIMIT_FSIZE, &limit) == 0)
         write_json_to(path);
 }
+// Another that writes the same file at once, or reads it, has the one or the other, whole.
+static void the_file_of_a_link_is_replaced_and_the_link_stays(void **state) {
+    char path[256], link[256];
+    struct stat before, after;
+    in_folder(path, sizeof path, "plan.json");
+    in_folder(link, sizeof link, "link.json");
+    assert_int_equal(symlink("plan.json", link), 0);
+    write_json_to(path);
+    const int file = open(path, O_RDONLY); // so that no other gets its number
+    assert_int_equal(fstat(file, &before), 0);
+    write_json_to(link);
+    assert_int_equal(lstat(link, &after), 0);
+    assert_true(S_ISLNK(after.st_mode));
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_not_equal(before.st_ino, after.st_ino);
+    close(file);
+    unlink(path);
+    unlink(link);
+}
 static void a_report_that_cannot_be_written_is_an_error(void **state) {
     char path[256];
     in_folder(path, sizeof path, "no/such/folder.json");
@@ -280,6 +299,7 @@ int main(void) {
         cmocka_unit_test(an_empty_plan_can_be_printed),
         cmocka_unit_test(json_holds_the_plan),
         cmocka_unit_test(the_picture_holds_every_buffer),
+        cmocka_unit_test(the_file_of_a_link_is_replaced_and_the_link_stays),
         cmocka_unit_test(a_report_that_cannot_be_written_is_an_error),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

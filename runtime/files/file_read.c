@@ -30,6 +30,11 @@ const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t of
     return NULL;
 }
 
+bool is_pipe(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
 // Calls stat first, since opening a pipe can block.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error) {
     struct stat status;

@@ -2,6 +2,7 @@
 // (runtime/machine/error_text.h), beginning with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
+#include <stdbool.h>                    // bool
 #include <stdint.h>                     // uint64_t
 #include <string.h>                     // memcpy
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
@@ -26,6 +27,8 @@ __BEGIN_DECLS
 // Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length.
 // `expected`: what the file should have been, for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
+// Whether the path is a pipe, which a program that opens it to write would wait for the reader of.
+bool is_pipe(const char *path);
 // Reads exactly `bytes` at `offset`. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);

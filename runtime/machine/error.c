@@ -1,9 +1,10 @@
 #include "runtime/machine/error.h"
-#include <stdarg.h> // va_list
-#include <stddef.h> // size_t
-#include <stdio.h>  // vfprintf
-#include <stdlib.h> // exit, getenv
-#include <unistd.h> // usleep
+#include "runtime/machine/say.h" // say_list
+#include <stdarg.h>              // va_list
+#include <stddef.h>              // size_t
+#include <stdio.h>               // fputs
+#include <stdlib.h>              // exit, getenv
+#include <unistd.h>              // usleep
 
 // This process's rank; -1 where no launcher's environment says that there are several. The variables are those of
 // runtime/net/launch.c, which this file may not call: it runs before anything is known of this CPU.
@@ -30,7 +31,7 @@ void fail(const char *format, ...) {
     fputs("train_gpt: ", stderr);
     if (rank >= 0)
         fprintf(stderr, "rank %d: ", rank);
-    vfprintf(stderr, format, arguments);
+    say_list(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
     exit(EXIT_USAGE);

@@ -3,11 +3,12 @@
 #include <stdarg.h> // va_list
 #include <stdio.h>  // vsnprintf
 #include <stdlib.h> // EXIT_FAILURE
-#include <string.h> // memcpy
+#include <string.h> // memcpy, strlen
 #include <unistd.h> // write, _exit
 
 #include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/machine/say.h"          // say_escape
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_sleep_s
 
@@ -62,9 +63,11 @@ static void message_add_ranks(struct control *c, struct message *message, const 
 // Prints by write, since another thread may hold stdio's locks, and without waiting for a reader that does not read.
 static void message_print(struct message *message) {
     struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
-    message->length = message->length < sizeof message->text - 1 ? message->length : sizeof message->text - 2;
-    message->text[message->length++] = '\n';
-    if (poll(&out, 1, 1000) == 1 && write(STDERR_FILENO, message->text, message->length) < 0)
+    char shown[sizeof message->text];
+    say_escape(shown, sizeof shown - 1, message->text);
+    const size_t length = strlen(shown);
+    shown[length] = '\n';
+    if (poll(&out, 1, 1000) == 1 && write(STDERR_FILENO, shown, length + 1) < 0)
         return; // nobody is left to tell
 }
 

@@ -1,16 +1,18 @@
 #include "runtime/text/log.h"
-#include "runtime/machine/error.h" // fail
-#include "runtime/text/json.h"     // json_writer
-#include <errno.h>                 // errno
-#include <fcntl.h>                 // open
-#include <math.h>                  // isfinite
-#include <stdarg.h>                // va_list
-#include <stdlib.h>                // getenv
-#include <string.h>                // strerror
-#include <sys/ioctl.h>             // TIOCGWINSZ
-#include <sys/stat.h>              // mkdir
-#include <time.h>                  // clock_gettime
-#include <unistd.h>                // isatty, write
+#include "runtime/files/file_read.h" // is_pipe
+#include "runtime/machine/error.h"   // fail
+#include "runtime/machine/say.h"     // say_list, say_warning
+#include "runtime/text/json.h"       // json_writer
+#include <errno.h>                   // errno
+#include <fcntl.h>                   // open
+#include <math.h>                    // isfinite
+#include <stdarg.h>                  // va_list
+#include <stdlib.h>                  // getenv
+#include <string.h>                  // strerror
+#include <sys/ioctl.h>               // TIOCGWINSZ
+#include <sys/stat.h>                // mkdir
+#include <time.h>                    // clock_gettime
+#include <unistd.h>                  // isatty, write
 
 // ---- the start-up report ----
 
@@ -18,7 +20,7 @@ void log_row(const char *key, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     printf("%-18s ", key);
-    vprintf(format, arguments);
+    say_list(stdout, format, arguments);
     putchar('\n');
     va_end(arguments);
 }
@@ -48,8 +50,7 @@ const char *log_count(char text[LOG_NUMBER], int64_t n) {
 
 // ---- log.jsonl ----
 
-// Makes a folder, and those above it that are missing.
-static void log_make_directories(const char *path) {
+void log_make_folder(const char *path) {
     char part[PATH_MAX];
     if (!*path || strlen(path) >= sizeof part)
         fail("--out: a folder's name must have 1 to %d bytes", (int)sizeof part - 1);
@@ -94,9 +95,11 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->timed_from = -1;
     if (!has_file)
         return;
-    log_make_directories(folder);
+    log_make_folder(folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
+    if (is_pipe(log->path))
+        fail("%s: is a pipe, not a regular file; remove it, or name another folder by --out", log->path);
     log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
     log->file = open(log->path, O_WRONLY | O_CREAT | (first_step > 0 ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0666);
     if (log->file >= 0 && first_step > 0 && ftruncate(log->file, (off_t)log->good_bytes) != 0)
@@ -119,8 +122,10 @@ static void log_write_failed(struct log *log, int error) {
         return;
     log->failed = true;
     fflush(stdout);
-    fprintf(stderr, "%strain_gpt: %s: cannot be written: %s; the run goes on, steps may be missing from the log\n",
-            log->drawn ? "\n" : "", log->path, strerror(error));
+    if (log->drawn)
+        fputc('\n', stderr);
+    say_warning("%s: cannot be written: %s; the run goes on, steps may be missing from the log", log->path,
+                strerror(error));
     log->drawn = false;
 }
 
@@ -312,7 +317,7 @@ void log_event(struct log *log, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     log_end_line(log);
-    vprintf(format, arguments);
+    say_list(stdout, format, arguments);
     putchar('\n');
     fflush(stdout);
     va_end(arguments);

@@ -68,6 +68,8 @@ const char *log_bytes(char text[LOG_NUMBER], int64_t bytes);     // 3.25 GiB
 const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
+// Makes a folder, and those above it that are missing; fails, naming --out, where it can't.
+void log_make_folder(const char *path);
 // Opens FOLDER/log.jsonl, making the folder. Entries of steps after `first_step` are removed from an existing file; 0
 // begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are
 // not drawn in place; plain: they never are. A folder or file that can't be made ends the program.

@@ -1,0 +1,62 @@
+// The lock of --out: one run at a time goes on from what is there and writes there. Two would write the steps of both
+// into log.jsonl and remove each other's checkpoints.
+//
+// Rank 0 takes it for all: on hosts with disks of their own, the folders of one name are not one. The file stays, and
+// its lock ends with the process.
+#pragma once
+#include "config.h"                  // struct config
+#include "run/start.h"               // start_check_new
+#include "runtime/files/file_lock.h" // file_lock_take
+#include "runtime/machine/say.h"     // say_warning
+#include "runtime/text/log.h"        // log_make_folder
+
+#define OUT_LOCK_NAME ".lock"
+
+// Takes the lock where the folder is there. Returns NULL, or why the run can't go on.
+static const char *out_lock_take(struct config *config, struct error_text *error) {
+    char path[PATH_MAX];
+    struct error_text text;
+    if ((size_t)snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, config->out) >= sizeof path)
+        return error_format(error, "--out %.500s: the name is too long", config->out);
+    switch (file_lock_take(&config->out_lock, path, &text)) {
+    case FILE_LOCK_TAKEN:
+    case FILE_LOCK_NO_FOLDER: break;
+    case FILE_LOCK_HELD:
+        return error_format(error,
+                            "--out %.300s: %.300s is training there; wait until it ends, stop it, or name another "
+                            "--out; if no such process is left, remove %.300s",
+                            config->out, text.text, path);
+    case FILE_LOCK_NO_FILE: return error_format(error, "%.900s; name another folder by --out", text.text);
+    case FILE_LOCK_IMPOSSIBLE: say_warning("%s; start no second run with this --out", text.text); break;
+    }
+    return NULL;
+}
+
+// Takes the lock, unless this run has it or --out is missing: then there is nothing to go on from, and out_lock_new
+// takes it. Ends the job, all ranks with the same status, where another run has it. Every rank calls this.
+static void out_lock(struct config *config) {
+    struct error_text error;
+    const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;
+    bool refused = problem != NULL;
+    if (!config->parallel && refused)
+        fail("%s", problem);
+    if (config->parallel)
+        control_broadcast(config->parallel->control, &refused, sizeof refused, "lock of --out", false);
+    if (!refused)
+        return;
+    if (problem)
+        say_warning("%s", problem);
+    parallel_close(config->parallel); // no rank takes the end of another for a failure
+    exit(EXIT_USAGE);
+}
+
+// Makes the folder of --out and takes its lock, where it was missing when the run started. Checkpoints that are there
+// now are of a run that was faster. Every rank calls this before anything is written there.
+static void out_lock_new(struct config *config) {
+    const bool first = config->rank == 0 && config->out_lock < 0;
+    if (first)
+        log_make_folder(config->out);
+    out_lock(config);
+    if (first && !*config->checkpoint)
+        start_check_new(config);
+}

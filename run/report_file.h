@@ -1,0 +1,55 @@
+// A report's file: a plan, the scores of tasks. It is written under a temporary name and renamed when it is complete, so
+// that a full disk leaves the old file, and two runs that write one leave that of either, whole. Where the path is no
+// regular file (a pipe, a terminal), it is written directly; a link stays, and its file is replaced.
+#pragma once
+#include "runtime/machine/error.h" // fail
+#include <errno.h>                 // errno
+#include <stdbool.h>               // bool
+#include <stdio.h>                 // FILE
+#include <stdlib.h>                // malloc, free, realpath
+#include <string.h>                // strlen, strerror
+#include <sys/stat.h>              // lstat
+#include <unistd.h>                // getpid, unlink
+
+struct report_file {
+    FILE *file;
+    const char *option, *path;
+    char *target;    // what `path` links to; NULL: nothing is there yet
+    char *temporary; // renamed to that, or to `path`, at the end; NULL: written directly
+};
+
+__attribute__((noreturn)) static void report_file_fail(const struct report_file *out) {
+    const char *reason = strerror(errno);
+    if (out->temporary)
+        unlink(out->temporary);
+    fail("%s %s: cannot write it: %s; name a file in a folder that exists, may be written and has room", out->option,
+         out->path, reason);
+}
+
+// Opens the file that the option names; fails, naming it, where that can't be written.
+static struct report_file report_file_open(const char *option, const char *path) {
+    struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
+    struct stat status;
+    const char *const target = out.target ? out.target : path;
+    if (lstat(target, &status) != 0 || S_ISREG(status.st_mode)) {
+        const size_t n = strlen(target) + 32;
+        out.temporary = (char *)malloc(n);
+        if (!out.temporary)
+            fail("out of memory for a file's name");
+        snprintf(out.temporary, n, "%s.%ld.tmp", target, (long)getpid());
+    }
+    out.file = fopen(out.temporary ? out.temporary : path, "w");
+    if (!out.file)
+        report_file_fail(&out);
+    return out;
+}
+
+// Ends the file, which then has its name; fails where it could not be written.
+static void report_file_close(struct report_file *out) {
+    const bool written = fflush(out->file) == 0 && !ferror(out->file);
+    const char *const target = out->target ? out->target : out->path;
+    if (fclose(out->file) != 0 || !written || (out->temporary && rename(out->temporary, target) != 0))
+        report_file_fail(out);
+    free(out->temporary);
+    free(out->target);
+}

@@ -1,0 +1,20 @@
+// What a process is started with, and would go wrong by later on.
+#pragma once
+#include <stddef.h>    // size_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+// Bytes of a stack that a thread needs, since an overflow ends the process without a word: the backward pass of flash
+// attention has tiles of 494 KiB there; the frames around it, those of the libraries, and the arguments and environment
+// of the process take a third of the rest.
+enum { STACK_BYTES = 1 << 20 };
+
+__BEGIN_DECLS
+// Opens /dev/null as each of stdin, stdout and stderr that is closed: the next file that is opened would take its
+// number, and what is printed would go into that file. To be called before any is opened. Ends the process with status
+// 2 where /dev/null can't be opened.
+void standard_files_open(void);
+// Ends the process with status 2 where the limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
+void stack_check_limit(void);
+// The bytes of the calling thread's stack.
+size_t stack_bytes_here(void);
+__END_DECLS
