@@ -1,22 +1,26 @@
 // What a run of several ranks adds: shares of threads and memory, connections, checks that all ranks hold the same data
 // and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
-#include "kernels/collectives.cuh"   // enum collectives_kind
-#include "run/run.cuh"               // struct run
-#include "runtime/files/file_read.h" // open_regular, read_exactly
-#include "runtime/files/hash.h"      // hash64
-#include "runtime/net/parallel.h"    // parallel_check_same
-#include <omp.h>                     // omp_get_num_procs, omp_get_thread_limit
-#include <string.h>                  // strsignal
-#include <unistd.h>                  // sysconf
+#include "kernels/collectives.cuh"     // enum collectives_kind
+#include "run/run.cuh"                 // struct run
+#include "runtime/files/file_read.h"   // open_regular, read_exactly
+#include "runtime/files/hash.h"        // hash64
+#include "runtime/machine/cpu_quota.h" // cpu_quota
+#include "runtime/net/parallel.h"      // parallel_check_same
+#include <omp.h>                       // omp_get_num_procs, omp_get_thread_limit
+#include <string.h>                    // strsignal
+#include <unistd.h>                    // sysconf
 
 // ---- start-up ----
 
-// The threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores.
+// The threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. No more than its
+// share of the CPUs whose time a container grants: threads beyond these would be put aside together, in each period.
 static int threads_of_rank(const struct run *r) {
-    const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    const int share = r->parallel && mine == all ? mine / r->parallel->launch.local_ranks : mine;
-    return share > 0 ? share : 1;
+    const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
+    const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
+    const int cores = mine == all ? mine / sharing : mine, share = granted > 0 ? granted / sharing : cores;
+    const int threads = cores < share ? cores : share;
+    return threads > 0 ? threads : 1;
 }
 // The threads that --threads asks for or, without it, those of this rank, as far as OpenMP gives them.
 static int threads_to_take(const struct run *r) {
