@@ -122,13 +122,13 @@ static void a_rendezvous(void **state) {
     const struct meeting late_0[] = {{2, 3, port, 5}, {1, 3, port, 5}, {0, 3, port, 5}};
     expect_meeting(late_0, 3, "000", "");
     const struct meeting missing[] = {{0, 4, port, 0.5}, {2, 4, port, 5}};
-    expect_meeting(missing, 2, "31", "ranks 1, 3 of 4 did not connect");
+    expect_meeting(missing, 2, "32", "ranks 1, 3 of 4 did not connect");
     const struct meeting no_0[] = {{1, 2, port, 0.3}};
     expect_meeting(no_0, 1, "3", "refused");
     const struct meeting twice[] = {{0, 3, port, 5}, {1, 3, port, 5}, {1, 3, port, 5}};
-    expect_meeting(twice, 3, "313", "two processes say that they are rank 1: host ");
+    expect_meeting(twice, 3, "323", "two processes say that they are rank 1: host ");
     const struct meeting sizes[] = {{0, 3, port, 5}, {2, 3, port, 5}, {1, 2, port, 5}};
-    expect_meeting(sizes, 3, "313", "says that it is rank 1 of 2, but this is rank 0 of 3");
+    expect_meeting(sizes, 3, "323", "says that it is rank 1 of 2, but this is rank 0 of 3");
 }
 static void a_port_that_is_taken(void **state) {
     const int listener = socket_listen("127.0.0.1", 0);
