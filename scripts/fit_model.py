@@ -495,7 +495,7 @@ Nothing of this needs the card: `--plan` allocates nothing.
 
 ```
 build/train_gpt --plan --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
-    --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080'
+    --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080' --allow-lossy-states
 ```
 
 It prints the choice, the next two, every buffer and the predicted step. The same options without `--plan` train so, with rates

@@ -14,7 +14,8 @@ CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA") and os.path.abspath(os.environ["
 PAGES = [os.path.join(ROOT, "README.md"), *sorted(glob.glob(ROOT + "/docs/**/*.md", recursive=True))]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 # Options of other programs that the pages name, and of examples.
-OTHERS = {"--enable-lora", "--lora-modules", "--max-lora-rank",  # vLLM's
+OTHERS = {"--allow-run-as-root",  # Open MPI's
+          "--enable-lora", "--lora-modules", "--max-lora-rank",  # vLLM's
           "--fp8-param-gather", "--muon-no-split-qkv",  # Megatron-LM's
           "--most-layers"}  # which docs/extending.md adds
 OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # of mpirun and docker
