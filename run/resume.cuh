@@ -266,12 +266,16 @@ static void check_shared_folder(struct run *r) {
     exit(EXIT_USAGE);
 }
 
-// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
+// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each. What a
+// killed run has left among the checkpoints is removed, since this run may be at its last step and save no more.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
+    struct error_text unused;
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
     saver_set_base(&r->saver, r->base_folder);
     check_shared_folder(r);
+    if (r->config->rank == 0)
+        checkpoint_prune(r->saver.job.root, 0, 0, &unused); // no folder, no leftovers
     for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
         if (find_text_file(r, carried_files[i], path, sizeof path)) {
             // A model's folder may be a stranger's; the data's is the user's own.

@@ -670,6 +670,17 @@ class Signals(Case):
         self.assertEqual(self.log("val_whole"), self.log("val"))
         self.assertIn("val_loss", self.log("val")[3])
 
+    def test_what_a_killed_run_left_goes_with_the_next_start(self):
+        """Also where that is at its last step, and saves no more."""
+        options = ["--train-steps", 2, "--checkpoint-every", 2]
+        self.run_it("left", *options)
+        folder = self.path + "/left/checkpoints"
+        for name in (".step_00000001.4194304.removing", ".step_00000003.4194304.partial"):
+            os.mkdir(folder + "/" + name)
+            shutil.copy(folder + "/step_00000002/config.json", folder + "/" + name)
+        self.run_it("left", *options, "--resume", "auto")
+        self.assertEqual(sorted(os.listdir(folder)), ["step_00000002"])
+
     def test_an_error_does_not_lose_the_checkpoint_in_flight(self):
         """A token outside the vocabulary ends the run while a checkpoint is written beside the training."""
         data = self.path + "/bad"
