@@ -14,7 +14,7 @@
 #include "run/start.h"               // options of a model's folder or of a checkpoint
 #include "run/version.h"             // --version
 #include "runtime/machine/error.h"   // fail
-#include "runtime/machine/process.h" // standard_files_open, stack_check_limit
+#include "runtime/machine/process.h" // standard_files_open, stack_check_limit, spin_briefly
 #include <stdio.h>                   // printf
 
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
@@ -34,6 +34,7 @@ static void describe_build(void) {
 int main(int argc, char **argv) {
     standard_files_open();
     stack_check_limit();
+    spin_briefly(argv);
     struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);

@@ -575,6 +575,22 @@ class Memory(Case):
 
 
 class Runs(Case):
+    @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "on machines of more cores threads wait as OpenMP has it")
+    def test_threads_spin_briefly(self):
+        """Unless the user's environment says how they wait."""
+        for policy, expected in ((None, b"1000"), ("active", None)):
+            environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+            if policy:
+                environment["OMP_WAIT_POLICY"] = policy
+            command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "1000000",
+                       "--checkpoint-every", "0", "--out", self.path + "/spins"]
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+                said = process.stdout.readline()  # of the report: main has come past its beginning
+                with open("/proc/%d/environ" % process.pid, "rb") as f:
+                    found = dict(variable.split(b"=", 1) for variable in f.read().split(b"\0") if b"=" in variable)
+                process.kill()
+            self.assertEqual(found.get(b"GOMP_SPINCOUNT"), expected, said)
+
     def test_training_learns_and_logs(self):
         result, log = self.train("learns", "--train-steps", 120, "--val-every", 60, "--sample-every", 120, "--sample-tokens", 32)
         self.assertEqual([entry["step"] for entry in log], list(range(1, 121)))

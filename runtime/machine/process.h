@@ -13,6 +13,12 @@ __BEGIN_DECLS
 // number, and what is printed would go into that file. To be called before any is opened. Ends the process with status
 // 2 where /dev/null can't be opened.
 void standard_files_open(void);
+// Starts the process anew with a lower limit to how long gcc's OpenMP lets a thread spin that waits for others, which it
+// reads from the environment before main begins. By its own limit, ten milliseconds and more, a thread takes a core from
+// the one that it waits for, where other processes want cores too: a step took three times as long beside two busy processes on two cores.
+// Nothing is done where the user's environment decides on waiting, and on machines of many cores, where no limit was
+// measured. Where the process can't be started anew it goes on as it is.
+void spin_briefly(char *const *argv);
 // Ends the process with status 2 where the limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
 void stack_check_limit(void);
 // The bytes of the calling thread's stack.
