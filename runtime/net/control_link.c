@@ -26,7 +26,7 @@ static void control_outgoing_rest(struct iovec rest[2], const struct control_out
     const size_t of_head = sent < sizeof out->frame ? sent : sizeof out->frame;
     rest[0].iov_base = (char *)(uintptr_t)&out->frame + of_head; // iovec has no const
     rest[0].iov_len = sizeof out->frame - of_head;
-    rest[1].iov_base = (char *)(uintptr_t)out->payload + (sent - of_head);
+    rest[1].iov_base = out->payload ? (char *)(uintptr_t)out->payload + (sent - of_head) : NULL;
     rest[1].iov_len = out->frame.payload_bytes - (sent - of_head);
 }
 
