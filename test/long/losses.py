@@ -52,7 +52,7 @@ def difference(ours, theirs):
 def plain_environment():
     """What make has by itself: the row's compiler is not the reference's."""
     row_variables = ("B", "CC", "ARCH", "DEPS", "SANITIZE", "SANITIZERS", "ONEDNN", "OPENBLAS", "MPI", "CFLAGS", "TEST_RUNNER",
-                     "C_INCLUDE_PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH")
+                     "CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH")
     return {name: value for name, value in os.environ.items() if name not in row_variables}
 
 
