@@ -14,6 +14,7 @@
 
 #include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/machine/error.h"        // fail
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_listen
 
@@ -178,6 +179,39 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
+// Whether a frame is one that rank r may send now, with as many bytes as it may have. Nothing that a frame says is used
+// before. A contribution may come before this rank's exchange, with which it is compared later.
+static bool control_may_send(struct control *c, int r) {
+    const struct control_frame *const frame = &c->links[r].in;
+    const bool from_0 = r == 0;
+    uint64_t result_bytes = 0;
+    bool awaits_result = false;
+    switch ((enum control_type)frame->type) {
+    case CONTROL_HEARTBEAT:
+    case CONTROL_GOODBYE: return frame->payload_bytes == 0;
+    case CONTROL_ABORT: return from_0 && frame->payload_bytes == 0;
+    case CONTROL_CONTRIBUTION:
+        return !from_0 && !c->links[r].contributed && frame->payload_bytes <= CONTROL_MOST_BYTES &&
+               frame->payload_bytes == (frame->operation == CONTROL_ALL_GATHER ? frame->bytes : 0);
+    case CONTROL_RESULT:
+        pthread_mutex_lock(&c->mutex);
+        awaits_result = c->exchange.pending && c->exchange.sent;
+        result_bytes = control_result_bytes(c);
+        pthread_mutex_unlock(&c->mutex);
+        return from_0 && awaits_result && frame->payload_bytes == result_bytes;
+    case CONTROL_WELCOME: return false; // it was received at the start
+    }
+    return false;
+}
+
+// Ends the job where a frame is not one that rank r may send, and terminates the names in it, which are printed.
+static void control_check_frame(struct control *c, int r) {
+    struct control_report *const report = &c->links[r].in.report;
+    report->collective[CONTROL_NAME - 1] = report->exchange[CONTROL_NAME - 1] = '\0';
+    if (!control_may_send(c, r))
+        control_end_wrong_frame(c, r);
+}
+
 // Sets where a frame's payload is received: a contribution's, or a result's.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
@@ -193,7 +227,8 @@ static void control_handle(struct control *c, struct control_link *link) {
     link->report = link->in.report;
     switch ((enum control_type)link->in.type) {
     case CONTROL_HEARTBEAT: // carries the report alone
-    case CONTROL_WELCOME: break;
+    case CONTROL_WELCOME:   // comes at the start alone
+        break;
     case CONTROL_CONTRIBUTION:
         link->contribution = link->in;
         link->contributed = true;
@@ -217,8 +252,14 @@ static void control_receive(struct control *c, int r) {
     while (!c->all_closed) {
         switch (control_link_receive(link)) {
         case CONTROL_NOTHING: return;
-        case CONTROL_HEAD: control_place_payload(c, link); break;
-        case CONTROL_WHOLE: control_handle(c, link); break;
+        case CONTROL_HEAD:
+            control_check_frame(c, r);
+            control_place_payload(c, link);
+            break;
+        case CONTROL_WHOLE:
+            control_check_frame(c, r);
+            control_handle(c, link);
+            break;
         case CONTROL_CLOSED:
             if (!link->said_goodbye)
                 control_end_lost_rank(c, r);
@@ -476,6 +517,9 @@ static void control_exchange_run(struct control *c, enum control_operation opera
 }
 
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient) {
+    if (bytes > CONTROL_MOST_BYTES)
+        fail("%s: %zu bytes of a rank, of at most %llu in an exchange", what, bytes,
+             (unsigned long long)CONTROL_MOST_BYTES);
     if (c)
         control_exchange_run(c, CONTROL_ALL_GATHER, all, mine, bytes, what, patient);
     else if (bytes > 0)

@@ -44,7 +44,7 @@ void control_close(struct control *c);
 // Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
 // ranks call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
 //
-// all (ranks, bytes) = every rank's `mine` (bytes), which may be its place in `all`.
+// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
 // data (bytes) = rank 0's data.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);

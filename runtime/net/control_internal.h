@@ -15,6 +15,9 @@ enum {
     ABORT_SAVE_S = 2,         // for a checkpoint in flight where the job ends: parts of ranks that are gone never come
     CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, whose hello has not arrived
 };
+// Most bytes of a contribution, which rank 0 may receive before it knows what its own caller asks for: far more than
+// any exchange has, the scores of a batch of documents being the largest.
+static const uint64_t CONTROL_MOST_BYTES = (uint64_t)64 << 20;
 
 // ---- frames over one connection: control_link.c ----
 
@@ -72,7 +75,7 @@ struct control_link {
 
 enum control_event {
     CONTROL_NOTHING, // nothing more has arrived
-    CONTROL_HEAD,    // a frame's head, in `in`: the caller sets in_payload
+    CONTROL_HEAD,    // a frame's head, in `in`: the caller checks its payload_bytes and sets in_payload
     CONTROL_WHOLE,   // a whole frame, in `in` and at in_payload
     CONTROL_CLOSED,
 };
@@ -151,9 +154,11 @@ void control_report_own(struct control *c);
 // Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
 // End the job, since the connection of rank `lost` has closed; since other_rank contributed to another exchange than
-// rank 0 is in; since there is no memory for an exchange of `bytes`.
+// rank 0 is in; since other_rank sent a frame that no rank sends now; since there is no memory for an exchange of
+// `bytes`.
 void control_end_lost_rank(struct control *c, int lost) __attribute__((noreturn));
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
+void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 
 // control.c: tells the other ranks to end at once, and waits up to half a second until that has reached them.

@@ -256,8 +256,11 @@ static const char *control_await_welcome(struct control *c, double until_s, bool
     const bool heard = socket_receive_all(c->links[0].socket, &frame, sizeof frame, until_s);
     *aborted = heard && frame.type == CONTROL_ABORT;
     if (heard && frame.type == CONTROL_WELCOME && frame.payload_bytes == bytes &&
-        socket_receive_all(c->links[0].socket, c->peers, bytes, until_s))
+        socket_receive_all(c->links[0].socket, c->peers, bytes, until_s)) {
+        for (int r = 0; r < c->ranks; r++)
+            c->peers[r].host[CONTROL_HOST - 1] = '\0';
         return NULL;
+    }
     return error_format(error, "rank 0 (host %s, pid %d) %s before all ranks had come", c->peers[0].host,
                         c->peers[0].pid, errno == ETIMEDOUT ? "said nothing more" : "ended");
 }

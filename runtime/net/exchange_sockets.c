@@ -143,6 +143,8 @@ const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, in
     if (getrandom(&own.token, sizeof own.token, 0) != sizeof own.token)
         return error_format(error, "no random number for the job: %s", strerror(errno));
     control_all_gather(control, endpoints, &own, sizeof own, "the addresses for the exchange of data", false);
+    for (int r = 0; r < ranks; r++)
+        socket_address_terminate(&endpoints[r].address);
     const char *const problem = exchange_sockets_connect(s, listener, endpoints, error);
     close(listener);
     free(endpoints);

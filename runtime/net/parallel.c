@@ -76,18 +76,26 @@ void parallel_barrier(struct parallel *p, const char *what) {
         control_barrier(p->control, what, true);
 }
 
+char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient) {
+    control_broadcast(p->control, bytes, sizeof *bytes, what, patient);
+    if (*bytes > PARALLEL_MOST_TEXT)
+        fail("%s: rank 0 has a text of %llu bytes, of at most %d", what, (unsigned long long)*bytes,
+             (int)PARALLEL_MOST_TEXT);
+    char *const copy = (char *)calloc(1, *bytes + 1);
+    if (!copy)
+        fail("out of memory");
+    if (p->launch.rank == 0)
+        memcpy(copy, text, *bytes);
+    control_broadcast(p->control, copy, *bytes, what, patient);
+    return copy;
+}
+
 // Compares texts, rather than their hashes, so that the line can be named.
 void parallel_check_same(struct parallel *p, const char *text, const char *what) {
     if (!p)
         return;
-    uint64_t bytes = strlen(text) + 1;
-    control_broadcast(p->control, &bytes, sizeof bytes, what, false);
-    char *first = (char *)malloc(bytes);
-    if (!first)
-        fail("out of memory");
-    if (p->launch.rank == 0)
-        memcpy(first, text, bytes);
-    control_broadcast(p->control, first, bytes, what, false);
+    uint64_t bytes = strlen(text);
+    char *const first = parallel_share_text(p, text, &bytes, what, false);
     const char *a = text, *b = first;
     while (*a || *b) {
         const int of_a = (int)strcspn(a, "\n"), of_b = (int)strcspn(b, "\n");

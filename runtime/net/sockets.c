@@ -133,6 +133,12 @@ void socket_address_own(struct socket_address *address, int listener) {
     freeifaddrs(all);
 }
 
+void socket_address_terminate(struct socket_address *address) {
+    address->host[SOCKET_HOST - 1] = '\0';
+    for (int i = 0; i < SOCKET_INTERFACES; i++)
+        address->interfaces[i][SOCKET_ADDRESS_TEXT - 1] = '\0';
+}
+
 // ---- connecting ----
 
 // Whether a socket is connected to itself: where nobody listens at a port of this host, the kernel may choose that port

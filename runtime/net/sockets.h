@@ -46,6 +46,8 @@ int socket_port(int listener);
 int socket_accept(int listener);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
 void socket_address_own(struct socket_address *address, int listener);
+// Terminates the texts of an address that came from another process, which may not have.
+void socket_address_terminate(struct socket_address *address);
 // Connects to whichever of the names and addresses answers; -1 and a text after the deadline, or after a refusal. All
 // are tried in turn, repeatedly, since the listener may start later. `greeting` (NULL: none) checks who answered.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
