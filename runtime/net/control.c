@@ -7,7 +7,6 @@
 #include <stdlib.h>      // malloc, on_exit
 #include <string.h>      // memcpy, strerror
 #include <sys/eventfd.h> // eventfd
-#include <sys/random.h>  // getrandom
 #include <sys/socket.h>  // shutdown, recv
 #include <time.h>        // clock_gettime
 #include <unistd.h>      // read, write, getpid, _exit
@@ -337,9 +336,9 @@ const char *control_listen(struct control_address *address, int *listener, struc
     if (*listener < 0)
         return error_format(error, "rank 0 cannot listen for the other ranks: %s", strerror(errno));
     socket_address_own(&address->at, *listener);
-    if (getrandom(&address->token, sizeof address->token, 0) != (ssize_t)sizeof address->token)
-        address->token = ((uint64_t)getpid() << 32) ^ (uint64_t)(1e9 * deadline_clock_s());
-    return NULL;
+    return handshake_random(address->key, sizeof address->key)
+               ? NULL
+               : error_format(error, "no random number for the job: %s", strerror(errno));
 }
 
 // Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all
@@ -387,7 +386,7 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->peers = (struct control_peer *)calloc((size_t)c->ranks, sizeof *c->peers);
     c->links = (struct control_link *)calloc((size_t)c->ranks, sizeof *c->links);
-    c->polls = (struct pollfd *)calloc((size_t)c->ranks + 1 + CONTROL_UNKNOWN, sizeof *c->polls);
+    c->polls = (struct pollfd *)calloc((size_t)c->ranks + 1, sizeof *c->polls);
     for (int r = 0; r < c->ranks && c->links; r++)
         c->links[r].socket = -1;
     c->listener = listener;
@@ -397,6 +396,8 @@ static const char *control_prepare(struct control *c, const struct launch *launc
         snprintf(c->address.at.host, sizeof c->address.at.host, "%s", launch->host);
         c->address.at.port = launch->port;
     }
+    memcpy(c->key.job, c->address.key, sizeof c->key.job);
+    memcpy(c->key.secret, launch->secret, sizeof c->key.secret);
     if (!c->peers || !c->links || !c->polls || c->wake < 0)
         return error_format(error, "rank %d: out of memory or files for %d ranks", c->rank, c->ranks);
     return NULL;
@@ -477,6 +478,12 @@ const char *control_open(struct control **control, const struct launch *launch, 
                          int listener, double timeout_s, struct error_text *error) {
     const double start_s = timeout_s > 0 ? timeout_s : (double)START_S;
     return control_open_within(control, launch, address, listener, timeout_s, start_s, error);
+}
+
+struct handshake_key control_key(const struct control *c) {
+    struct handshake_key none;
+    memset(&none, 0, sizeof none);
+    return c ? c->key : none;
 }
 
 void control_close(struct control *c) {

@@ -13,7 +13,6 @@ enum {
     CONTROL_QUEUE = 8,        // queued frames: at most a welcome, a result, a goodbye, an abort, and two heartbeats
     CONTROL_IN_FLIGHT = 1024, // collectives in flight whose names are kept
     ABORT_SAVE_S = 2,         // for a checkpoint in flight where the job ends: parts of ranks that are gone never come
-    CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, whose hello has not arrived
 };
 // Most bytes of a contribution, which rank 0 may receive before it knows what its own caller asks for: far more than
 // any exchange has, the scores of a batch of documents being the largest.
@@ -104,10 +103,11 @@ struct control {
     int rank, ranks;
     double timeout_s, heartbeat_interval_s;
     struct control_address address;
+    struct handshake_key key;
     int listener;               // on rank 0, until all have connected
     struct control_peer *peers; // (ranks)
     struct control_link *links; // (ranks) on rank 0 to each other rank, elsewhere only [0]; [rank] has the own report
-    struct pollfd *polls;       // (1 + CONTROL_UNKNOWN + ranks)
+    struct pollfd *polls;       // (1 + ranks)
     pthread_t thread;
     int wake; // an eventfd that wakes the thread: something under the mutex has changed
     // used by the thread alone

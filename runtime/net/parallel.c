@@ -24,7 +24,8 @@ static const char *parallel_open_mpi(const struct launch *launch, struct control
     return problem ? problem : mpi_broadcast(address, sizeof *address, error);
 }
 
-const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error) {
+const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
+                          struct error_text *error) {
     struct control_address address;
     int listener = -1;
     memset(p, 0, sizeof *p);
@@ -32,7 +33,8 @@ const char *parallel_open(struct parallel *p, const char *rendezvous, double tim
     if (problem || p->launch.ranks == 1)
         return problem;
     const bool by_mpi = p->launch.kind == LAUNCH_MPI;
-    if (by_mpi)
+    problem = launch_read_secret(&p->launch, secret_file, error);
+    if (!problem && by_mpi)
         problem = parallel_open_mpi(&p->launch, &address, &listener, error);
     return problem ? problem
                    : control_open(&p->control, &p->launch, by_mpi ? &address : NULL, listener, timeout_s, error);

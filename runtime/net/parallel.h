@@ -17,9 +17,10 @@ struct parallel {
 };
 
 __BEGIN_DECLS
-// Finds this process's rank and opens the control connections. timeout_s: as in control_open. Returns NULL, or what is
-// wrong, in `error`.
-const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error);
+// Finds this process's rank and opens the control connections. secret_file: as in launch_read_secret. timeout_s: as in
+// control_open. Returns NULL, or what is wrong, in `error`.
+const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
+                          struct error_text *error);
 // Opens the data connections, for a target that needs them. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Closes all connections; returns when all ranks have called it.
