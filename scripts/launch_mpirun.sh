@@ -27,8 +27,9 @@ cpu)
     exit 2
     ;;
 esac
-# mpirun takes nothing of the environment to other hosts but what is named.
-for name in $(env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'); do
+# mpirun takes nothing of the environment to other hosts but what is named. A secret of the ranks' connections is made by rank 0
+# and given to the others by MPI; one that is set here is a part of it.
+for name in $(env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\|TRAIN_GPT_SECRET\)=.*/\1/p'); do
     set -- -x "$name" "$@"
 done
 if [ -n "${HOSTS:-}" ]; then
