@@ -140,7 +140,7 @@ struct config {
     float bucket_mib;
     bool grad_reduce_in_bf16;
     enum config_collectives collectives;
-    const char *rendezvous;
+    const char *rendezvous, *rendezvous_secret;
     float collective_timeout; // seconds
     int check_replicas;
     int world_size; // ranks that --plan plans for; 0: as launched
@@ -517,6 +517,9 @@ static const struct option_row config_rows[] = {
     ROW(STRING, rendezvous, "", "HOST:PORT", 0, 0,
         "Where rank 0 listens, with RANK, WORLD_SIZE and LOCAL_RANK in the environment: needs neither MPI nor Slurm",
         CONFIG_THIS_START),
+    ROW(STRING, rendezvous_secret, "", "FILE", 0, 0,
+        "File with a secret of all ranks, without which no process joins them; else of TRAIN_GPT_SECRET; neither: none",
+        CONFIG_THIS_START | CONFIG_PER_RANK),
     ROW(FLOAT, collective_timeout, "600", "SECONDS", 0, INFINITY,
         "A rank that others wait for longer than this ends the job; 0: never"),
     ROW(INT, check_replicas, "0", "N", 0, INFINITY, "Steps between checks that all ranks hold the same bits; 0: never"),

@@ -202,6 +202,8 @@ static void report(const struct run *r) {
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
                 c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
+    if (r->parallel && launch_is_open(&r->parallel->launch))
+        log_row("secret", "none: any host that reaches rank 0's port may join at the start; see --rendezvous-secret");
     report_memory(&spread);
     if (m->trains)
         log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->chunk,

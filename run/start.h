@@ -29,9 +29,9 @@ enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 // every rank reports its own errors.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
-    const char *problem = config->plan
-                              ? launch_find(&parallel->launch, config->rendezvous, &error)
-                              : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
+    const char *problem = config->plan ? launch_find(&parallel->launch, config->rendezvous, &error)
+                                       : parallel_open(parallel, config->rendezvous, config->rendezvous_secret,
+                                                       config->collective_timeout, &error);
     if (problem)
         fail("%s", problem);
     config->rank = parallel->launch.rank;

@@ -14,7 +14,7 @@
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/machine/say.h"       // say_warning
-#include "runtime/net/control.h"       // control_broadcast
+#include "runtime/net/parallel.h"      // parallel_share_text
 #include <assert.h>                    // static_assert
 #include <errno.h>                     // errno
 #include <limits.h>                    // PATH_MAX
@@ -226,14 +226,10 @@ static void tune_share(struct run *r) {
     struct matmul_algorithms *others = tune_allocate();
     struct error_text error;
     const bool first = r->config->rank == 0;
-    size_t bytes = 0;
-    char *text = first ? tune_text(r->dev.matmul, others, &r->dev, &bytes) : NULL;
-    control_broadcast(r->parallel->control, &bytes, sizeof bytes, "the choice of matmul algorithms", true);
-    if (!first)
-        text = (char *)calloc(1, bytes);
-    if (!text)
-        fail("out of memory");
-    control_broadcast(r->parallel->control, text, bytes, "the choice of matmul algorithms", true);
+    size_t own_bytes = 0;
+    char *const own = first ? tune_text(r->dev.matmul, others, &r->dev, &own_bytes) : NULL;
+    uint64_t bytes = own_bytes;
+    char *const text = parallel_share_text(r->parallel, own, &bytes, "the choice of matmul algorithms", true);
     const char *problem =
         first ? NULL
               : tune_take_text(r, text, bytes, "rank 0's choice of matmul algorithms", r->tuning_note, others, &error);
@@ -241,6 +237,7 @@ static void tune_share(struct run *r) {
         fail("%s", problem);
     if (!first && *r->tuning_note)
         say_warning("rank %d does not use %s", r->config->rank, r->tuning_note);
+    free(own);
     free(text);
     free(others);
 }

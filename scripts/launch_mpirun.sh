@@ -30,8 +30,9 @@ cpu)
     exit 2
     ;;
 esac
-# mpirun takes nothing of the environment to other hosts but what is named.
-for name in $(variables_to_take); do
+# mpirun takes nothing of the environment to other hosts but what is named. A secret of the ranks' connections is made by rank 0
+# and given to the others by MPI; one that is set here is a part of it.
+for name in $(variables_to_take) ${TRAIN_GPT_SECRET:+TRAIN_GPT_SECRET}; do
     set -- -x "$name" "$@"
 done
 if [ -n "${HOSTS:-}" ]; then

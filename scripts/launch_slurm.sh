@@ -27,6 +27,10 @@ cd "${SLURM_SUBMIT_DIR:?run it by sbatch}"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export OMP_NUM_THREADS="$SRUN_CPUS_PER_TASK"
 
+# What the ranks prove to each other that they are of this job; srun gives the environment to every one.
+: "${TRAIN_GPT_SECRET:=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}"
+export TRAIN_GPT_SECRET
+
 status=0
 ${SRUN:-srun} --cpu-bind=cores build/train_gpt --resume auto "$@" || status=$?
 if [ "$status" -eq 3 ]; then

@@ -8,6 +8,8 @@
 # GPUS     processes on each host
 # ADDRESS  this host, as the other one names it; PORT: a free port of it, reached through any firewall
 # RSH      what runs a command on the other host, "ssh node2" unless set
+# TRAIN_GPT_SECRET   what the ranks prove to each other that they are of this run, made here unless set; the other host gets it
+#          through RSH's input, where no list of processes shows it
 #
 # To save and stop: kill -TERM this script's process or any rank's; the others follow.
 set -eu
@@ -50,8 +52,12 @@ status_of() {
 }
 
 if [ "$other" = - ]; then # on the second host
+    read -r TRAIN_GPT_SECRET
+    export TRAIN_GPT_SECRET
     start "$gpus" "$@"
 else
+    : "${TRAIN_GPT_SECRET:=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}"
+    export TRAIN_GPT_SECRET
     # The second host runs this script too. Its processes end with the job: every rank watches its connection to rank 0.
     # RSH takes nothing of the environment there but what is named.
     command="cd $(quoted "$PWD") &&"
@@ -62,7 +68,7 @@ else
     for option in "$@"; do
         command="$command $(quoted "$option")"
     done
-    ${RSH:-ssh "$other"} "$command" &
+    printf '%s\n' "$TRAIN_GPT_SECRET" | ${RSH:-ssh "$other"} "$command" &
     remote=$!
     start 0 "$@"
 fi

@@ -290,7 +290,7 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
     snprintf(number, sizeof number, "%d", ranks);
     setenv("WORLD_SIZE", number, 1);
     setenv("LOCAL_WORLD_SIZE", number, 1);
-    const char *problem = parallel_open(parallel, rendezvous, 120, &error);
+    const char *problem = parallel_open(parallel, rendezvous, "", 120, &error);
     problem = problem ? problem : parallel_open_exchange(parallel, EXCHANGE_SOCKETS, &error);
     expect(!problem, "%s", problem);
     body(parallel, which);

@@ -42,7 +42,7 @@ LONGER = {
     "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes them
     "kernels/attention_sm90_backward.cu": None,  # one backend's kernels
 }
-RUNTIME_HEADER_LINES = 1300  # what a reader meets of runtime/, together
+RUNTIME_HEADER_LINES = 1400  # what a reader meets of runtime/, together
 
 NOT_OURS = {"build", "test", "docs", "scripts"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
@@ -201,8 +201,8 @@ class Faults(unittest.TestCase):
         self.assertEqual(lengths("gpt.cuh", 700) + lengths("config.h", 700) + lengths("formats/unicode_tables.h", 9000), [])
         for path, lines in (("gpt.cuh", 701), ("config.h", 701), ("kernels/attention_sm70.cu", 701), ("runtime/machine/error.c", 701)):
             self.assertEqual(len(lengths(path, lines)), 1, path)
-        thirteen = {"runtime/net/%d.h" % i: "\n" * 100 for i in range(13)}
-        self.assertEqual(list(too_long({**self.TREE, **thirteen})), ["the headers of runtime/ have 1301 lines, more than 1300"])
+        fourteen = {"runtime/net/%d.h" % i: "\n" * (RUNTIME_HEADER_LINES // 14) for i in range(14)}
+        self.assertEqual(list(too_long({**self.TREE, **fourteen})), ["the headers of runtime/ have 1401 lines, more than 1400"])
 
 
 if __name__ == "__main__":

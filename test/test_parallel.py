@@ -37,7 +37,8 @@ MUON = ["--optimizer", "muon", "--ema-decay", "0.9"]
 MUON_TOLERANCE = 1e-5
 # Sums of gradients in another order: 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
 FP32_TOLERANCE = 1e-6
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
+ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name != "TRAIN_GPT_SECRET"},
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
 LIMIT = 120 # seconds, of any run
 
 
@@ -448,6 +449,35 @@ class Launchers(Case):
         if HAS_MPI:
             self.run_it("c", 3, *options)
             self.assertEqual(self.curve("a"), self.curve("c"))
+
+    def test_a_secret(self):
+        """By the variable and by a file; a rank without it is turned away, and no file has it; without one the report says so."""
+        secret = "0123456789abcdef of this test"
+        path = self.path + "/the_secret"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(secret + "\n")
+        command = self.command("secret", "--micro-batch-size", 4, "--train-steps", 2, "--collective-timeout", 20)
+        by_file = ["--rendezvous-secret", path]
+        job = Job(command, 3, different={0: by_file, 2: by_file}, environments={1: {"TRAIN_GPT_SECRET": secret}})
+        statuses, outputs = job.end()
+        self.assertEqual(statuses, [0, 0, 0], outputs)
+        self.assertNotIn("any host that reaches", outputs[0])
+        self.assertEqual(outputs[1:], ["", ""])
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                if os.path.join(folder, name) != path:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        self.assertNotIn(secret.encode(), file.read(), name)
+        self.assertNotIn(secret, "".join(outputs))
+        for mine, theirs in ((by_file, []), ([], by_file)):
+            job = Job(self.command("other", "--micro-batch-size", 6, "--collective-timeout", 1), 2, different={0: mine, 1: theirs})
+            statuses, outputs = job.end()
+            self.assertEqual(statuses, [2, 2], outputs)
+            for output in outputs:
+                self.assertIn("give all ranks the same by --rendezvous-secret", output)
+        statuses, outputs = Job(self.command("none", "--micro-batch-size", 6, "--train-steps", 1), 2).end()
+        self.assertEqual(statuses, [0, 0], outputs)
+        self.assertIn("any host that reaches rank 0's port may join", outputs[0])
 
     @needs_mpi
     def test_mpirun_to_a_file(self):

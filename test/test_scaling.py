@@ -323,6 +323,27 @@ class Launches(Folder):
         self.assertIn("NVTE_FLASH_ATTN", read)
         self.assertLessEqual(read, set(table))
 
+    def test_two_hosts_share_a_secret(self):
+        """One that was made, another in each run, or the user's; it is no argument of a command."""
+        rank = self.program("tells", '#!/bin/sh\necho "$RANK $TRAIN_GPT_SECRET"\n')
+        remote = self.program("rsh", '#!/bin/sh\nfor word in "$@"; do echo "argument $word"; done >&2\nexec sh -c "$1"\n')
+        environment = {name: value for name, value in os.environ.items() if name != "TRAIN_GPT_SECRET"}
+        seen = []
+        for given in (None, None, "the user's own secret"):
+            job = self.two_hosts(TRAIN_GPT=rank, RSH=remote)
+            job["env"] = {**environment, **{name: job["env"][name] for name in ("GPUS", "ADDRESS", "PORT", "RSH", "TRAIN_GPT")},
+                          **({"TRAIN_GPT_SECRET": given} if given else {})}
+            result = subprocess.run(**job, capture_output=True, text=True, check=True, timeout=10)
+            ranks = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+            self.assertEqual(sorted(ranks), ["0", "1", "2", "3"])
+            self.assertEqual(len(set(ranks.values())), 1, ranks)
+            self.assertIn("argument ", result.stderr)
+            self.assertNotIn(ranks["0"], result.stderr)
+            seen.append(ranks["0"])
+        self.assertEqual(seen[2], "the user's own secret")
+        self.assertRegex(seen[0] + " " + seen[1], "^[0-9a-f]{64} [0-9a-f]{64}$")
+        self.assertNotEqual(seen[0], seen[1])
+
     def test_two_hosts_report_a_failure(self):
         for rank in ("1", "2"):  # here, there
             result = subprocess.run(**self.two_hosts(FAILS=rank), capture_output=True, text=True, check=False, timeout=10)
@@ -346,18 +367,20 @@ class Launches(Folder):
 
     def test_mpirun(self):
         result = self.call("launch_mpirun.sh", "--out", "a b", MPIRUN=self.program("mpirun", RANK), RANKS="16",
-                           HOSTS="one:8,two:8", NCCL_DEBUG="INFO", NVTE_FLASH_ATTN="0")
+                           HOSTS="one:8,two:8", NCCL_DEBUG="INFO", NVTE_FLASH_ATTN="0", TRAIN_GPT_SECRET="of the ranks")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("[-np] [16] [--host] [one:8,two:8] ", result.stdout)
         self.assertIn("[-x] [NCCL_DEBUG] ", result.stdout)
         self.assertIn("[-x] [NVTE_FLASH_ATTN] ", result.stdout)
+        self.assertIn("[-x] [TRAIN_GPT_SECRET] ", result.stdout)
+        self.assertNotIn("of the ranks", result.stdout)
         self.assertIn("[--collectives] [nccl] [--out] [a b]\n", result.stdout)
         result = self.call("launch_mpirun.sh", MPIRUN=self.program("mpirun", RANK), TARGET="cpu", RANKS="2")
         self.assertIn("[--map-by] [ppr:1:socket] [--bind-to] [socket] [build/train_gpt] [--device] [cpu]", result.stdout)
         self.assertEqual(self.call("launch_mpirun.sh", TARGET="tpu").returncode, 2)
 
     def slurm(self, status):
-        srun = self.program("srun", f'#!/bin/sh\necho "srun $* threads=$OMP_NUM_THREADS"\nexit {status}\n')
+        srun = self.program("srun", f'#!/bin/sh\necho "srun $* threads=$OMP_NUM_THREADS secret=$TRAIN_GPT_SECRET"\nexit {status}\n')
         scontrol = self.program("scontrol", '#!/bin/sh\necho "scontrol $*"\n')
         return self.call("launch_slurm.sh", "--out", "x", SRUN=srun, SCONTROL=scontrol, SLURM_SUBMIT_DIR=ROOT, SLURM_JOB_ID="77",
                          SLURM_CPUS_PER_TASK="12")
@@ -366,7 +389,7 @@ class Launches(Folder):
         for status, requeued in ((0, False), (1, False), (3, True)):  # done, failed, stopped before the last step
             result = self.slurm(status)
             self.assertEqual(result.returncode, status)
-            self.assertIn("build/train_gpt --resume auto --out x threads=12", result.stdout)
+            self.assertRegex(result.stdout, r"build/train_gpt --resume auto --out x threads=12 secret=[0-9a-f]{64}\n")
             self.assertEqual("scontrol requeue 77" in result.stdout, requeued)
         with open(os.path.join(SCRIPTS, "launch_slurm.sh"), encoding="utf-8") as file:
             lines = file.read().splitlines()

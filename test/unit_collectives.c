@@ -46,7 +46,7 @@ static void rank_open(struct rank *r, double timeout_s) {
     struct parallel *const p = &r->parallel;
     struct error_text error;
     memset(r, 0, sizeof *r);
-    demand(parallel_open(p, "", timeout_s, &error));
+    demand(parallel_open(p, "", "", timeout_s, &error));
     demand(parallel_open_exchange(p, EXCHANGE_MPI, &error));
     r->rank = p->launch.rank;
     r->ranks = p->launch.ranks;

@@ -267,6 +267,51 @@ static void ranks_in_different_exchanges(void **state) {
     }
 }
 
+// Bytes from where rank `from` sends that are no frame that it may send: `words` of the line, a type, payload bytes.
+static const struct wrong_frame {
+    int from, to;
+    uint32_t type, operation;
+    uint64_t payload_bytes, bytes;
+    const char *words;
+} wrong_frames[] = {
+    {1, 0, 99, 0, 0, 0, "rank 1 (host |sent a frame of type 99 with 0 bytes"},
+    {1, 0, CONTROL_CONTRIBUTION, CONTROL_ALL_GATHER, 706110886536137446, 706110886536137446,
+     "rank 1 (host |type 3 with 706110886536137446 bytes"},
+    {1, 0, CONTROL_CONTRIBUTION, CONTROL_ALL_GATHER, 4096, 8, "rank 1 (host |type 3 with 4096 bytes"},
+    {1, 0, CONTROL_CONTRIBUTION, CONTROL_BROADCAST, 8, 8, "rank 1 (host |type 3 with 8 bytes"},
+    {1, 0, CONTROL_HEARTBEAT, 0, 1, 0, "rank 1 (host |type 1 with 1 bytes"},
+    {1, 0, CONTROL_ABORT, 0, 0, 0, "rank 1 (host |type 6 with 0 bytes"},
+    {0, 1, CONTROL_WELCOME, 0, 216, 0, "rank 0 (host |type 2 with 216 bytes"},
+    {0, 1, CONTROL_RESULT, 0, 1u << 30, 0, "rank 0 (host |type 4 with 1073741824 bytes"},
+};
+static int run_wrong_frame(struct control *c, void *context) {
+    const struct wrong_frame *const wrong = (const struct wrong_frame *)context;
+    struct control_frame frame;
+    control_barrier(c, "the start", false);
+    memset(&frame, 0, sizeof frame);
+    memset(&frame.report, 'x', sizeof frame.report); // names without an end too
+    frame.type = wrong->type;
+    frame.operation = wrong->operation;
+    frame.payload_bytes = wrong->payload_bytes;
+    frame.bytes = wrong->bytes;
+    if (c->rank == wrong->from)
+        check(socket_send_all(c->links[wrong->to].socket, &frame, sizeof frame, deadline_clock_s() + 1));
+    socket_sleep_s(5); // the end comes meanwhile
+    return 0;
+}
+static void frames_that_no_rank_sends(void **state) {
+    for (size_t i = 0; i < sizeof wrong_frames / sizeof *wrong_frames; i++) {
+        struct wrong_frame wrong = wrong_frames[i];
+        const double since_s = deadline_clock_s();
+        struct job *const job = job_start(3, 10, run_wrong_frame, &wrong);
+        job_wait(job, -1);
+        char *const end = strchr(job->text, '\n');
+        if (wrong.from == 0 && end && end[1]) // rank 0 says in a line of its own that rank 1 has ended
+            *end = ' ';
+        job_expect_end(job, -1, wrong.words, since_s, 3);
+    }
+}
+
 static int run_mistake(struct control *c, void *whose) {
     char rank[16];
     snprintf(rank, sizeof rank, "%d", c->rank);
@@ -373,13 +418,21 @@ static void a_death_while_others_close(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exchanges_of_all_sizes),  cmocka_unit_test(a_barrier_holds_all),
-        cmocka_unit_test(one_rank_needs_nobody),   cmocka_unit_test(a_rank_that_is_killed),
-        cmocka_unit_test(where_a_rank_is_lost),    cmocka_unit_test(a_kill_at_any_moment),
-        cmocka_unit_test(a_rank_that_never_comes), cmocka_unit_test(patience),
-        cmocka_unit_test(a_rank_that_is_stopped),  cmocka_unit_test(ranks_in_different_exchanges),
-        cmocka_unit_test(mistakes_end_all),        cmocka_unit_test(a_poll),
-        cmocka_unit_test(closing_in_any_order),    cmocka_unit_test(a_death_while_others_close),
+        cmocka_unit_test(exchanges_of_all_sizes),
+        cmocka_unit_test(a_barrier_holds_all),
+        cmocka_unit_test(one_rank_needs_nobody),
+        cmocka_unit_test(a_rank_that_is_killed),
+        cmocka_unit_test(where_a_rank_is_lost),
+        cmocka_unit_test(a_kill_at_any_moment),
+        cmocka_unit_test(a_rank_that_never_comes),
+        cmocka_unit_test(patience),
+        cmocka_unit_test(a_rank_that_is_stopped),
+        cmocka_unit_test(ranks_in_different_exchanges),
+        cmocka_unit_test(frames_that_no_rank_sends),
+        cmocka_unit_test(mistakes_end_all),
+        cmocka_unit_test(a_poll),
+        cmocka_unit_test(closing_in_any_order),
+        cmocka_unit_test(a_death_while_others_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

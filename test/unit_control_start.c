@@ -1,19 +1,28 @@
 // How the ranks of a job find each other: by a listener's address or a rendezvous, late, twice, again, and among
 // connections that are not of the job.
 #include "runtime/net/control_start.c" // under test
+#include "runtime/net/handshake.c"     // under test
 #include "runtime/net/sockets.c"       // under test
 #include "test/control_job.h"          // job_start_rank
 #include "test/fails.h"                // assert_error
 #include "test/testing.h"              // cmocka
+#include <sys/resource.h>              // setrlimit
 
+static const char SECRET[] = "of this test's ranks";
+
+// Whether the other end closes the connection, whatever it says before.
 static bool is_closed(int socket, double within_s) {
-    char byte;
-    return socket_ready(socket, POLLIN, deadline_clock_s() + within_s) && recv(socket, &byte, 1, 0) <= 0;
+    const double until_s = deadline_clock_s() + within_s;
+    char said[4096];
+    ssize_t received = 1;
+    while (received > 0 && socket_ready(socket, POLLIN, until_s))
+        received = recv(socket, said, sizeof said, 0);
+    return received == 0 || (received < 0 && errno != EAGAIN);
 }
-// What does not say hello, or only half of it, or of another job, counts for nothing.
+// What does not reply, or with half a reply, or with another key, counts for nothing.
 static void strangers_are_dropped(void **state) {
     struct error_text error;
-    struct control_hello hello;
+    struct handshake_talk talk;
     int sockets[8], ends[2], n = 0;
     struct job *const job = (struct job *)calloc(1, sizeof *job);
     assert_int_equal(pipe(ends), 0);
@@ -24,32 +33,37 @@ static void strangers_are_dropped(void **state) {
         sockets[n] = socket_connect_once("127.0.0.1", job->address.at.port, deadline_clock_s() + 5, &error);
         assert_true(sockets[n] >= 0);
     }
-    memset(&hello, 0, sizeof hello);
-    memcpy(hello.magic, CONTROL_MAGIC, sizeof hello.magic);
-    hello.version = CONTROL_VERSION;
-    hello.rank = 1;
-    hello.ranks = 3;
-    hello.token = job->address.token + 1;
+    memset(&talk, 0, sizeof talk);
+    memcpy(talk.reply.magic, HANDSHAKE_MAGIC, sizeof talk.reply.magic);
+    talk.reply.version = HANDSHAKE_VERSION;
     const char *const other =
-        "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a hello would be, if not "
-        "longer than that, which it should be by now\r\n\r\n";
+        "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a reply would be, if not longer than that, "
+        "which it should be by now, or nearly so, if it goes on for long enough, which it does\r\n\r\n";
     assert_true(socket_send_all(sockets[0], other, strlen(other), 0));
     assert_true(socket_send_all(sockets[1], "t", 1, 0));
-    assert_true(socket_send_all(sockets[2], &hello, sizeof hello / 2, 0));
-    assert_true(socket_send_all(sockets[3], &hello, sizeof hello, 0)); // of another job
+    assert_true(socket_send_all(sockets[2], &talk.reply, sizeof talk.reply / 2, 0));
+    assert_true(socket_send_all(sockets[3], &talk.reply, sizeof talk.reply, 0)); // of another job
     close(sockets[4]);
     job_start_rank(job, 0, 10, ends[1], run_sizes, NULL);
     for (int i = 0; i < 6; i++) // those that have said something wrong are closed, and those that may yet speak are not
         if (i != 4)
             assert_int_equal(is_closed(sockets[i], i == 0 || i == 3 ? 2 : 0.05), i == 0 || i == 3);
-    close(sockets[2]);
     job_start_rank(job, 1, 10, ends[1], run_sizes, NULL);
     socket_sleep_s(0.1);
     job_start_rank(job, 2, 10, ends[1], run_sizes, NULL); // late
     close(ends[1]);
-    job_expect_good(job);
+    job_wait(job, -1);
+    for (int r = 0; r < job->ranks; r++)
+        assert_int_equal(job->statuses[r], 0);
+    if (lines(job->text) != 3)
+        fail_msg("expected three lines, got: %s", job->text);
+    const char *const words[] = {"rank 0 turns away a connection from 127.0.0.1, port ", "is not of this program",
+                                 "is of another job", "has ended without the reply"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        assert_error(job->text, words[i]);
+    job_free(job);
     for (int i = 0; i < n; i++)
-        if (i != 2 && i != 4)
+        if (i != 4)
             close(sockets[i]);
 }
 
@@ -57,6 +71,7 @@ static void strangers_are_dropped(void **state) {
 struct meeting {
     int rank, ranks, port;
     double start_s;
+    const char *secret;
 };
 static int free_port(void) {
     const int listener = socket_listen("127.0.0.1", 0);
@@ -80,6 +95,8 @@ static pid_t start_meeting(struct meeting meeting, int err) {
     launch.ranks = meeting.ranks;
     launch.port = meeting.port;
     snprintf(launch.host, sizeof launch.host, "127.0.0.1");
+    if (meeting.secret)
+        sha256(launch.secret, meeting.secret, strlen(meeting.secret));
     const char *const problem = control_open_within(&c, &launch, NULL, -1, 10, meeting.start_s, &error);
     if (problem) {
         fprintf(stderr, "%s\n", problem);
@@ -137,6 +154,25 @@ static void a_port_that_is_taken(void **state) {
     close(listener);
 }
 
+// A rank that has another secret than rank 0, or alone has none or one, is told so, and does not end the launch.
+static void a_rank_with_another_secret(void **state) {
+    static const char *const secrets[][2] = {{"one", "other"}, {"one", NULL}, {NULL, "one"}};
+    for (int i = 0; i < 3; i++) {
+        const int port = free_port();
+        const struct meeting all[] = {
+            {0, 2, port, 5, secrets[i][0]}, {1, 2, port, 5, secrets[i][1]}, {1, 2, port, 5, secrets[i][0]}};
+        char statuses[MOST_RANKS + 1], text[4096];
+        meet(all, 3, 0.1, statuses, text, sizeof text);
+        assert_string_equal(statuses, "030");
+        assert_int_equal(lines(text), 2); // one on each side, both of which name the option
+        assert_error(text, "rank 0 turns away a connection from 127.0.0.1, port ");
+        assert_error(text, "rank 0 is not to be reached at 127.0.0.1");
+        const char *const first = strstr(text, "--rendezvous-secret");
+        assert_non_null(first);
+        assert_error(first + 1, "--rendezvous-secret");
+    }
+}
+
 // One that ended before all had come may come again.
 static void a_rank_that_comes_again(void **state) {
     const int port = free_port();
@@ -159,34 +195,108 @@ static void a_rank_that_comes_again(void **state) {
     close(ends[1]);
 }
 
-// Half a hello is nobody's, even where there is no token that it lacks.
-static void half_a_hello(void **state) {
+// ---- an attack ----
+
+enum { KINDS = 5, HELD = 300, DESCRIPTORS = 100 };
+// One bad connection, of one of several kinds. Returns its socket, to be held for a while; -1: it is closed.
+static int attack_once(int port, int kind, uint64_t *random) {
     struct error_text error;
-    struct control_hello hello;
-    int ends[2], status = 0;
-    pid_t pids[2];
-    const int port = free_port();
-    const struct meeting both[] = {{0, 2, port, 5}, {1, 2, port, 5}};
-    const struct socket_address address = {"127.0.0.1", {""}, port};
-    assert_int_equal(pipe(ends), 0);
-    pids[0] = start_meeting(both[0], ends[1]);
-    const int half = socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error);
-    assert_true(half >= 0);
-    memset(&hello, 0, sizeof hello);
-    memcpy(hello.magic, CONTROL_MAGIC, sizeof hello.magic);
-    hello.version = CONTROL_VERSION;
-    hello.rank = 1;
-    hello.ranks = 2;
-    assert_true(socket_send_all(half, &hello, sizeof hello - 1, 0));
-    assert_false(is_closed(half, 0.1));
-    pids[1] = start_meeting(both[1], ends[1]);
-    for (int r = 0; r < 2; r++) {
-        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-        assert_int_equal(exit_status(status), 0);
+    struct handshake_talk talk;
+    struct control_hello claim;
+    char bytes[200];
+    const int socket = socket_connect_once("127.0.0.1", port, deadline_clock_s() + 1, &error);
+    if (socket < 0)
+        return -1;
+    memset(&claim, 0, sizeof claim);
+    claim.rank = 1;
+    claim.ranks = 3;
+    memset(&talk, 0, sizeof talk);
+    memcpy(talk.reply.magic, HANDSHAKE_MAGIC, sizeof talk.reply.magic);
+    memcpy(talk.reply.hello, &claim, sizeof claim);
+    talk.reply.version = HANDSHAKE_VERSION;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)test_random(random);
+    switch (kind) {
+    case 0: return socket; // says nothing
+    case 1: socket_send_all(socket, bytes, sizeof bytes, 0); break;
+    case 2: socket_send_all(socket, &claim, sizeof claim, 0); break;
+    case 3: // a proof without the key, of the right challenge
+        if (socket_receive_all(socket, &talk.challenge, sizeof talk.challenge, deadline_clock_s() + 0.05)) {
+            const struct handshake_key none = {{0}, {0}};
+            handshake_prove_reply(talk.reply.proof, &none, &talk);
+        }
+        socket_send_all(socket, &talk.reply, sizeof talk.reply, 0);
+        break;
+    default: socket_send_all(socket, &talk.reply, sizeof talk.reply / 2, 0); return socket; // and then nothing
     }
-    close(half);
-    close(ends[0]);
+    close(socket);
+    return -1;
+}
+// Attacks until it is killed; writes a byte to `made` once `count` connections have been made.
+static pid_t start_attack(int port, int count, int made) {
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    int held[HELD];
+    uint64_t random = 5;
+    alarm(60);
+    for (int i = 0; i < HELD; i++)
+        held[i] = -1;
+    for (int i = 0;; i++) {
+        if (held[i % HELD] >= 0)
+            close(held[i % HELD]);
+        held[i % HELD] = attack_once(port, i % KINDS, &random);
+        if (i == count && write(made, "", 1) != 1)
+            _exit(1);
+    }
+}
+// Ranks join, and their job runs, after thousands of strangers and while more come, though rank 0 has no more descriptors
+// than a part of those takes that say nothing. Ten of them are printed, and their number.
+static void an_attack(void **state) {
+    const int port = free_port(), count = in_long_run() ? 10000 : 2000;
+    const struct meeting all[] = {{0, 3, port, 20, SECRET}, {1, 3, port, 20, SECRET}, {2, 3, port, 20, SECRET}};
+    struct rlimit before, few;
+    struct error_text error;
+    int ends[2], made[2], status = 0, more = 0;
+    pid_t pids[3];
+    char text[8192];
+    size_t length = 0;
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(pipe(made), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = DESCRIPTORS;
+    setrlimit(RLIMIT_NOFILE, &few);
+    pids[0] = start_meeting(all[0], ends[1]);
+    setrlimit(RLIMIT_NOFILE, &before);
+    const struct socket_address address = {"127.0.0.1", {""}, port};
+    close(socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error)); // rank 0 listens
+    const pid_t attack = start_attack(port, count, made[1]);
+    close(made[1]);
+    assert_true(socket_ready(made[0], POLLIN, deadline_clock_s() + 15) && read(made[0], text, 1) == 1);
+    const double since_s = deadline_clock_s();
+    for (int r = 1; r < 3; r++)
+        pids[r] = start_meeting(all[r], ends[1]);
     close(ends[1]);
+    bool good = true;
+    for (int r = 0; r < 3; r++)
+        good = waitpid(pids[r], &status, 0) == pids[r] && exit_status(status) == 0 && good;
+    const double took_s = deadline_clock_s() - since_s;
+    kill(attack, SIGKILL);
+    waitpid(attack, &status, 0);
+    for (ssize_t got = 1; got > 0 && length + 1 < sizeof text; length += got > 0 ? (size_t)got : 0)
+        got = read(ends[0], text + length, sizeof text - 1 - length);
+    text[length] = '\0';
+    close(ends[0]);
+    close(made[0]);
+    const char *const rest = strstr(text, "train_gpt: rank 0 turned away ");
+    if (!good || took_s > 2 || lines(text) != 11 || !rest ||
+        sscanf(rest, "train_gpt: rank 0 turned away %d", &more) != 1 || more < count - 2 * DESCRIPTORS)
+        fail_msg("expected three ranks that end well within 2 s, and eleven lines of %d strangers; %s after %g s, %d "
+                 "lines, the last of %d, the text ends with: %s",
+                 count, good ? "well" : "not well", took_s, lines(text), more,
+                 length > 500 ? text + length - 500 : text);
 }
 
 // The way by the loopback is there where the host's name means nothing; and the interfaces' addresses for other hosts.
@@ -212,9 +322,10 @@ static void an_unknown_host_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strangers_are_dropped), cmocka_unit_test(a_rendezvous),
-        cmocka_unit_test(a_port_that_is_taken),  cmocka_unit_test(a_rank_that_comes_again),
-        cmocka_unit_test(half_a_hello),          cmocka_unit_test(an_unknown_host_name),
+        cmocka_unit_test(strangers_are_dropped),      cmocka_unit_test(a_rendezvous),
+        cmocka_unit_test(a_port_that_is_taken),       cmocka_unit_test(a_rank_that_comes_again),
+        cmocka_unit_test(a_rank_with_another_secret), cmocka_unit_test(an_attack),
+        cmocka_unit_test(an_unknown_host_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -428,20 +428,25 @@ static void one_out_of_step_is_named_by_mpi(void **state) {
     assert_fails(&more, "train_gpt: rank 0: the exchange with rank 1 failed: a receive: ");
 }
 
-// Who connects to rank 0's listener: three that are not of the job, then rank 1.
+// Who connects to rank 0's listener: some that say nothing, three that are not what they say, then rank 1.
+enum { SILENT = 20 };
 struct visitors {
     struct socket_address address;
-    uint64_t token;
+    struct handshake_key key;
 };
 static int run_visitors(const void *arguments) {
     const struct visitors *const visitors = (const struct visitors *)arguments;
     const double until_s = deadline_clock_s() + 20;
     struct error_text error;
-    struct exchange_hello hello = {visitors->token, 1, 0};
-    const struct exchange_hello strangers[] = {
-        {visitors->token + 1, 1, 0}, {visitors->token, 1, 2}, {visitors->token, 7, 0}};
+    struct handshake_key other;
+    const struct handshake_key *const key = &visitors->key;
+    handshake_derive(&other, key, "x", 1);
+    for (int i = 0; i < SILENT; i++)
+        if (socket_connect_once("127.0.0.1", visitors->address.port, until_s, &error) < 0)
+            return 4;
+    const struct exchange_greeting strangers[] = {{&other, {1, 0}}, {key, {1, 2}}, {key, {7, 0}}};
     for (size_t i = 0; i < sizeof strangers / sizeof *strangers; i++) {
-        struct exchange_hello stranger = strangers[i];
+        struct exchange_greeting stranger = strangers[i];
         const int socket = socket_connect_once("127.0.0.1", visitors->address.port, until_s, &error);
         if (socket < 0 || exchange_greet(socket, &stranger, until_s, &error) == SOCKET_FRIEND)
             return 1;
@@ -451,7 +456,8 @@ static int run_visitors(const void *arguments) {
     if (half < 0 || !socket_send_all(half, "GET", 3, until_s))
         return 2;
     close(half);
-    return socket_connect(&visitors->address, until_s, exchange_greet, &hello, &error) < 0 ? 3 : 0;
+    struct exchange_greeting greeting = {key, {1, 0}};
+    return socket_connect(&visitors->address, until_s, exchange_greet, &greeting, &error) < 0 ? 3 : 0;
 }
 static void who_is_not_of_the_job_is_turned_away(void **state) {
     struct exchange_sockets s;
@@ -459,21 +465,23 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     struct error_text error;
     struct job job;
     int sockets[2] = {-1, -1};
+    const double since_s = deadline_clock_s();
     memset(&job, 0, sizeof job);
     memset(&s, 0, sizeof s);
     s.ranks = 2;
     s.sockets = sockets;
     const int listener = socket_listen(NULL, 0);
     memset(&visitors, 0, sizeof visitors);
-    visitors.token = 0x1234567890abcdefu;
+    memset(&visitors.key, 7, sizeof visitors.key);
     socket_address_own(&visitors.address, listener);
     job_add(&job, run_visitors, &visitors);
-    assert_null(exchange_accept(&s, listener, visitors.token, deadline_clock_s() + 20, &error));
+    assert_null(exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 20, &error));
     assert_true(sockets[1] >= 0);
     assert_all_well(&job);
+    assert_true(deadline_clock_s() - since_s < 3); // less than one that says nothing is waited for
     close(sockets[1]);
     sockets[1] = -1;
-    const char *const problem = exchange_accept(&s, listener, visitors.token, deadline_clock_s() + 0.05, &error);
+    const char *const problem = exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 0.05, &error);
     assert_non_null(problem);
     assert_non_null(strstr(problem, "rank 1 has not connected to rank 0"));
     close(listener);

@@ -7,14 +7,13 @@
 #include <stdlib.h>      // malloc, on_exit
 #include <string.h>      // memcpy, strerror
 #include <sys/eventfd.h> // eventfd
-#include <sys/random.h>  // getrandom
 #include <sys/socket.h>  // shutdown, recv
 #include <time.h>        // clock_gettime
 #include <unistd.h>      // read, write, getpid, _exit
 
 #include "runtime/machine/before_exit.h"  // before_exit_finish
 #include "runtime/machine/deadline.h"     // deadline_clock_s
-#include "runtime/machine/error.h"        // EXIT_USAGE
+#include "runtime/machine/error.h"        // fail, EXIT_USAGE
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_listen
 
@@ -186,6 +185,40 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
+// Whether a frame is one that rank r may send now, with as many bytes as it may have. Nothing that a frame says is used
+// before. A contribution may come before this rank's exchange, with which it is compared later.
+static bool control_may_send(struct control *c, int r) {
+    const struct control_frame *const frame = &c->links[r].in;
+    const bool from_0 = r == 0;
+    uint64_t result_bytes = 0;
+    bool awaits_result = false;
+    switch ((enum control_type)frame->type) {
+    case CONTROL_HEARTBEAT:
+    case CONTROL_GOODBYE: return frame->payload_bytes == 0;
+    case CONTROL_ABORT: // has the status with which to end
+        return frame->payload_bytes == 0 && frame->operation >= 1 && frame->operation <= 255;
+    case CONTROL_CONTRIBUTION:
+        return !from_0 && !c->links[r].contributed && frame->payload_bytes <= CONTROL_MOST_BYTES &&
+               frame->payload_bytes == (frame->operation == CONTROL_ALL_GATHER ? frame->bytes : 0);
+    case CONTROL_RESULT:
+        pthread_mutex_lock(&c->mutex);
+        awaits_result = c->exchange.pending && c->exchange.sent;
+        result_bytes = control_result_bytes(c);
+        pthread_mutex_unlock(&c->mutex);
+        return from_0 && awaits_result && frame->payload_bytes == result_bytes;
+    case CONTROL_WELCOME: return false; // it was received at the start
+    }
+    return false;
+}
+
+// Ends the job where a frame is not one that rank r may send, and terminates the names in it, which are printed.
+static void control_check_frame(struct control *c, int r) {
+    struct control_report *const report = &c->links[r].in.report;
+    report->collective[CONTROL_NAME - 1] = report->exchange[CONTROL_NAME - 1] = '\0';
+    if (!control_may_send(c, r))
+        control_end_wrong_frame(c, r);
+}
+
 // Sets where a frame's payload is received: a contribution's, or a result's.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
@@ -202,7 +235,8 @@ static void control_handle(struct control *c, int r) {
     link->report = link->in.report;
     switch ((enum control_type)link->in.type) {
     case CONTROL_HEARTBEAT: // carries the report alone
-    case CONTROL_WELCOME: break;
+    case CONTROL_WELCOME:   // comes at the start alone
+        break;
     case CONTROL_CONTRIBUTION:
         link->contribution = link->in;
         link->contributed = true;
@@ -230,8 +264,14 @@ static void control_receive(struct control *c, int r) {
     while (!c->all_closed) {
         switch (control_link_receive(link)) {
         case CONTROL_NOTHING: return;
-        case CONTROL_HEAD: control_place_payload(c, link); break;
-        case CONTROL_WHOLE: control_handle(c, r); break;
+        case CONTROL_HEAD:
+            control_check_frame(c, r);
+            control_place_payload(c, link);
+            break;
+        case CONTROL_WHOLE:
+            control_check_frame(c, r);
+            control_handle(c, r);
+            break;
         case CONTROL_CLOSED:
             if (!link->said_goodbye)
                 control_end_lost_rank(c, r, EXIT_FAILURE);
@@ -309,9 +349,9 @@ const char *control_listen(struct control_address *address, int *listener, struc
     if (*listener < 0)
         return error_format(error, "rank 0 cannot listen for the other ranks: %s", strerror(errno));
     socket_address_own(&address->at, *listener);
-    if (getrandom(&address->token, sizeof address->token, 0) != (ssize_t)sizeof address->token)
-        address->token = ((uint64_t)getpid() << 32) ^ (uint64_t)(1e9 * deadline_clock_s());
-    return NULL;
+    return handshake_random(address->key, sizeof address->key)
+               ? NULL
+               : error_format(error, "no random number for the job: %s", strerror(errno));
 }
 
 // Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all
@@ -359,7 +399,7 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->peers = (struct control_peer *)calloc((size_t)c->ranks, sizeof *c->peers);
     c->links = (struct control_link *)calloc((size_t)c->ranks, sizeof *c->links);
-    c->polls = (struct pollfd *)calloc((size_t)c->ranks + 1 + CONTROL_UNKNOWN, sizeof *c->polls);
+    c->polls = (struct pollfd *)calloc((size_t)c->ranks + 1, sizeof *c->polls);
     for (int r = 0; r < c->ranks && c->links; r++)
         c->links[r].socket = -1;
     c->listener = listener;
@@ -369,6 +409,8 @@ static const char *control_prepare(struct control *c, const struct launch *launc
         snprintf(c->address.at.host, sizeof c->address.at.host, "%s", launch->host);
         c->address.at.port = launch->port;
     }
+    memcpy(c->key.job, c->address.key, sizeof c->key.job);
+    memcpy(c->key.secret, launch->secret, sizeof c->key.secret);
     if (!c->peers || !c->links || !c->polls || c->wake < 0)
         return error_format(error, "rank %d: out of memory or files for %d ranks", c->rank, c->ranks);
     return NULL;
@@ -454,6 +496,12 @@ const char *control_open(struct control **control, const struct launch *launch, 
     return control_open_within(control, launch, address, listener, timeout_s, start_s, error);
 }
 
+struct handshake_key control_key(const struct control *c) {
+    struct handshake_key none;
+    memset(&none, 0, sizeof none);
+    return c ? c->key : none;
+}
+
 void control_close(struct control *c) {
     if (!c)
         return;
@@ -492,6 +540,9 @@ static void control_exchange_run(struct control *c, enum control_operation opera
 }
 
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient) {
+    if (bytes > CONTROL_MOST_BYTES)
+        fail("%s: %zu bytes of a rank, of at most %llu in an exchange", what, bytes,
+             (unsigned long long)CONTROL_MOST_BYTES);
     if (c)
         control_exchange_run(c, CONTROL_ALL_GATHER, all, mine, bytes, what, patient);
     else if (bytes > 0)

@@ -16,16 +16,17 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 #include "runtime/machine/error_text.h" // struct error_text
+#include "runtime/net/handshake.h"      // struct handshake_key
 #include "runtime/net/launch.h"         // struct launch
 #include "runtime/net/sockets.h"        // struct socket_address
 
 // A rank's connections. NULL is valid in every function and means a job of one rank.
 struct control;
 
-// Rank 0's address, which the others get by MPI. The token identifies the job: a process without it is of another job.
+// Rank 0's address, which the others get by MPI, with a key of the job: a process without it is of another job.
 struct control_address {
     struct socket_address at;
-    uint64_t token;
+    unsigned char key[SHA256_BYTES];
 };
 
 __BEGIN_DECLS
@@ -38,13 +39,15 @@ const char *control_listen(struct control_address *address, int *listener, struc
 // Returns NULL, or what is wrong, in `error`. control_close frees *control.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
+// The key of the job; of one rank: zeros.
+struct handshake_key control_key(const struct control *c);
 // Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
 
 // Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
 // ranks call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
 //
-// all (ranks, bytes) = every rank's `mine` (bytes), which may be its place in `all`.
+// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
 // data (bytes) = rank 0's data.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);

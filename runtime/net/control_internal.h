@@ -13,8 +13,10 @@ enum {
     CONTROL_QUEUE = 8,        // queued frames: at most a welcome, a result, a goodbye, an abort, and two heartbeats
     CONTROL_IN_FLIGHT = 1024, // collectives in flight whose names are kept
     ABORT_SAVE_S = 2,         // for a checkpoint in flight where the job ends: parts of ranks that are gone never come
-    CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, whose hello has not arrived
 };
+// Most bytes of a contribution, which rank 0 may receive before it knows what its own caller asks for: far more than
+// any exchange has, the scores of a batch of documents being the largest.
+static const uint64_t CONTROL_MOST_BYTES = (uint64_t)64 << 20;
 
 // ---- frames over one connection: control_link.c ----
 
@@ -72,7 +74,7 @@ struct control_link {
 
 enum control_event {
     CONTROL_NOTHING, // nothing more has arrived
-    CONTROL_HEAD,    // a frame's head, in `in`: the caller sets in_payload
+    CONTROL_HEAD,    // a frame's head, in `in`: the caller checks its payload_bytes and sets in_payload
     CONTROL_WHOLE,   // a whole frame, in `in` and at in_payload
     CONTROL_CLOSED,
 };
@@ -101,10 +103,11 @@ struct control {
     int rank, ranks;
     double timeout_s, heartbeat_interval_s;
     struct control_address address;
+    struct handshake_key key;
     int listener;               // on rank 0, until all have connected
     struct control_peer *peers; // (ranks)
     struct control_link *links; // (ranks) on rank 0 to each other rank, elsewhere only [0]; [rank] has the own report
-    struct pollfd *polls;       // (1 + CONTROL_UNKNOWN + ranks)
+    struct pollfd *polls;       // (1 + ranks)
     pthread_t thread;
     int wake; // an eventfd that wakes the thread: something under the mutex has changed
     // used by the thread alone
@@ -153,9 +156,11 @@ void control_report_own(struct control *c);
 // Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
 // End the job, since the connection of rank `lost` has closed, or since it exits, with `status`; since other_rank
-// contributed to another exchange than rank 0 is in; since there is no memory for an exchange of `bytes`.
+// contributed to another exchange than rank 0 is in; since other_rank sent a frame that no rank sends now; since there is
+// no memory for an exchange of `bytes`.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
+void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 
 // control.c: tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached

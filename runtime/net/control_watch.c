@@ -281,6 +281,16 @@ void control_end_mismatch(struct control *c, int other_rank) {
     control_end(c, &message);
 }
 
+void control_end_wrong_frame(struct control *c, int other_rank) {
+    const struct control_frame *const frame = &c->links[other_rank].in;
+    struct message message = {"", 0};
+    message_add(&message, "train_gpt: rank ");
+    message_add_rank(c, &message, other_rank);
+    message_add(&message, " sent a frame of type %u with %llu bytes, which no rank sends now", frame->type,
+                (unsigned long long)frame->payload_bytes);
+    control_end(c, &message);
+}
+
 void control_end_out_of_memory(struct control *c, size_t bytes) {
     struct message message = {"", 0};
     message_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);

@@ -12,12 +12,12 @@
 #include <stdio.h>      // vsnprintf
 #include <stdlib.h>     // calloc
 #include <string.h>     // memset, strerror
-#include <sys/random.h> // getrandom
 #include <sys/socket.h> // sendmsg
 #include <unistd.h>     // close
 
 #include "runtime/machine/deadline.h" // deadline_clock_s
 #include "runtime/net/control.h"      // control_all_gather
+#include "runtime/net/handshake.h"    // handshake_join, handshake_next
 #include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
 // The header that is sent before each block.
@@ -39,83 +39,87 @@ struct exchange_sockets {
 
 enum {
     CONNECT_S = 120, // timeout for all to connect: every rank runs, and has every address
-    HELLO_S = 5      // timeout for an accepted connection's hello
 };
 
 // The address at which a rank listens, which all others get.
 struct exchange_endpoint {
     struct socket_address address;
-    uint64_t token; // rank 0's is used by the whole job
+    unsigned char token[SHA256_BYTES]; // rank 0's is a part of the key of all these connections
 };
-// The hello: sent by a rank that connects, and back by the rank that accepts, since an address may mean another host
-// here, and anyone may connect.
+// The hello: said by a rank that connects, and by the rank that accepts.
 struct exchange_hello {
-    uint64_t token;
     int32_t from, to;
 };
+// What a rank that connects knows.
+struct exchange_greeting {
+    const struct handshake_key *key;
+    struct exchange_hello hello;
+};
 
-// The greeting of a rank that connects: sends its hello and checks the answer.
+// The greeting of a rank that connects: an address may mean another host here.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
-    const struct exchange_hello *const hello = (const struct exchange_hello *)context;
+    const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
+    const struct exchange_hello *const hello = &greeting->hello;
     struct exchange_hello answer;
-    if (!socket_send_all(socket, hello, sizeof *hello, until_s) ||
-        !socket_receive_all(socket, &answer, sizeof answer, until_s)) {
-        error_format(error, "%s", strerror(errno));
-        return SOCKET_STRANGER;
-    }
-    if (answer.token == hello->token && answer.from == hello->to && answer.to == hello->from)
-        return SOCKET_FRIEND;
-    error_format(error, "another process answered");
+    const enum socket_answer found =
+        handshake_join(socket, greeting->key, hello, &answer, sizeof answer, until_s, error);
+    if (found != SOCKET_FRIEND || (answer.from == hello->to && answer.to == hello->from))
+        return found;
+    error_format(error, "another rank answered");
     return SOCKET_STRANGER;
 }
 
-// Answers an accepted connection. Returns the peer's rank; -1: it is no rank's, and is closed.
-static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
-    const double until_s = deadline_clock_s() + HELLO_S;
-    struct exchange_hello hello;
-    if (socket_receive_all(socket, &hello, sizeof hello, until_s) && hello.token == token && hello.to == rank &&
-        hello.from > rank && hello.from < ranks) {
-        const struct exchange_hello answer = {token, rank, hello.from};
-        if (socket_send_all(socket, &answer, sizeof answer, until_s))
-            return hello.from;
-    }
-    close(socket);
-    return -1;
-}
-
 // Accepts connections until all higher ranks have connected.
-static const char *exchange_accept(struct exchange_sockets *s, int listener, uint64_t token, double until_s,
-                                   struct error_text *error) {
+static const char *exchange_accept_at(struct exchange_sockets *s, struct handshake_door *door, double until_s,
+                                      struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
-        if (!socket_ready(listener, POLLIN, until_s))
+        struct exchange_hello hello;
+        if (!handshake_next(door, &hello, sizeof hello, until_s))
             return error_format(error, "rank %d has not connected to rank %d to exchange data: %s", missing, s->rank,
-                                strerror(errno));
-        const int accepted = socket_accept(listener);
-        const int peer = accepted < 0 ? -1 : exchange_welcome(accepted, s->rank, s->ranks, token);
-        if (peer >= 0 && s->sockets[peer] >= 0)
-            close(s->sockets[peer]); // the peer has dropped this connection, since it has made another
-        if (peer >= 0)
-            s->sockets[peer] = accepted;
+                                strerror(ETIMEDOUT));
+        if (hello.from <= s->rank || hello.from >= s->ranks) {
+            handshake_refuse(door);
+            continue;
+        }
+        const struct exchange_hello answer = {s->rank, hello.from};
+        const int accepted = handshake_admit(door, &answer, sizeof answer);
+        const bool meant = accepted >= 0 && hello.to == s->rank; // else the answer tells the peer to look elsewhere
+        const int dropped = meant ? s->sockets[hello.from] : accepted; // of two, the peer has dropped the former
+        if (dropped >= 0)
+            close(dropped);
+        if (meant)
+            s->sockets[hello.from] = accepted;
         while (missing < s->ranks && s->sockets[missing] >= 0)
             missing++;
     }
     return NULL;
 }
 
+static const char *exchange_accept(struct exchange_sockets *s, int listener, const struct handshake_key *key,
+                                   double until_s, struct error_text *error) {
+    struct handshake_door *const door = handshake_open(listener, key, s->rank, s->ranks);
+    if (!door)
+        return error_format(error, "no memory for an exchange between %d ranks", s->ranks);
+    const char *const problem = exchange_accept_at(s, door, until_s, error);
+    handshake_close(door);
+    return problem;
+}
+
 // Each rank connects to all lower ones and then accepts all higher ones. So rank r answers when all lower ranks have
 // answered it, and no two wait for each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
-                                            const struct exchange_endpoint *endpoints, struct error_text *error) {
+                                            const struct exchange_endpoint *endpoints, const struct handshake_key *key,
+                                            struct error_text *error) {
     const double until_s = deadline_clock_s() + CONNECT_S;
     for (int peer = 0; peer < s->rank; peer++) {
-        struct exchange_hello hello = {endpoints[0].token, s->rank, peer};
+        struct exchange_greeting greeting = {key, {s->rank, peer}};
         struct error_text why;
-        s->sockets[peer] = socket_connect(&endpoints[peer].address, until_s, exchange_greet, &hello, &why);
+        s->sockets[peer] = socket_connect(&endpoints[peer].address, until_s, exchange_greet, &greeting, &why);
         if (s->sockets[peer] < 0)
             return error_format(error, "rank %d can't connect to rank %d to exchange data: %.500s", s->rank, peer,
                                 why.text);
     }
-    return exchange_accept(s, listener, endpoints[0].token, until_s, error);
+    return exchange_accept(s, listener, key, until_s, error);
 }
 
 const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
@@ -140,10 +144,14 @@ const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, in
     struct exchange_endpoint own;
     memset(&own, 0, sizeof own);
     socket_address_own(&own.address, listener);
-    if (getrandom(&own.token, sizeof own.token, 0) != sizeof own.token)
+    if (!handshake_random(own.token, sizeof own.token))
         return error_format(error, "no random number for the job: %s", strerror(errno));
     control_all_gather(control, endpoints, &own, sizeof own, "the addresses for the exchange of data", false);
-    const char *const problem = exchange_sockets_connect(s, listener, endpoints, error);
+    for (int r = 0; r < ranks; r++)
+        socket_address_terminate(&endpoints[r].address);
+    struct handshake_key key = control_key(control);
+    handshake_derive(&key, &key, endpoints[0].token, sizeof endpoints[0].token);
+    const char *const problem = exchange_sockets_connect(s, listener, endpoints, &key, error);
     close(listener);
     free(endpoints);
     return problem;

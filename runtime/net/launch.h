@@ -13,6 +13,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 #include "runtime/machine/error_text.h" // struct error_text
+#include "runtime/net/sha256.h"         // SHA256_BYTES
 
 enum launch_kind { LAUNCH_ALONE, LAUNCH_MPI, LAUNCH_SLURM, LAUNCH_RENDEZVOUS };
 
@@ -22,12 +23,18 @@ struct launch {
     int local_rank, local_ranks; // on this host
     char host[256];              // where rank 0 listens (SLURM, RENDEZVOUS); "" under MPI, where rank 0 tells by MPI
     int port;
+    unsigned char secret[SHA256_BYTES]; // the hash of the secret that all ranks share; zeros: none
 };
 
 __BEGIN_DECLS
 // Fills in *launch. rendezvous: the value of --rendezvous, "": not given. Returns NULL or, where variables contradict
 // each other, a text in `error`.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
+// Sets launch->secret from the file or, where its name is "", from the environment variable TRAIN_GPT_SECRET; neither:
+// none. Returns NULL or what is wrong, in `error`.
+const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
+// Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
+bool launch_is_open(const struct launch *launch);
 // Whether mpirun started this process, alone or with others. mpirun then passes on what the process prints: Open MPI
 // gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
 bool launch_is_by_mpirun(void);

@@ -24,7 +24,8 @@ static const char *parallel_open_mpi(const struct launch *launch, struct control
     return problem ? problem : mpi_broadcast(address, sizeof *address, error);
 }
 
-const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error) {
+const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
+                          struct error_text *error) {
     struct control_address address;
     int listener = -1;
     memset(p, 0, sizeof *p);
@@ -32,7 +33,8 @@ const char *parallel_open(struct parallel *p, const char *rendezvous, double tim
     if (problem || p->launch.ranks == 1)
         return problem;
     const bool by_mpi = p->launch.kind == LAUNCH_MPI;
-    if (by_mpi)
+    problem = launch_read_secret(&p->launch, secret_file, error);
+    if (!problem && by_mpi)
         problem = parallel_open_mpi(&p->launch, &address, &listener, error);
     return problem ? problem
                    : control_open(&p->control, &p->launch, by_mpi ? &address : NULL, listener, timeout_s, error);
@@ -76,18 +78,26 @@ void parallel_barrier(struct parallel *p, const char *what) {
         control_barrier(p->control, what, true);
 }
 
+char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient) {
+    control_broadcast(p->control, bytes, sizeof *bytes, what, patient);
+    if (*bytes > PARALLEL_MOST_TEXT)
+        fail("%s: rank 0 has a text of %llu bytes, of at most %d", what, (unsigned long long)*bytes,
+             (int)PARALLEL_MOST_TEXT);
+    char *const copy = (char *)calloc(1, *bytes + 1);
+    if (!copy)
+        fail("out of memory");
+    if (p->launch.rank == 0)
+        memcpy(copy, text, *bytes);
+    control_broadcast(p->control, copy, *bytes, what, patient);
+    return copy;
+}
+
 // Compares texts, rather than their hashes, so that the line can be named.
 void parallel_check_same(struct parallel *p, const char *text, const char *what) {
     if (!p)
         return;
-    uint64_t bytes = strlen(text) + 1;
-    control_broadcast(p->control, &bytes, sizeof bytes, what, false);
-    char *first = (char *)malloc(bytes);
-    if (!first)
-        fail("out of memory");
-    if (p->launch.rank == 0)
-        memcpy(first, text, bytes);
-    control_broadcast(p->control, first, bytes, what, false);
+    uint64_t bytes = strlen(text);
+    char *const first = parallel_share_text(p, text, &bytes, what, false);
     const char *a = text, *b = first;
     while (*a || *b) {
         const int of_a = (int)strcspn(a, "\n"), of_b = (int)strcspn(b, "\n");

@@ -17,9 +17,10 @@ struct parallel {
 };
 
 __BEGIN_DECLS
-// Finds this process's rank and opens the control connections. timeout_s: as in control_open. Returns NULL, or what is
-// wrong, in `error`.
-const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error);
+// Finds this process's rank and opens the control connections. secret_file: as in launch_read_secret. timeout_s: as in
+// control_open. Returns NULL, or what is wrong, in `error`.
+const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
+                          struct error_text *error);
 // Opens the data connections, for a target that needs them. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Closes all connections; returns when all ranks have called it.
@@ -30,6 +31,10 @@ void parallel_close(struct parallel *p);
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
+// Gives rank 0's *bytes of text to all: returns a copy, which the caller frees, and sets *bytes on the other ranks. More
+// than PARALLEL_MOST_TEXT end the job. patient: as in control_broadcast.
+enum { PARALLEL_MOST_TEXT = 64 << 20 };
+char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

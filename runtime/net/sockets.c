@@ -104,8 +104,9 @@ static void socket_send_at_once(int socket) {
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-int socket_accept(int listener) {
-    const int accepted = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+int socket_accept(int listener, struct sockaddr_storage *from) {
+    socklen_t bytes = sizeof *from;
+    const int accepted = accept4(listener, (struct sockaddr *)from, from ? &bytes : NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (accepted >= 0)
         socket_send_at_once(accepted);
     return accepted;
@@ -131,6 +132,12 @@ void socket_address_own(struct socket_address *address, int listener) {
                       address->interfaces[interfaces++], SOCKET_ADDRESS_TEXT);
     }
     freeifaddrs(all);
+}
+
+void socket_address_terminate(struct socket_address *address) {
+    address->host[SOCKET_HOST - 1] = '\0';
+    for (int i = 0; i < SOCKET_INTERFACES; i++)
+        address->interfaces[i][SOCKET_ADDRESS_TEXT - 1] = '\0';
 }
 
 // ---- connecting ----

@@ -17,6 +17,8 @@ enum {
     SOCKET_INTERFACES = 4,    // most interfaces whose addresses are told to others
 };
 
+struct sockaddr_storage;
+
 // The address at which a process listens, in bytes that can be sent to others.
 struct socket_address {
     char host[SOCKET_HOST]; // a name, or an address in digits
@@ -42,10 +44,12 @@ bool socket_ready(int socket, short events, double until_s);
 int socket_listen(const char *numeric, int port);
 // The port that a listening socket was given.
 int socket_port(int listener);
-// Accepts a connection that has arrived; -1: none has.
-int socket_accept(int listener);
+// Accepts a connection that has arrived; -1 with errno: none has. *from (NULL: not wanted) = the other end's address.
+int socket_accept(int listener, struct sockaddr_storage *from);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
 void socket_address_own(struct socket_address *address, int listener);
+// Terminates the texts of an address that came from another process, which may not have.
+void socket_address_terminate(struct socket_address *address);
 // Connects to whichever of the names and addresses answers; -1 and a text after the deadline, or after a refusal. All
 // are tried in turn, repeatedly, since the listener may start later. `greeting` (NULL: none) checks who answered.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,

@@ -1,0 +1,45 @@
+// How two ends of a new connection prove to each other that they are of one job, before either believes what the other
+// says or keeps anything of it for longer than a few seconds.
+//
+//   accepting end   challenge: 32 random bytes
+//   joining end     reply: 32 random bytes, its hello, and the HMAC-SHA-256 by the key of all that was said so far
+//   accepting end   answer: a verdict, its hello, and such an HMAC again
+//
+// An answer cannot be used again, since each end has given random bytes. What is said later is neither encrypted nor
+// proven. A connection that says something wrong, or nothing for 5 s, or that waits when too many others do, is closed;
+// the first ten are printed, then their number.
+#pragma once
+#include "runtime/net/sha256.h"  // SHA256_BYTES
+#include "runtime/net/sockets.h" // enum socket_answer
+
+enum { HANDSHAKE_HELLO = 96 }; // most bytes of a hello
+
+// What all ranks of a job have and nobody else; zeros: none, so that any process may join.
+struct handshake_key {
+    unsigned char job[SHA256_BYTES];    // made by rank 0, for one job, where its ranks have another way to get it
+    unsigned char secret[SHA256_BYTES]; // of the user's secret
+};
+
+// The accepting end's connections that have proven nothing yet.
+struct handshake_door;
+
+__BEGIN_DECLS
+// Sets random bytes; false with errno.
+bool handshake_random(void *bytes, size_t count);
+// *key = one for a further purpose, which has the secret of `from`, made of that and of bytes that its owners share.
+void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
+
+// The joining end: says the hello, and sets *answer, which has as many bytes, to the accepting end's.
+enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
+                                  size_t bytes, double until_s, struct error_text *error);
+
+// The accepting end, for up to `ranks` connections of the job, of which this is rank `rank`. NULL: out of memory.
+struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
+// Waits for a connection that has proven its hello. False: none has until then.
+bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
+// Answers it: with a hello, returning the socket (-1: it has gone), or by a refusal, for which the caller says why.
+int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
+void handshake_refuse(struct handshake_door *d);
+// Closes the connections that were not admitted, and prints how many were turned away.
+void handshake_close(struct handshake_door *d);
+__END_DECLS
