@@ -15,7 +15,6 @@ static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *worksp
 // Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
 enum { DBIAS_ROWS = 256 };
 
-
 // dbias = column sums of dout (M, N), or += where `add`
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
                        const struct device *dev) {

@@ -1,9 +1,9 @@
 // A model's memory: planned from its timeline, allocated, filled with initial parameters, freed.
 #pragma once
-#include "config_layers.h"  // config_layer_is_windowed, config_layer_is_rotary
-#include "generation.cuh"   // struct gpt, gpt_prefill, gpt_decode
+#include "config_layers.h"        // config_layer_is_windowed, config_layer_is_rotary
+#include "generation.cuh"         // struct gpt, gpt_prefill, gpt_decode
 #include "kernels/rope_table.cuh" // rope_table, struct rope_settings
-#include "run/freezing.cuh" // freezing_of
+#include "run/freezing.cuh"       // freezing_of
 
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);

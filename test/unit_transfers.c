@@ -238,7 +238,7 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     char *host = (char *)host_reserve(2 * bytes), *memory = (char *)device_allocate(2 * bytes);
     double best_s = 1e9;
     const double bound_s = expected_s * (UNDER_THREAD_SANITIZER ? 3 : 1.1); // it looks at each line that is copied
-    for (int attempt = 0; attempt < 100 && best_s > bound_s; attempt++) { // other processes may take the CPU
+    for (int attempt = 0; attempt < 100 && best_s > bound_s; attempt++) {   // other processes may take the CPU
         transfers_open(&t, gbps, &device);
         const double begin_s = deadline_clock_s();
         for (int i = 0; i < COPIES; i++) { // both ways at once

@@ -119,7 +119,7 @@ struct emu_block {
     struct emu_async *async, *async_memory; // async.h's; async: NULL until the block needs it
     struct emu_block *nested;               // for blocks that run while this one waits for them
 };
-inline thread_local struct emu_block *emu; // where this host thread runs a kernel
+inline thread_local struct emu_block *emu;        // where this host thread runs a kernel
 inline thread_local struct emu_block *emu_cached; // this host thread's own
 
 // Shared addresses don't begin at 0, so that an offset used as an address is found out.
