@@ -3,6 +3,7 @@
 #include "runtime/net/handshake.c" // under test
 #include "runtime/net/secret.c"    // under test
 #include "test/fails.h"            // assert_error
+#include "test/heard.h"            // hear_stderr
 #include <pthread.h>               // pthread_create
 
 // ---- a secret's ways in ----
@@ -102,33 +103,17 @@ static void *run_joiner(void *argument) {
     close(socket);
     return NULL;
 }
-// What this process prints on stderr between the two calls.
-static FILE *said;
-static int stderr_kept;
-static void listen_to_stderr(void) {
-    said = test_file();
-    assert_non_null(said);
-    stderr_kept = dup(STDERR_FILENO);
-    dup2(fileno(said), STDERR_FILENO);
-}
-static void end_listening(char *text, size_t text_bytes) {
-    dup2(stderr_kept, STDERR_FILENO);
-    close(stderr_kept);
-    rewind(said);
-    text[fread(text, 1, text_bytes - 1, said)] = '\0';
-    fclose(said);
-}
-
 // Lets one joiner at a door that has the key; returns whether it was let in. *talk: what was said, of one that was. Of
 // another the accepting end prints a line that holds `words`.
 static bool meets(const struct handshake_key *key, struct joiner *j, struct handshake_talk *talk, const char *words) {
     char text[1024];
+    struct heard heard;
     pthread_t thread;
     uint64_t hello = 0;
     const int listener = socket_listen("127.0.0.1", 0);
     struct handshake_door *const door = handshake_open(listener, key, 0, 2);
     j->port = socket_port(listener);
-    listen_to_stderr();
+    hear_stderr(&heard);
     assert_int_equal(pthread_create(&thread, NULL, run_joiner, j), 0);
     bool in = false;
     for (double until_s = deadline_clock_s() + 3; !in && !door->turned_away && deadline_clock_s() < until_s;)
@@ -144,7 +129,7 @@ static bool meets(const struct handshake_key *key, struct joiner *j, struct hand
         pthread_join(thread, NULL);
     handshake_close(door);
     close(listener);
-    end_listening(text, sizeof text);
+    end_hearing(&heard, text, sizeof text);
     if (in)
         assert_string_equal(text, "");
     else
@@ -236,6 +221,7 @@ static void an_impostor_is_not_believed(void **state) {
 static void silence_is_closed(void **state) {
     long_test();
     char text[1024];
+    struct heard heard;
     uint64_t hello;
     const struct handshake_key key = key_of(SECRET, false);
     const int listener = socket_listen("127.0.0.1", 0);
@@ -243,13 +229,13 @@ static void silence_is_closed(void **state) {
     const int silent = connected_to(socket_port(listener)), half = connected_to(socket_port(listener));
     const double since_s = deadline_clock_s();
     assert_true(socket_send_all(half, HANDSHAKE_MAGIC, sizeof HANDSHAKE_MAGIC, 0));
-    listen_to_stderr();
+    hear_stderr(&heard);
     assert_false(handshake_next(door, &hello, sizeof hello, since_s + 4.9));
     assert_int_equal(door->turned_away, 0);
     assert_false(handshake_next(door, &hello, sizeof hello, since_s + 5.5));
     assert_int_equal(door->turned_away, 2);
     handshake_close(door);
-    end_listening(text, sizeof text);
+    end_hearing(&heard, text, sizeof text);
     assert_error(text, "it has not replied within 5 s");
     close(silent);
     close(half);

@@ -6,6 +6,7 @@
 #include "runtime/net/exchange_sockets.c" // under test
 #include "runtime/net/host_collectives.h" // under test
 #include "runtime/net/sockets.c"          // socket_connect_once
+#include "test/heard.h"                   // hear_stderr
 #include "test/testing.h"                 // cmocka
 #include <sys/wait.h>                     // waitpid
 #include <unistd.h>                       // fork, pipe, alarm
@@ -429,7 +430,7 @@ static void one_out_of_step_is_named_by_mpi(void **state) {
 }
 
 // Who connects to rank 0's listener: some that say nothing, three that are not what they say, then rank 1.
-enum { SILENT = 20 };
+enum { SILENT = 300 }; // more than wait at a time
 struct visitors {
     struct socket_address address;
     struct handshake_key key;
@@ -463,6 +464,8 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     struct exchange_sockets s;
     struct visitors visitors;
     struct error_text error;
+    struct heard heard;
+    char said[4096];
     struct job job;
     int sockets[2] = {-1, -1};
     const double since_s = deadline_clock_s();
@@ -475,7 +478,12 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     memset(&visitors.key, 7, sizeof visitors.key);
     socket_address_own(&visitors.address, listener);
     job_add(&job, run_visitors, &visitors);
-    assert_null(exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 20, &error));
+    hear_stderr(&heard);
+    const char *const none = exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 20, &error);
+    end_hearing(&heard, said, sizeof said);
+    assert_null(none);
+    assert_non_null(strstr(said, "it has not replied, and others wait"));
+    assert_non_null(strstr(said, "rank 0 turned away "));
     assert_true(sockets[1] >= 0);
     assert_all_well(&job);
     assert_true(deadline_clock_s() - since_s < 3); // less than one that says nothing is waited for

@@ -72,11 +72,13 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
     *key = derived;
 }
 
+// Whether the key has that part.
 static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return !sha256_same(part, none);
 }
 
+// Proves the first `bytes` of a talk.
 static void handshake_prove(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                             const struct handshake_talk *talk, size_t bytes) {
     hmac_sha256(proof, key, sizeof *key, talk, bytes);
@@ -93,8 +95,8 @@ static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const stru
 
 // ---- the joining end ----
 
-// The answer that ends the search for rank 0; where the key is of one job, another job may listen at an address that is
-// tried, and the right one may still be found elsewhere.
+// Returns what another job's rank is taken for: a refusal, or, where the key is of one job, a stranger. Then addresses are
+// tried of which several jobs may have one, and the right rank may still be found at the next.
 static enum socket_answer handshake_other_job(const struct handshake_key *key) {
     return handshake_has(key->job) ? SOCKET_STRANGER : SOCKET_REFUSAL;
 }
@@ -238,7 +240,7 @@ static struct handshake_guest *handshake_drop_oldest(struct handshake_door *d) {
     return oldest;
 }
 
-// A place for one more guest.
+// Finds a place for one more guest.
 static struct handshake_guest *handshake_place(struct handshake_door *d) {
     for (int i = 0; i < d->places; i++)
         if (d->guests[i].socket < 0)

@@ -26,14 +26,14 @@ struct handshake_door;
 __BEGIN_DECLS
 // Sets random bytes; false with errno.
 bool handshake_random(void *bytes, size_t count);
-// *key = one for a further purpose, which has the secret of `from`, made of that and of bytes that its owners share.
+// Makes *key, for a further purpose, of `from` and of bytes that its owners share; it has the secret of `from`.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// The joining end: says the hello, and sets *answer, which has as many bytes, to the accepting end's.
+// Says the hello, as the joining end, and sets *answer, which has as many bytes, to the accepting end's.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
-// The accepting end, for up to `ranks` connections of the job, of which this is rank `rank`. NULL: out of memory.
+// Opens the accepting end, for up to `ranks` connections of the job, of which this is rank `rank`. NULL: out of memory.
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
 // Waits for a connection that has proven its hello. False: none has until then.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
