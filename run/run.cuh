@@ -6,6 +6,7 @@
 #include "run/model.cuh"              // struct gpt
 #include "run/sample.cuh"             // struct sampler
 #include "run/save.cuh"               // struct saver
+#include "run/slow_steps.h"           // struct slow_steps
 #include "runtime/machine/deadline.h" // --exit-after
 #include "runtime/text/log.h"         // struct log
 #include "runtime/schedule.h"         // struct schedule
@@ -51,6 +52,7 @@ struct run {
     double lr[2];
     double last_finish;                      // seconds_now() when the last results had arrived
     double slowest_step;                     // seconds
+    struct slow_steps slow_steps;            // which steps stand out
     int64_t peak_bytes;                      // peak of the device's memory, as last asked
     struct log_fp8 fp8_shares[LINEAR_COUNT]; // of the last finished step
     // Checkpoints

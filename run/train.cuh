@@ -141,6 +141,12 @@ static bool finish_step(struct run *r, struct log_step *entry) {
         grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
     measure_collectives(r, entry, slot);
     measure_fp8(r, entry, reports, micro_batches / c->ranks);
+    const double median_ms = slow_steps_take(&r->slow_steps, step, batch, entry->step_ms);
+    if (median_ms > 0)
+        log_event(&r->log,
+                  "step %d took %.3g s, %.1f times the median of those before: other processes may have the machine's "
+                  "cores, or its disk",
+                  step + 1, 1e-3 * entry->step_ms, entry->step_ms / median_ms);
     double loss = 0;
     const int micro_batch = mean_loss(r, reports, micro_batches, &entry->loss, &entry->targets, &loss);
     if (micro_batch >= 0)

@@ -5,9 +5,11 @@ import random
 import re
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 from environment import ROOT
@@ -575,6 +577,22 @@ class Memory(Case):
 
 
 class Runs(Case):
+    def test_a_step_that_stands_out_is_said(self):
+        """Once, and how much longer than the others it took: here one that was stopped for half a second."""
+        command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "400",
+                   "--checkpoint-every", "0", "--out", self.path + "/stands_out"]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            path, begin = self.path + "/stands_out/log.jsonl", time.monotonic()
+            while not os.path.exists(path) or os.path.getsize(path) < 40 * 150:  # some 40 lines
+                self.assertLess(time.monotonic(), begin + 60)
+                time.sleep(0.002)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGCONT)
+            said = process.communicate(timeout=120)[0]
+        self.assertEqual(process.returncode, 0, said)
+        self.assertEqual(len(re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)), 1, said)
+
     @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "on machines of more cores threads wait as OpenMP has it")
     def test_threads_spin_briefly(self):
         """Unless the user's environment says how they wait."""
