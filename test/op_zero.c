@@ -570,9 +570,8 @@ static void resident_body(struct parallel *parallel, int which) {
 }
 static void test_resident_memory_stays(void **state) {
     fp8_needs_bf16();
-#ifdef __SANITIZE_ADDRESS__
-    skip(); // it keeps what was freed, to find who still uses it
-#endif
+    if (UNDER_ADDRESS_SANITIZER)
+        skip();
     assert_int_equal(run_ranks(2, resident_body, 0), 0);
 }
 

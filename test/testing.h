@@ -50,6 +50,15 @@ __attribute__((constructor)) static inline void test_prepare(void) {
         cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
 
+// Whether AddressSanitizer is compiled in, which keeps what was freed for a while.
+#if defined(__SANITIZE_ADDRESS__)
+enum { UNDER_ADDRESS_SANITIZER = 1 };
+#elif defined(__has_feature)
+enum { UNDER_ADDRESS_SANITIZER = __has_feature(address_sanitizer) };
+#else
+enum { UNDER_ADDRESS_SANITIZER = 0 };
+#endif
+
 // Whether LONG_TESTS asks for the long run: more shapes, seeds and kills than the short run has time for.
 static inline bool in_long_run(void) {
     const char *const long_tests = getenv("LONG_TESTS");
