@@ -210,13 +210,27 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 
 // ---- the choice ----
 
-// Where nothing fits, the nearest budgets that something fits: the smallest need of the device's memory with the host's
-// as it is, and the reverse; where neither is enough, the smallest need of the device's memory and what goes with it.
-static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
-    enum { MOST_PLANS = 40 };
+// The nearest budgets that something fits: the smallest need of the device's memory with the host's as it is, and the
+// reverse.
+enum { FIT_NEAREST_PLANS = 40 };
+struct fit_nearest {
+    struct fit_found device, host;
+};
+static struct fit_nearest fit_find_nearest(const struct fit_auto *a) {
+    const struct fit_nearest nearest = {fit_search(&a->space, FIT_DEVICE, FIT_NEAREST_PLANS, 0),
+                                        fit_search(&a->space, FIT_HOST, FIT_NEAREST_PLANS, 0)};
+    return nearest;
+}
+static bool fit_is_within_space(const struct fit_space *s, const struct fit_found *found) {
+    const struct fit_outcome *o = &found->outcome[0];
+    return found->count > 0 && o->device <= s->device && o->host <= s->host && o->device + o->host <= s->both;
+}
+// Why nothing fits: where neither of the nearest is enough, the smallest need of the device's memory and what goes with
+// it.
+static void fit_no_choice_text(struct fit_auto *a, const struct fit_nearest *nearest, struct fit_limits limits,
+                               char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
-    const struct fit_found device = fit_search(&a->space, FIT_DEVICE, MOST_PLANS, 0),
-                           host = fit_search(&a->space, FIT_HOST, MOST_PLANS, 0);
+    const struct fit_found device = nearest->device, host = nearest->host;
     snprintf(out, n, "no choice of recomputation and offload fits %s of the device's memory%s%s",
              log_bytes(have, (int64_t)limits.device), limits.host == SIZE_MAX ? "" : " and, of the host's, ",
              limits.host == SIZE_MAX ? "" : log_bytes(more, (int64_t)limits.host));
@@ -232,7 +246,7 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                  log_bytes(need, (int64_t)host.outcome[0].host));
     if (device.count == 0 && host.count == 0) {
         a->space.host = INFINITY;
-        const struct fit_found any = fit_search(&a->space, FIT_DEVICE, MOST_PLANS, 0);
+        const struct fit_found any = fit_search(&a->space, FIT_DEVICE, FIT_NEAREST_PLANS, 0);
         if (any.count > 0)
             snprintf(out + used, n - used,
                      "; the least is --memory-budget %.0f (%s) with --host-memory-budget %.0f (%s)",
@@ -313,7 +327,17 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
     fit_set_estimates(a);
     fit_set_ranges(a);
     if (own->rank == 0) {
-        const struct fit_found found = fit_search(&a->space, FIT_SECONDS, MOST_PLANS, a->known_formats);
+        struct fit_nearest nearest;
+        struct fit_found found = fit_search(&a->space, FIT_SECONDS, MOST_PLANS, a->known_formats);
+        // The search for the least time may miss what the search for the least memory finds: a budget that a message names
+        // must fit.
+        if (found.count == 0) {
+            nearest = fit_find_nearest(a);
+            if (fit_is_within_space(&a->space, &nearest.host))
+                found = nearest.host;
+            else if (fit_is_within_space(&a->space, &nearest.device))
+                found = nearest.device;
+        }
         chosen.count = found.count;
         chosen.plans = found.plans;
         for (int i = 0; i < found.count; i++)
@@ -323,7 +347,7 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
         if (found.count > 0)
             decision.choice = found.best[0];
         else
-            fit_no_choice_text(a, limits, decision.problem, sizeof decision.problem);
+            fit_no_choice_text(a, &nearest, limits, decision.problem, sizeof decision.problem);
     }
     if (parallel)
         control_broadcast(parallel->control, &decision, sizeof decision, "the choice of recomputation and offload",

@@ -100,6 +100,25 @@ class Commands(unittest.TestCase):
         self.assertEqual(refused, [])
         self.assertGreater(ran, 8 if CUDA_PROGRAM else 7)
 
+    def test_budgets_that_messages_name_fit(self):
+        """The least budgets that a refusal names, each beside the other as it was; of the host's, a byte less does not fit."""
+        cases = (("gemma3-270m", 4, 2048, "2476MiB", "782MiB"), ("qwen3-0.6b", 2, 2048, "3GiB", "2GiB"), ("llama3.2-1b", 2, 2048, "5254MiB", "3GiB"))
+        for preset, batch, length, device, host in cases:
+            def planned(device_budget, host_budget):
+                return subprocess.run([PROGRAM, "--plan", "--preset", preset, "--precision", "bf16", "--device", "cpu", "--micro-batch-size", str(batch),
+                                       "--global-batch-size", str(batch), "--seq-length", str(length), "--plan-gpu", "GeForce RTX 3080",
+                                       "--recompute-granularity", "auto", "--memory-budget", device_budget, "--host-memory-budget", host_budget],
+                                      capture_output=True, text=True, timeout=120)
+            refused = planned(device, host)
+            self.assertEqual(refused.returncode, 2, (preset, refused.stdout))
+            named = dict(re.findall(r"(--(?:host-)?memory-budget) (\d+)", refused.stderr))
+            self.assertTrue(named, refused.stderr)
+            if "--memory-budget" in named:
+                self.assertEqual(planned(named["--memory-budget"], host).returncode, 0, (preset, named))
+            if "--host-memory-budget" in named:
+                self.assertEqual(planned(device, named["--host-memory-budget"]).returncode, 0, (preset, named))
+                self.assertEqual(planned(device, str(int(named["--host-memory-budget"]) - 1)).returncode, 2, (preset, named))
+
 
 if __name__ == "__main__":
     unittest.main()
