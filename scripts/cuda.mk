@@ -44,11 +44,12 @@ ifneq ($(CUDA),)
     $(CAPABILITY),$(GPU_ARCH:sm_%=%)))),$(call gencode,80) $(call gencode,90a) -gencode arch=compute_90$(comma)code=compute_90)
   GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
-  # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
+  # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics, nor that an
+  # architecture leaves out functions of another (177).
   NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) $(ARCH_FLAGS) -lineinfo \
     $(MPI_FLAGS) $(if $(NCCL),-DHAVE_NCCL) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) \
     $(if $(WERROR),-Werror all-warnings) $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized $(NOT_UNIQUE) \
-    -diag-suppress 1675 --threads 3
+    -diag-suppress 177,1675 --threads 3
 endif
 define BUILD_WITH_CUDA
 $(shell $(NVCC) --version 2>&1 | tail -n 1)
