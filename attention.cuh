@@ -116,10 +116,10 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
 }
 // Writes why flash can't be used; an empty reason where it can.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
-                                   struct attention_shape shape) {
+                                   struct attention_shape shape, const struct device *dev) {
     char kernels[128] = "";
     attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
-    flash_unavailable_reason(kernels, sizeof kernels, shape);
+    flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
     if (!*reason && *kernels)
         snprintf(reason, size, "flash: %s", kernels);
 }
@@ -177,13 +177,13 @@ struct attention_reasons {
     char flash[192], unfused[192], sm90[128], fused[320];
 };
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
-                                   enum attention_backend wanted) {
-    const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && !DEVICE_MEMORY_IS_HOSTS;
+                                   enum attention_backend wanted, const struct device *dev) {
+    const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
     char not_sm90[192] = "";
     choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
-    if (!sm90 && !DEVICE_MEMORY_IS_HOSTS)
+    if (!sm90 && device_is_gpu(dev))
         snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
-    snprintf(choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(),
+    snprintf(choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
              wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
                                        : "memory linear in the sequence length",
              not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
@@ -208,7 +208,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape);
+    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape, dev);
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     attention_sm90_unavailable_reason(r.sm90, sizeof r.sm90, shape, demands.dropout, dev);
     const bool leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
@@ -220,11 +220,11 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, demands.any_order, dev);
     else if (!*r.flash)
-        attention_choose_flash(&choice, &r, wanted);
+        attention_choose_flash(&choice, &r, wanted, dev);
     else if (!*r.unfused) {
         choice.backend = ATTENTION_UNFUSED;
-        const bool says_fused = wanted == ATTENTION_AUTO && !DEVICE_MEMORY_IS_HOSTS;
-        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_describe(),
+        const bool says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
+        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_describe(dev),
                  wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash,
                  says_fused ? "; " : "", says_fused ? r.fused : "");
     } else
@@ -248,11 +248,11 @@ static size_t attention_larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev) {
     switch (backend) {
-    case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
+    case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape, dev);
     case ATTENTION_FLASH_SM90: return sm90_forward_workspace_bytes(shape);
-    case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape, dev);
     case ATTENTION_FUSED: // a layer's window, which flash takes, may not be known yet
-        return attention_larger(fused_forward_workspace_bytes(shape, dev), flash_forward_workspace_bytes(shape));
+        return attention_larger(fused_forward_workspace_bytes(shape, dev), flash_forward_workspace_bytes(shape, dev));
     case ATTENTION_AUTO: break;
     }
     fail("attention: no backend is chosen");
@@ -260,12 +260,12 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev) {
     switch (backend) {
-    case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape);
+    case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape, dev);
     case ATTENTION_FLASH_SM90: return sm90_backward_workspace_bytes(shape);
-    case ATTENTION_FLASH: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_backward_workspace_bytes(shape, dev);
     case ATTENTION_FUSED:
         return attention_larger(fused_backward_workspace_bytes(shape, any_order, dev),
-                                flash_backward_workspace_bytes(shape));
+                                flash_backward_workspace_bytes(shape, dev));
     case ATTENTION_AUTO: break;
     }
     fail("attention: no backend is chosen");

@@ -40,7 +40,8 @@ static int64_t attention_chunks(const struct gpt *m) {
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
-    if (DEVICE_PRODUCTS_SUM_BIASES || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
+    // On the CPU products sum a bias's gradient while they pack what it sums, at no cost.
+    if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
     switch (linear) {
     case LINEAR_QKV: // the norm of q and k goes on from attention's gradient
@@ -58,8 +59,8 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     const int C = m->shape.layer.C;
     switch (bias_source(m, l, linear)) {
     case BIAS_BY_PRODUCT: return 0;
-    case BIAS_BY_NORM: return norm_backward_chunks(N, C);
-    case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C);
+    case BIAS_BY_NORM: return norm_backward_chunks(N, C, m->dev);
+    case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C, m->dev);
     case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
     case BIAS_BY_ATTENTION: return attention_chunks(m);
     }

@@ -309,7 +309,7 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, float *dx_partial, c
     const int C = m->shape.layer.C;
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
-    void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
+    void *ws = workspace(m, norm_backward_workspace_bytes(N, C, m->dev));
     RUN(m, norm_backward(dx, dx_partial, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C,
                          adds(m), norm_options_of(m, amax), ws, m->dev));
 }
@@ -491,7 +491,7 @@ static void attention_core_backward(struct gpt *m, int l) {
     const float *stats = (const float *)ACT(QKN_STATS);
     const floatX *wq = param(m, PASS_RECOMPUTE, l, PARAM_QNORM_W), *wk = param(m, PASS_RECOMPUTE, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
-    ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape));
+    ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, adds(m), ws, m->dev));
 }
 

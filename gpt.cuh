@@ -194,7 +194,7 @@ static void embedding_gradients(struct gpt *m) {
     const floatX *dres = d_residual(m);
     const int32_t *tokens = tokens_buffer(m, PASS_TRAIN);
     const struct token_positions positions = positions_of(m, PASS_TRAIN);
-    void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T));
+    void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T, m->dev));
     RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
                               dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
     zero_reduce(&m->zero, unit);

@@ -453,7 +453,7 @@ static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const 
 }
 
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
-    return squares_of_ranges_workspace_bytes(o->zero->shards.count);
+    return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
 // *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
 // stage, so that all stages have the norm in the same bits. Waits for reductions in flight, for those of the last unit

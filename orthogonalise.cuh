@@ -107,7 +107,7 @@ static void *orthogonalise_take(char *workspace, size_t *used, size_t bytes) {
 }
 static size_t orthogonalise_scratch_bytes(int rows, int cols, struct device *dev) {
     const int side = rows < cols ? rows : cols;
-    const size_t bytes[] = {sum_of_squares_workspace_bytes(),
+    const size_t bytes[] = {sum_of_squares_workspace_bytes(dev),
                             rows > cols ? matmul_workspace_bytes(rows, cols, cols, dev)
                                         : matmul_workspace_bytes(rows, rows, cols, dev),
                             matmul_workspace_bytes(side, side, side, dev)};

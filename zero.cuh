@@ -590,7 +590,7 @@ static void collect_gradients(struct zero *z, int unit) {
     struct stored all;
     timeline_phase(t, "backward", -1, "collect gradients");
     float *whole = unit_gradients(z, unit);
-    void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes()) : NULL;
+    void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes(t->dev)) : NULL;
     wait_for_stores(z);
     all.first = s->first[unit];
     all.end = s->first[unit + 1];

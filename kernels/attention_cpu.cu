@@ -18,6 +18,7 @@
 #include "kernels/attention_cpu_tiles.cuh" // struct flash, what a tile sees
 #include "kernels/attention_flash.cuh"     // the prototypes of what is defined here
 #include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
+#include "kernels/gpu_sizes.cuh"           // gpu_flash_backward_bytes
 #include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
 #include <math.h>                          // logf
 #include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
@@ -205,7 +206,9 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
 }
 
 // Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout.
-size_t flash_forward_workspace_bytes(struct attention_shape shape) {
+size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return 0;
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none, NULL);
     return 2 * flash_packed_bytes(&f);
@@ -510,7 +513,9 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
 // Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout;
 // and the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at
 // most 31 + max(1, B * Hkv).
-size_t flash_backward_workspace_bytes(struct attention_shape shape) {
+size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return gpu_flash_backward_bytes(shape);
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none, NULL);
     const size_t heads = (size_t)shape.B * f.Hkv,
@@ -557,7 +562,11 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
     }
 }
 
-void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
-const char *flash_describe(void) { return blocks_describe(); }
+void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev) {
+    reason[0] = 0;
+    if (device_is_gpu(dev))
+        gpu_flash_unavailable_reason(reason, size, shape);
+}
+const char *flash_describe(const struct device *dev) { return device_is_gpu(dev) ? GPU_FLASH_NAME : blocks_describe(); }
 
 #endif

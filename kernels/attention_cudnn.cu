@@ -1,5 +1,6 @@
 // What kernels/attention_cudnn.cuh declares; in a build for fp32 or the CPU, that there is none of it.
 #include "kernels/attention_cudnn.cuh"
+#include "kernels/attention_cudnn_rules.cuh" // fused_refuses, fused_planned_bytes
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention_cudnn_library.cuh" // struct fused_library
 #include "kernels/attention_cudnn_graphs.cuh"  // fused_forward_operation, fused_forward_graph, fused_backward_graph
@@ -199,61 +200,6 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
     return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;
 }
 
-// The first version that takes heads of up to 256 on compute capability major.x; SIZE_MAX: none does.
-static size_t fused_wide_from(int major) {
-    static const struct {
-        int major;
-        size_t version;
-    } wide[] = {{9, 90500}, {10, 92600}};
-    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
-        if (wide[i].major == major)
-            return wide[i].version;
-    return SIZE_MAX;
-}
-
-// Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
-// Of the conditions of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
-// pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
-// 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
-static void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
-                          bool any_order) {
-    const size_t wide_from = fused_wide_from(major);
-    const int widest = wide_from != SIZE_MAX && version >= wide_from ? 256 : 128;
-    char before[32] = "";
-    if (wide_from != SIZE_MAX)
-        snprintf(before, sizeof before, " before 9.%d", (int)(wide_from / 100 % 100));
-    reason[0] = 0;
-    if (major < 8)
-        snprintf(reason, size, "needs compute capability 8.0");
-    else if (major >= 10 && version < 90700)
-        snprintf(reason, size, "before 9.7 takes no compute capability from 10.0 on");
-    else if (major == 12 && version < 91801)
-        snprintf(reason, size, "before 9.18.1 does not take compute capability 12.x");
-    else if (version == 91000 || version == 91001)
-        snprintf(reason, size, "versions 9.10.0 and 9.10.1 have known bugs");
-    else if (s.softcap > 0)
-        snprintf(reason, size, "has no --attn-logit-softcapping");
-    else if (s.first_key)
-        snprintf(reason, size, "has no documents and no windows");
-    else if (s.head_dim > widest)
-        snprintf(reason, size, "takes heads of up to %d on this GPU%s, not %d", widest, before, s.head_dim);
-    else if (s.T == 1)
-        snprintf(reason, size, "takes no sequences of one token");
-    else if (s.T % 128 != 0 && version <= 91500)
-        snprintf(reason, size, "before 9.15.1 takes only multiples of 128 tokens, not %d", s.T);
-    else if (s.full && major == 9 && s.T % 128 == 64 && version < 92600)
-        // The keys past the end of the last tile have a score of 0: exp(0 - lse) is infinite where lse is below -88
-        // (cudnn-frontend's pull request 628, PyTorch's issue 196678). NVIDIA names a mend for 9.26.
-        snprintf(reason, size, "before 9.26 without a causal mask gives NaN for some inputs of %d tokens", s.T);
-    else if (major == 10 && version < 91801 && !any_order)
-        snprintf(reason, size,
-                 "before 9.18.1 has no deterministic backward here (--deterministic-mode=false allows any)");
-    else if (major != 9 && major != 10 && !any_order)
-        snprintf(reason, size,
-                 "its deterministic backward is not proven on compute capability %d.x (--deterministic-mode=false "
-                 "allows any)",
-                 major);
-}
 // The same of one direction here, by asking the library for a plan.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward,
                                     enum fused_order order, struct device *dev) {
@@ -261,8 +207,8 @@ static void fused_refuses_direction(char *reason, size_t size, struct attention_
     const struct fused_key key = fused_key_of(s, backward, order);
     const bool any_order = order == FUSED_SUM_ANY || !backward;
     reason[0] = 0;
-    if (!dev->open) { // planned for a machine that may have all that is needed
-        fused_refuses(reason, size, SIZE_MAX, 9, s, any_order);
+    if (!dev->open) {
+        fused_refuses_planned(reason, size, s, any_order, dev);
         return;
     }
     if (!library->handle) {
@@ -299,7 +245,7 @@ bool fused_leads(bool own, struct device *dev) {
 const char *fused_gpu(char *text, size_t size, struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open)
-        return "a GPU that is not open";
+        return fused_planned_gpu(text, size, dev);
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     snprintf(text, size, "%d.%d", properties.major, properties.minor);
     return text;
@@ -313,12 +259,7 @@ bool fused_takes(struct attention_shape shape, struct device *dev) {
 // ---- calls ----
 
 // Parts of the workspace: the caller's scratch tensors, then cuDNN's own.
-static size_t fused_rounded(size_t bytes) {
-    return (bytes + FUSED_SCRATCH_ALIGNMENT - 1) / FUSED_SCRATCH_ALIGNMENT * FUSED_SCRATCH_ALIGNMENT;
-}
-static size_t fused_rows_bytes(const struct fused_key *k) {
-    return fused_rounded((size_t)(k->B * k->heads * k->T) * sizeof(float));
-}
+static size_t fused_rows_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
     const bool sums = k->backward && k->order != FUSED_SUM_NONE;
     return sums ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
@@ -326,17 +267,18 @@ static size_t fused_dq_sum_bytes(const struct fused_key *k) {
 static size_t fused_scratch_bytes(const struct fused_key *k) { return fused_rows_bytes(k) + fused_dq_sum_bytes(k); }
 
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev) {
-    const size_t elements = (size_t)(k->B * k->heads * k->T * k->head_dim);
-    if (!dev->open)
-        return fused_rows_bytes(k) + (k->backward ? fused_rounded(elements * (sizeof(float) + 2 * sizeof(floatX))) : 0);
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), k);
     return p && p->plan ? fused_scratch_bytes(k) + (size_t)p->workspace_bytes : 0;
 }
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) {
+    if (!dev->open)
+        return fused_planned_bytes(shape, false);
     const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     return fused_workspace_bytes(&key, dev);
 }
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
+    if (!dev->open)
+        return fused_planned_bytes(shape, true);
     const struct fused_key key = fused_key_of(shape, true, fused_order_of(shape, any_order, dev));
     return fused_workspace_bytes(&key, dev);
 }
@@ -345,7 +287,7 @@ const char *fused_describe_plans(char *text, size_t size, struct attention_shape
                                  struct device *dev) {
     const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     if (!dev->open)
-        return "planned without asking it: no GPU is open";
+        return FUSED_NOT_ASKED;
     const double forward = (double)fused_forward_workspace_bytes(shape, dev) / (1 << 20);
     const double backward = (double)fused_backward_workspace_bytes(shape, any_order, dev) / (1 << 20);
     const struct fused_library *library = fused_library_of(dev);
@@ -473,22 +415,36 @@ void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 
+// Whether memory is planned for a GPU that may have the library.
+static bool plans_fused(const struct device *dev) { return sizeof(floatX) == 2 && device_is_gpu(dev); }
+
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev) {
-    snprintf(reason, size, "takes bf16 on a GPU alone");
+    if (plans_fused(dev))
+        fused_refuses_planned(reason, size, shape, any_order, dev);
+    else
+        snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
-const char *fused_describe(struct device *dev) { return ""; }
+const char *fused_describe(struct device *dev) { return "cuDNN"; }
 bool fused_leads(bool own, struct device *dev) { return false; }
-const char *fused_gpu(char *text, size_t size, struct device *dev) { return ""; }
+const char *fused_gpu(char *text, size_t size, struct device *dev) { return fused_planned_gpu(text, size, dev); }
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev) {
-    return "";
+    return FUSED_NOT_ASKED;
 }
-bool fused_takes(struct attention_shape shape, struct device *dev) { return false; }
+bool fused_takes(struct attention_shape shape, struct device *dev) {
+    char reason[256];
+    fused_unavailable_reason(reason, sizeof reason, shape, true, dev);
+    return !*reason;
+}
 void fused_close(struct device *dev) {}
-size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) { return 0; }
-size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) { return 0; }
+size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) {
+    return fused_planned_bytes(shape, false);
+}
+size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
+    return fused_planned_bytes(shape, true);
+}
 void fused_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                    void *workspace, struct device *dev) {
     fail("attention by cuDNN takes bf16 on a GPU alone");

@@ -58,7 +58,7 @@ static struct fused_check fused_check_open(struct attention_shape shape, enum fu
     c.qkv_bytes = (size_t)(shape.T * c.row) * sizeof(floatX);
     c.out_bytes = (size_t)(shape.T * c.out_row) * sizeof(floatX);
     c.lse_bytes = (size_t)(shape.T * shape.num_heads) * sizeof(float);
-    const size_t workspaces[] = {flash_forward_workspace_bytes(shape), flash_backward_workspace_bytes(shape),
+    const size_t workspaces[] = {flash_forward_workspace_bytes(shape, dev), flash_backward_workspace_bytes(shape, dev),
                                  fused_forward_workspace_bytes(shape, dev), fused_workspace_bytes(&backward, dev)};
     for (int i = 0; i < 4; i++)
         c.workspace_bytes = workspaces[i] > c.workspace_bytes ? workspaces[i] : c.workspace_bytes;
@@ -171,7 +171,7 @@ void fused_check(char *reason, size_t size, struct attention_shape like, bool an
     reason[0] = 0;
     if (!dev->open)
         return;
-    flash_unavailable_reason(reason, size, shape);
+    flash_unavailable_reason(reason, size, shape, dev);
     if (*reason) {
         reason[0] = 0;
         return;

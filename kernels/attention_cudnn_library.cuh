@@ -6,7 +6,6 @@
 
 enum {
     FUSED_PLANS = 64, // one model has one shape, two of evaluation's, and one for each length of a prompt
-    FUSED_SCRATCH_ALIGNMENT = 256,
 };
 
 struct fused_plan {
@@ -44,7 +43,7 @@ struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fuse
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// Without a GPU cuDNN can't be asked: backward is planned with dQ in fp32 and, for groups, each head's own dK and dV.
+// The bytes of workspace of a plan, 0 where the library has none.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
 // The gradient of fused_forward; dqkv is written in full.
 void fused_backward_by(enum fused_order order,

@@ -16,21 +16,21 @@
 __BEGIN_DECLS
 // Writes to `reason` (size bytes) why the backend can't take the shape; an empty text where it can. sm90's asks the
 // driver, which takes its time: call it once, not at each launch.
-void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape);
+void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev);
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
-const char *flash_describe(void);
+const char *flash_describe(const struct device *dev);
 const char *sm90_describe(void);
 
 // out = dropout(softmax(scale Q K^T + causal mask)) V; lse = ln(sum of e^s) of each row's masked, scaled scores s.
-size_t flash_forward_workspace_bytes(struct attention_shape shape);
+size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                    struct device *dev);
 // The gradient of flash_forward; dqkv is written in full.
-size_t flash_backward_workspace_bytes(struct attention_shape shape);
+size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)

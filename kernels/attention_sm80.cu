@@ -31,28 +31,19 @@
 #include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/device.cuh"          // floatX, struct device, LAUNCH
 #include "kernels/fp8_cast.cuh"        // fp8_amax
+#include "kernels/gpu_sizes.cuh"       // gpu_flash_backward_bytes
 #include "kernels/vector_math.cuh"     // LOG2E
 #include "runtime/machine/error.h"     // fail
 #include <stdio.h>                     // snprintf
 #include <string.h>                    // memset
 
-enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile
-
-void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
-    reason[0] = 0;
-    if (sizeof(floatX) != 2)
-        snprintf(reason, size, "takes bf16 alone: --precision bf16");
-    else if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
-        snprintf(reason, size, "takes heads of a multiple of 8 up to %d, not %d", FLASH_MAX_HEAD_DIM, shape.head_dim);
-    else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
-        snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
+void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev) {
+    gpu_flash_unavailable_reason(reason, size, shape);
 }
-const char *flash_describe(void) { return "mma.sync bf16"; }
-
-// Forward needs no workspace; backward keeps lse log2(e) and delta of each row there.
-size_t flash_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-size_t flash_backward_workspace_bytes(struct attention_shape shape) {
-    return sizeof(float2) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
+const char *flash_describe(const struct device *dev) { return GPU_FLASH_NAME; }
+size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) { return 0; }
+size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    return gpu_flash_backward_bytes(shape);
 }
 
 #ifdef PRECISION_BF16
@@ -147,7 +138,7 @@ static void flash_choose(const struct flash_any_arguments &a, struct attention_s
 static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
                                                      struct attention_shape shape, struct dropout dropout) {
     char reason[128];
-    flash_unavailable_reason(reason, sizeof reason, shape);
+    gpu_flash_unavailable_reason(reason, sizeof reason, shape);
     if (*reason)
         fail("flash attention on CUDA %s", reason);
     for (int i = 0; i < 3; i++)
@@ -198,7 +189,7 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 
 #else
 
-// Never reached: flash_unavailable_reason() says so.
+// Never reached: flash_unavailable_reason says so.
 void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
                    uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");

@@ -1,32 +1,35 @@
-// Whether attention by wgmma can be had; in a build without it, why not.
+// Whether attention by wgmma can be had and what it takes, in every build; in a build without it, the reason why not.
 #include "kernels/attention_flash.cuh" // the prototypes
+#include "kernels/gpu_sizes.cuh"       // gpu_sm90_unavailable_reason, gpu_sm90_backward_bytes
+
+const char *sm90_describe(void) { return GPU_SM90_NAME; }
+size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return gpu_sm90_forward_bytes(shape); }
+size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return gpu_sm90_backward_bytes(shape); }
+int64_t sm90_bias_chunks(struct attention_shape shape) { return gpu_sm90_bias_chunks(shape); }
+
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_sm90.cuh" // sm90_properties, sm90_shape_unavailable_reason
+#include "kernels/attention_sm90.cuh" // sm90_properties
 
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    sm90_shape_unavailable_reason(reason, size, shape);
-    if (*reason)
-        return;
-    const struct cudaDeviceProp properties = sm90_properties(dev);
-    if (properties.major == 0)
-        snprintf(reason, size, "needs compute capability 9.0, and no GPU is here");
-    else if (properties.major != 9 || properties.minor != 0)
-        snprintf(reason, size, "needs compute capability 9.0, not %d.%d", properties.major, properties.minor);
+    struct compute_capability gpu = dev->planned;
+    if (gpu.major == 0) {
+        const struct cudaDeviceProp properties = sm90_properties(dev);
+        gpu.major = properties.major;
+        gpu.minor = properties.minor;
+    }
+    gpu_sm90_unavailable_reason(reason, size, shape, gpu);
 }
-const char *sm90_describe(void) { return "wgmma bf16"; }
 
 #else
 #include "runtime/machine/error.h" // fail
-#include <stdio.h>                 // snprintf
 
-// In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    snprintf(reason, size, "takes bf16 on a GPU alone");
+    if (sizeof(floatX) == 2 && device_is_gpu(dev))
+        gpu_sm90_unavailable_reason(reason, size, shape, dev->planned);
+    else
+        snprintf(reason, size, "takes bf16 on a GPU alone");
 }
-const char *sm90_describe(void) { return ""; }
-size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
-int64_t sm90_bias_chunks(struct attention_shape shape) { return 0; }
+// Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");

@@ -22,6 +22,7 @@
 #include "kernels/amax.cuh"            // amax_larger, amax_merge_warp
 #include "kernels/attention_flash.cuh" // the prototypes of what the two files define
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
+#include "kernels/gpu_sizes.cuh"       // sm90_shape_unavailable_reason, sm90_backward_layout_of
 #include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
 #include "kernels/ptx_sm90.cuh"        // wgmma, TMA, mbarriers
 #include "kernels/tensor_map.cuh"      // tensor_map_of
@@ -40,15 +41,6 @@ static struct cudaDeviceProp sm90_properties(const struct device *dev) {
         memset(&properties, 0, sizeof properties);
     }
     return properties;
-}
-
-static void sm90_shape_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
-    const int D = shape.head_dim;
-    reason[0] = 0;
-    if (D != 64 && D != 96 && D != 128 && D != 256)
-        snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
-    else if (shape.softcap > 0)
-        snprintf(reason, size, "has no --attn-logit-softcapping");
 }
 
 // --- Tiles --------------------------------------------------------------------------------------------------------

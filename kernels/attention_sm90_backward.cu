@@ -865,15 +865,6 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
         amax_merge_warp(a.amax, largest);
 }
 
-size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
-    const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
-    return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
-}
-
-int64_t sm90_bias_chunks(struct attention_shape shape) {
-    return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
-}
-
 template <class plan>
 static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct attention_shape shape, int columns,
                                            int rows) {

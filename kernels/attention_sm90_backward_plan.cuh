@@ -195,20 +195,8 @@ DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_an
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// The workspace: dq, rows and counters of sm90_backward_arguments, one after another.
-struct sm90_backward_layout {
-    size_t tiles, dq_bytes, rows_bytes, counters_bytes;
-};
-static struct sm90_backward_layout sm90_backward_layout_of(struct attention_shape shape) {
-    struct sm90_backward_layout layout;
-    const size_t queries = shape.head_dim == 64 ? sm90_backward_plan<64>::QUERIES : sm90_backward_plan<128>::QUERIES;
-    layout.tiles = ((size_t)shape.T + queries - 1) / queries;
-    const size_t tiles = (size_t)shape.B * (size_t)shape.num_heads * layout.tiles;
-    layout.dq_bytes = tiles * queries * (size_t)shape.head_dim * sizeof(float);
-    layout.rows_bytes = tiles * queries * 2 * sizeof(float);
-    layout.counters_bytes = tiles * sizeof(int);
-    return layout;
-}
+static_assert(sm90_backward_plan<64>::QUERIES == SM90_BACKWARD_QUERIES_OF_64, "what plans of memory count with");
+static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what plans of memory count with");
 
 // docs/hopper.md says what these are worth by a simulation.
 #ifndef SM90_BACKWARD_GANG // scripts/attention_sweep.sh tries others on a GPU

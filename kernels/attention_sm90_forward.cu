@@ -542,10 +542,6 @@ struct sm90_forward_launcher {
 };
 
 // What the order of tiles takes. A shape is planned before it has tables: whether it will have them says nothing here.
-size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
-    const int queries = shape.head_dim == 64 ? sm90_forward_plan<64>::QUERIES : sm90_forward_plan<128>::QUERIES;
-    return (size_t)shape.B * shape.num_heads * blocks_for(shape.T, queries) * sizeof(struct sm90_forward_item);
-}
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     const void *const aligned[2] = {qkv, out};

@@ -13,7 +13,7 @@
 __BEGIN_DECLS
 // out = dropout(P) V. P is kept for backward, without the dropout; both are written in full. amax: kernels/amax.cuh's,
 // of out or dqkv; NULL: not taken.
-size_t unfused_forward_workspace_bytes(struct attention_shape shape);
+size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -21,7 +21,7 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 // The gradient of unfused_forward; dqkv is written in full.
-size_t unfused_backward_workspace_bytes(struct attention_shape shape);
+size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
@@ -36,5 +36,5 @@ HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t
 }
 
 // For the report: the type of the products (cuda) or the CPU's block kernels.
-const char *unfused_describe(void);
+const char *unfused_describe(const struct device *dev);
 __END_DECLS

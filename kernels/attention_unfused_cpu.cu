@@ -3,6 +3,7 @@
 #include "kernels/amax.cuh"              // amax_merge_rows
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/blocks.cuh"            // block_product, pack_left, pack_right
+#include "kernels/gpu_sizes.cuh"         // gpu_unfused_backward_bytes
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
 #include "kernels/vectors.cuh"           // vec, vec_exp2, vec_sum_in_order
 #include <math.h>                        // INFINITY
@@ -205,7 +206,9 @@ ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX 
 }
 
 // Packed K^T and V, and 32 rows of fp32 scores for each job slot.
-size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
+size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return 0;
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_rows_bytes(&u);
@@ -359,7 +362,9 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
     return (bytes + 63) / 64 * 64;
 }
 // dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
-size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
+size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return gpu_unfused_backward_bytes(shape);
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return unfused_matrix_bytes(shape) + (shape.softcap > 0 ? 3 : 2) * unfused_packed_bytes(&u, u.Hkv) +
@@ -407,6 +412,6 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
     }
 }
 
-const char *unfused_describe(void) { return blocks_describe(); }
+const char *unfused_describe(const struct device *dev) { return device_is_gpu(dev) ? FLOATX_NAME : blocks_describe(); }
 
 #endif

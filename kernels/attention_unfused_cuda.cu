@@ -3,6 +3,7 @@
 #if defined(TARGET_CUDA)
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/fp8_cast.cuh"          // fp8_amax
+#include "kernels/gpu_sizes.cuh"         // gpu_unfused_backward_bytes
 #include "kernels/ptx.cuh"               // shared memory, exp2_approx
 #include "kernels/reduce.cuh"            // lanes_sum, lanes_max
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
@@ -288,7 +289,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_store(out + b * u.T * u.qkv_stride + (int64_t)kv * u.D, u.qkv_stride, first, column, u.T, u.D, sums, scale);
 }
 
-size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
+size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) { return 0; }
 void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
                      struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
@@ -306,9 +307,8 @@ void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, stru
         fp8_amax(amax, out, (int64_t)shape.B * u.T * u.out_stride, dev);
 }
 
-// dS (B, H, T, T)
-size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
-    return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
+size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
+    return gpu_unfused_backward_bytes(shape);
 }
 void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                       const floatX *probabilities, struct attention_shape shape, struct dropout dropout, uint32_t *amax,
@@ -334,6 +334,6 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
         fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }
 
-const char *unfused_describe(void) { return FLOATX_NAME; }
+const char *unfused_describe(const struct device *dev) { return FLOATX_NAME; }
 
 #endif

@@ -29,7 +29,7 @@ struct collectives; // one per process; its members are the target's own
 // largest reduce-scatter; wire_bf16: gradients travel as bf16; largest_exchanged_bytes: of the messages that a rank
 // sends and receives in the largest exchange, the same on all ranks, 0: there is none.
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
-                                        size_t largest_exchanged_bytes);
+                                        size_t largest_exchanged_bytes, const struct device *dev);
 // Opens the collectives between the ranks of `parallel`, by all ranks. largest_gathered_bytes: what a rank contributes
 // to the largest all-gather. On return all memory of the device that collectives of any size up to the largest hold is
 // taken.
@@ -80,6 +80,12 @@ static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
 
+// collectives_scratch_bytes of GPUs: what travels as bf16 is rounded into it. COLLECTIVES_HOST has its own in the host's memory.
+static inline size_t gpu_collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind,
+                                                   bool wire_bf16) {
+    return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
+}
+
 #ifdef TARGET_CUDA
 
 struct collectives {
@@ -97,8 +103,8 @@ struct collectives {
 };
 
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
-                                        size_t largest_exchanged_bytes) {
-    return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
+                                        size_t largest_exchanged_bytes, const struct device *dev) {
+    return gpu_collectives_scratch_bytes(largest_shard, ranks, kind, wire_bf16);
 }
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
@@ -261,7 +267,9 @@ struct collectives {
 };
 
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
-                                        size_t largest_exchanged_bytes) {
+                                        size_t largest_exchanged_bytes, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return gpu_collectives_scratch_bytes(largest_shard, ranks, kind, wire_bf16);
     const size_t reduced_bytes = host_reduce_scatter_scratch_bytes(largest_shard, ranks, wire_bf16);
     return reduced_bytes > largest_exchanged_bytes ? reduced_bytes : largest_exchanged_bytes;
 }

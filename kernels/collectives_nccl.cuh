@@ -348,4 +348,8 @@ static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_
     return 0;
 }
 
+#else
+
+enum { COLLECTIVES_HAVE_NCCL = 1 }; // of the build that a GPU's memory is planned for
+
 #endif

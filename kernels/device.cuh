@@ -74,6 +74,11 @@ HOST_DEVICE float to_float(floatX x) { return x; }
 HOST_DEVICE floatX to_floatX(float x) { return x; }
 #endif
 
+// The compute capability of a GPU; major 0: of none.
+struct compute_capability {
+    int major, minor;
+};
+
 struct matmul_library; // kernels/matmul.cuh
 struct fused_library;  // kernels/attention_cudnn.cuh
 struct work_segments;  // kernels/work_segments.cuh
@@ -84,7 +89,6 @@ enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wa
 //   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
-//   DEVICE_PRODUCTS_SUM_BIASES  products sum a bias's gradient while they pack what it sums, at no cost
 //   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take
 //                            long enough to time
 struct device;
@@ -103,9 +107,12 @@ struct device {
     uint32_t recordings;               // begun so far
     struct work_segments *segments;    // being recorded or enqueued again (kernels/work_segments.cuh); NULL: none
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
+    struct compute_capability planned; // of the GPU that --plan-gpu names; major 0: none, the device itself is planned for
 };
-enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0, DEVICE_PRODUCTS_SUM_BIASES = 0 };
+enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
+// Whether memory is planned for a GPU; only a build without CUDA plans for another device than its own.
+static inline bool device_is_gpu(const struct device *dev) { return true; }
 
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     if (status != cudaSuccess)
@@ -133,8 +140,10 @@ static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((
 struct device {
     int threads;                   // OpenMP threads
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
+    struct compute_capability planned; // of the GPU that --plan-gpu names, which this build cannot run; major 0: none
 };
-enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1, DEVICE_PRODUCTS_SUM_BIASES = 1 };
+enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1 };
 enum { DEVICE_PEAK_MATMUL = 1536, DEVICE_PEAK_REPEATS = 1 };
+static inline bool device_is_gpu(const struct device *dev) { return dev->planned.major > 0; }
 
 #endif

@@ -2,6 +2,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/packed.cuh"         // packed_load_some
 #include "kernels/packed_floats.cuh"  // floats_load_some, floats_store_some, dropout_scales_packed
+#include "kernels/gpu_sizes.cuh"      // embedding_sort_size, gpu_embedding_backward_bytes
 #include "kernels/positions.cuh"      // token_position
 #include "kernels/ptx.cuh"            // store_shared_long
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
@@ -64,13 +65,9 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, co
 // all others: the steps between keys less than a tile apart are made in shared memory, many a launch.
 enum { SORT_TILE = 4096, SORT_THREADS = 1024 };
 
-static inline int64_t embedding_sort_size(int B, int T) {
-    int64_t size = 2;
-    while (size < (int64_t)B * T)
-        size *= 2;
-    return size;
+size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
+    return gpu_embedding_backward_bytes(B, T);
 }
-size_t embedding_backward_workspace_bytes(int B, int T) { return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t); }
 
 // Which row of its table a token's gradient is added to: that of the token, or of its position where tokens is NULL.
 struct embedding_index {
@@ -366,7 +363,9 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
     }
 }
 
-size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
+size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
+    return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
+}
 // Zeroes in a table that is not added to.
 static void embedding_begin(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)

@@ -22,7 +22,7 @@ struct table_gradient {
 };
 // dwte[token] and dwpe[position] sum d over the tokens, where d = scale * dout times forward's dropout scales. Sums
 // have a fixed order.
-size_t embedding_backward_workspace_bytes(int B, int T);
+size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
 void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,
                         const floatX *dout,    // (B * T, C)
                         const int32_t *tokens, // (B, T)

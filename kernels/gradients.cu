@@ -1,12 +1,12 @@
 // What kernels/gradients.cuh declares.
 #include "kernels/gradients.cuh"
 #include "kernels/four.cuh"   // four_load, four_store, FLAT_THREADS
+#include "kernels/gpu_sizes.cuh" // SQUARES_BLOCKS, gpu_squares_bytes
 #include "kernels/reduce.cuh" // block_sum_double
 #include <assert.h>           // static_assert
 
 #ifdef TARGET_CUDA
 
-enum { SQUARES_BLOCKS = 1024 };
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(SQUARES_BLOCKS)
         sum += sums[(int64_t)i * SQUARES_BLOCKS];
     *total = sum;
 }
-size_t squares_of_ranges_workspace_bytes(int count) { return (size_t)count * SQUARES_BLOCKS * sizeof(double); }
+size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev) { return gpu_squares_bytes(count); }
 void squares_of_ranges(void *workspace, const void *x, enum state_format format, const struct gradient_range *ranges,
                        int first, int end, struct device *dev) {
     double *sums = (double *)workspace; // (count, SQUARES_BLOCKS)
@@ -97,7 +97,7 @@ void squares_of_ranges(void *workspace, const void *x, enum state_format format,
 void squares_total(double *total, int count, void *workspace, struct device *dev) {
     LAUNCH(dev, squares_ranges_total_kernel, 1, SQUARES_BLOCKS, 0, total, (double *)workspace, count);
 }
-size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
+size_t sum_of_squares_workspace_bytes(const struct device *dev) { return gpu_squares_bytes(1); }
 void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
                     struct device *dev) {
     double *sums = (double *)workspace; // (SQUARES_BLOCKS)
@@ -177,7 +177,10 @@ void gradient_check(struct gradient_check *check, const double *reports, int ran
 #else
 
 enum { SUM_OF_SQUARES_RUNS = 256 };
-size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
+size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev) {
+    return device_is_gpu(dev) ? gpu_squares_bytes(count) : (size_t)count * SUM_OF_SQUARES_RUNS * sizeof(double);
+}
+size_t sum_of_squares_workspace_bytes(const struct device *dev) { return squares_of_ranges_workspace_bytes(1, dev); }
 static inline double squares_of_floats(const float *x, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -216,7 +219,6 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
     const double sum = squares_of_runs(sums);
     *total = add ? *total + sum : sum;
 }
-size_t squares_of_ranges_workspace_bytes(int count) { return (size_t)count * SUM_OF_SQUARES_RUNS * sizeof(double); }
 void squares_of_ranges(void *workspace, const void *x, enum state_format format, const struct gradient_range *ranges,
                        int first, int end, struct device *dev) {
     double *sums = (double *)workspace; // (count, runs)

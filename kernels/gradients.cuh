@@ -32,7 +32,7 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 __BEGIN_DECLS
 // total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the
 // bits depend neither on the number of threads nor on the GPU.
-size_t sum_of_squares_workspace_bytes(void);
+size_t sum_of_squares_workspace_bytes(const struct device *dev);
 void sum_of_squares(double *total, // (1)
                     const void *x, // (n)
                     enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
@@ -43,7 +43,7 @@ struct gradient_range {
 // total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In
 // two parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where
 // some are there earlier; then squares_total. `ranges` is in the device's memory.
-size_t squares_of_ranges_workspace_bytes(int count);
+size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count)
                        int first, int end, struct device *dev);

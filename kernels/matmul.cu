@@ -10,6 +10,7 @@ static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct de
     gemm_run(gemm, NULL, workspace, dev);
 }
 #else
+#include "kernels/gpu_sizes.cuh"          // GPU_MATMUL_BYTES, gpu_dbias_bytes
 #include "kernels/matmul_backend_run.cuh" // struct matmul_backend, gemm_run_backend
 #include "kernels/matmul_fp32.cuh"        // gemm_fp32
 #include "kernels/matmul_fp8.cuh"         // matmul_fp8, matmul_fp8_sum
@@ -55,6 +56,8 @@ struct matmul_library *matmul_create(struct device *dev) {
     struct matmul_library *library = NULL;
     for (int i = 0; i < matmul_backends_count && library == NULL; i++)
         library = matmul_create_backend(dev, &matmul_backends[i]);
+    if (library && device_is_gpu(dev)) // only planned for
+        snprintf(library->description, sizeof library->description, "cuBLASLt %s", FLOATX_NAME);
     return library;
 }
 void matmul_destroy(struct matmul_library *library) {
@@ -64,13 +67,17 @@ void matmul_destroy(struct matmul_library *library) {
 }
 // The libraries take their number of threads from OpenMP's, which is restored after each call.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return GPU_MATMUL_BYTES;
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);
     const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
     omp_set_num_threads(threads);
     return bytes;
 }
-size_t dbias_workspace_bytes(int64_t M, int N) {
+size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return gpu_dbias_bytes(M, N);
     return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 const char *matmul_describe(const struct matmul_library *library) { return library->description; }
@@ -87,7 +94,8 @@ static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
-    return gemm_takes_thin(gemm, dev) ? thin_workspace_bytes(gemm) : gemm_workspace_bytes(gemm, dev);
+    return gemm_takes_thin(gemm, dev) && !device_is_gpu(dev) ? thin_workspace_bytes(gemm)
+                                                             : gemm_workspace_bytes(gemm, dev);
 }
 static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
     if (gemm_takes_thin(gemm, dev))
@@ -105,7 +113,7 @@ size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
                                  gemm_backward_input(&out, K, NULL, N, NULL, M, N, K, false),
                                  gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, false),
                                  gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, true)};
-    int64_t most = (int64_t)dbias_workspace_bytes(M, N);
+    int64_t most = (int64_t)dbias_workspace_bytes(M, N, dev);
     for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
         most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
     return (size_t)most;

@@ -121,9 +121,9 @@ static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
 static bool matmul_may_fuse(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     if (product->dbias)
-        return (size_t)gemm->rows * sizeof(float) <= MATMUL_LIBRARY_BYTES / 2;
+        return (size_t)gemm->rows * sizeof(float) <= GPU_MATMUL_BYTES / 2;
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
-           packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= MATMUL_LIBRARY_BYTES;
+           packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
 // A product by a candidate, and what comes with it. The sums that follow GELU's derivative overwrite the workspace.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,

@@ -7,9 +7,8 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 enum {
-    MATMUL_PLANS = 128,              // a training run of one model has some 20, with FP8 some 40
-    MATMUL_LIBRARY_BYTES = 32 << 20, // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
-    MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
+    MATMUL_PLANS = 128,     // a training run of one model has some 20, with FP8 some 40
+    MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
 };
 
 // What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are

@@ -27,6 +27,7 @@
 #pragma once
 #include "kernels/column_sums.cuh"    // column_sums, column_sums_of_warps
 #include "kernels/device.cuh"         // struct device, floatX, LAUNCH
+#include "kernels/gpu_sizes.cuh"      // GPU_MATMUL_BYTES, gpu_dbias_bytes, gpu_fp8_refusal
 #include "kernels/matmul_choices.cuh" // struct matmul_library, struct matmul_plan
 #include "kernels/matmul_gemm.cuh"    // struct gemm
 #include "kernels/packed.cuh"         // packed_load, packed_load_some
@@ -212,7 +213,7 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 
 // Bytes of the workspace that the library may use: with BGRADB the first half, since the sums lie behind it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
-    return matmul_sums_bias(plan) ? MATMUL_LIBRARY_BYTES / 2 : MATMUL_LIBRARY_BYTES;
+    return matmul_sums_bias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
 // The split-K schemes that are allowed are those that add fp32 partial sums in a step of its own, in a fixed order. The
 // others add partial sums that are rounded to the type of the output. With BGRADB none is allowed: cuBLASLt does
@@ -331,11 +332,9 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float 
 // Stage 1: a block sums DBIAS_ROWS rows of 32 packs of columns, stage 2 the blocks' partial sums; both in a fixed
 // order. The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for
 // 16384 rows of 768 columns have 6 MB of loads in flight, two thirds more than 4 TB/s at 0.9 us of latency ask for.
-enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4 };
+enum { DBIAS_ROWS = GPU_DBIAS_ROWS, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4 };
 
-size_t dbias_workspace_bytes(int64_t M, int N) {
-    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
-}
+size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev) { return gpu_dbias_bytes(M, N); }
 
 static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     dbias_partial_kernel(float *partial, const floatX *dout, int64_t M, int N, int strips) {
@@ -374,9 +373,9 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 // ---- what the layer calls ----
 
-size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return MATMUL_LIBRARY_BYTES; }
+size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan. workspace: MATMUL_LIBRARY_BYTES, and what dbias needs.
+// Enqueues a product by its plan. workspace: GPU_MATMUL_BYTES, and what dbias needs.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
     const float one = 1, beta = gemm->add ? 1 : 0;
@@ -434,27 +433,17 @@ bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) {
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
     const int version = (int)cublasLtGetVersion();
     struct cudaDeviceProp properties;
-    if (sizeof(floatX) == sizeof(float)) {
-        snprintf(text, n, "FP8 products write bf16: --fp8-format needs --precision bf16");
-        return text;
+    struct compute_capability gpu = dev->planned;
+    if (dev->open) {
+        cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+        gpu.major = properties.major;
+        gpu.minor = properties.minor;
     }
-    if (!dev->open)
+    if (gpu_fp8_refusal(text, n, scaling, gpu))
+        return text;
+    if (!dev->open || scaling == FP8_WHOLE)
         return NULL;
-    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
-    const int capability = properties.major * 10 + properties.minor;
-    if (capability < 89)
-        snprintf(text, n,
-                 "FP8 needs a GPU of compute capability 8.9 or more, and this one has %d.%d: leave out "
-                 "--fp8-format",
-                 properties.major, properties.minor);
-    else if (scaling == FP8_WHOLE)
-        return NULL;
-    else if (capability != 90)
-        snprintf(text, n,
-                 "FP8 scales of blocks need a GPU of compute capability 9.0, and this one has %d.%d: leave out "
-                 "--fp8-recipe blockwise",
-                 properties.major, properties.minor);
-    else if (CUBLAS_VERSION < MATMUL_FP8_BLOCKS_VERSION || version < MATMUL_FP8_BLOCKS_VERSION)
+    if (CUBLAS_VERSION < MATMUL_FP8_BLOCKS_VERSION || version < MATMUL_FP8_BLOCKS_VERSION)
         snprintf(text, n,
                  "FP8 scales of blocks need cuBLASLt 12.9 or newer; this program was built with %d.%d and runs "
                  "with %d.%d: leave out --fp8-recipe blockwise",
@@ -464,7 +453,7 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, c
     return text;
 }
 
-size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return MATMUL_LIBRARY_BYTES; }
+size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return GPU_MATMUL_BYTES; }
 
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
                             const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {

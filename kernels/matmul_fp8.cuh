@@ -9,6 +9,7 @@
 // below 2^-126 may be rounded, or count as 0 in the product.
 #pragma once
 #include "kernels/fp8.cuh"                // fp8_decode, struct fp8_matrix
+#include "kernels/gpu_sizes.cuh"          // GPU_MATMUL_BYTES, gpu_fp8_refusal
 #include "kernels/matmul_backend_run.cuh" // gemm_run_backend, gemm_workspace_bytes
 
 // Rows of each operand, and depth, that are decoded at a time: multiples of FP8_BLOCK.
@@ -26,6 +27,8 @@ static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_
 
 // Each dimension has whole blocks, unless it is smaller, and what is left over.
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
+    if (device_is_gpu(dev))
+        return GPU_MATMUL_BYTES;
     const int64_t rows[] = {gemm_min(M, FP8_LINES), M % FP8_LINES}, cols[] = {gemm_min(N, FP8_LINES), N % FP8_LINES};
     const int64_t depths[] = {gemm_min(K, FP8_DEPTH), K % FP8_DEPTH};
     const int64_t m = fp8_lines(M), n = fp8_lines(N), k = fp8_depth(K);
@@ -136,5 +139,5 @@ void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_
 }
 
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
-    return NULL;
+    return device_is_gpu(dev) ? gpu_fp8_refusal(text, n, scaling, dev->planned) : NULL;
 }

@@ -39,7 +39,7 @@ const char *matmul_describe(const struct matmul_library *library);
 // its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product.
 // dbias_workspace_bytes is what M rows of N sums need besides the product.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
-size_t dbias_workspace_bytes(int64_t M, int N);
+size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run applies GELU's derivative, too.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);

@@ -3,6 +3,7 @@
 #include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
 #include "kernels/column_sums.cuh"   // column_sums_take
 #include "kernels/device_memory.cuh" // device_copy
+#include "kernels/gpu_sizes.cuh"     // gpu_norm_backward_chunks, gpu_residual_backward_chunks
 #include "kernels/norm_rows.cuh"     // row_packs, row_sums, norm_groups_reduce, norm_reduce_kernel
 #include "kernels/packed.cuh"        // packed_load, packed_load_if, packed_store_some
 #include "kernels/packed_floats.cuh" // packed_to_floats, dropout_scales_packed
@@ -180,30 +181,11 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
-// A thread of backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
-// rows: twice PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as many
-// threads as leave 2 packs to each.
-enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
-static inline int norm_backward_row_threads(int C) {
-    if (C <= NORM_BACKWARD_WARP_PACKS * 32 * PACK)
-        return 32;
-    int threads = 128;
-    while (threads < 512 && C > NORM_BACKWARD_PACKS * threads * PACK)
-        threads *= 2;
-    return threads;
-}
-
-// A block takes a run of rows. The run's sums lie in the workspace and are added to the gradients in a fixed order. The
-// number of runs depends on the sizes alone, so that all GPUs give the same bits: the runs fill 132 SMs (H100, H200)
-// with 16 warps each, unless there are so few rows that the runs' sums would be much of the memory traffic.
-int64_t norm_backward_chunks(int64_t N, int C) {
-    const int threads = norm_backward_row_threads(C);
-    const int64_t most = threads == 128 ? 4 * 132 : 2 * 132,
-                  runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
-    return runs < most ? runs : most;
-}
-size_t norm_backward_workspace_bytes(int64_t N, int C) {
-    return (size_t)norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
+// A block takes a run of rows (gpu_norm_backward_chunks). The run's sums lie in the workspace and are added to the gradients
+// in a fixed order.
+int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_chunks(N, C); }
+size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
+    return gpu_norm_backward_bytes(N, C);
 }
 
 // Sets of slots that row_sums has in backward: three sums of a row, twice. A maximum's lie behind them.
@@ -357,7 +339,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
     const void *arrays[] = {dx, dx_partial, residual, dout, x, weight, workspace};
     const bool whole = norm_rows_whole(C, arrays, 7);
     const int threads = norm_backward_row_threads(C);
-    const int64_t runs = norm_backward_chunks(N, C);
+    const int64_t runs = gpu_norm_backward_chunks(N, C);
     const bool amax = options.amax != NULL, partial = dx_partial != NULL;
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
     do {                                                                                                               \
@@ -426,12 +408,9 @@ static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *do
     packed_store_some(ddelta + at, residual_backward_pack(d, scale, dropout, at), n - at);
 }
 
-// With sums of columns: a block takes a pack a lane of the rows of a chunk, a warp every 8th of them. The chunks fill
-// 132 SMs with 64 warps each, but have at least 2 rows a warp.
-static inline int residual_column_blocks(int C) { return (int)blocks_for(C, 32 * PACK); }
-int64_t residual_backward_chunks(int64_t N, int C) {
-    const int64_t most = blocks_for(8 * 132, residual_column_blocks(C)), chunks = (N + 15) / 16;
-    return chunks < most ? chunks : most;
+// With sums of columns: a block takes a pack a lane of the rows of a chunk, a warp every 8th of them.
+int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
+    return gpu_residual_backward_chunks(N, C);
 }
 static __global__ void __launch_bounds__(NORM_THREADS)
     residual_backward_columns_kernel(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
@@ -464,7 +443,7 @@ void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64
                        struct dropout dropout, struct device *dev) {
     if (partial != NULL)
         LAUNCH(dev, residual_backward_columns_kernel,
-               dim3((unsigned)residual_column_blocks(C), (unsigned)residual_backward_chunks(N, C)), NORM_THREADS,
+               dim3((unsigned)residual_column_blocks(C), (unsigned)gpu_residual_backward_chunks(N, C)), NORM_THREADS,
                NORM_THREADS * PACK * sizeof(float), ddelta, partial, dout, N, C, scale, dropout);
     else if (dropout.p != 0 || scale != 1)
         LAUNCH(dev, residual_backward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout,

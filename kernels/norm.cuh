@@ -26,8 +26,8 @@ void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
 //   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
 // dx_partial gets partial sums of the columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds
 // up to the gradient of a bias, where dx is the gradient of a linear layer's output. options.amax is of dx.
-int64_t norm_backward_chunks(int64_t N, int C);
-size_t norm_backward_workspace_bytes(int64_t N, int C);
+int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
+size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
 void norm_backward(floatX *dx,             // (N, C)
                    float *dx_partial,      // (norm_backward_chunks, C); NULL: not taken
                    float *dweight,         // (C); NULL: not wanted
@@ -61,7 +61,7 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
 
 // The gradient with respect to residual_forward's delta: ddelta = dout times `scale` and the dropout scales that
 // forward applied. partial gets sums of columns of ddelta as it is stored, as norm_backward's dx_partial.
-int64_t residual_backward_chunks(int64_t N, int C);
+int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
 void residual_backward(floatX *ddelta,     // (N, C); may be dout
                        float *partial,     // (residual_backward_chunks, C); NULL: not taken
                        const floatX *dout, // (N, C)

@@ -1,5 +1,6 @@
 // What kernels/qk_norm.cuh declares.
 #include "kernels/qk_norm.cuh"
+#include "kernels/gpu_sizes.cuh" // gpu_qk_norm_backward_bytes
 #include "kernels/norm_rows.cuh" // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
 #include <math.h>                // sqrtf
 #include "kernels/packed.cuh"    // packed_store_unsplit
@@ -189,15 +190,10 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
 #undef QK_FORWARD
 }
 
-// A block takes a run of tokens, whose sums for the weights' gradients lie in the workspace and are added in a fixed
-// order. As in norm_backward, the number of runs depends on the sizes alone, and fills 132 SMs.
-static inline int64_t qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
-    const int64_t most = (shape.full_width ? 2 : 4) * 132, runs = (N + 3) / 4;
-    return runs < most ? runs : most;
-}
-size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape) {
-    const struct qk_rows rows = qk_rows_of(shape);
-    return (size_t)qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
+// A block takes a run of tokens (gpu_qk_norm_backward_runs), whose sums for the weights' gradients lie in the workspace and
+// are added in a fixed order.
+size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
+    return gpu_qk_norm_backward_bytes(N, shape);
 }
 
 // The q or the k rows of a run of `tokens` tokens: `count` in each, of C elements, from d and x on. sums (C) gets the
@@ -283,7 +279,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
                       struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
     const void *arrays[] = {dqkv, qkv, wq, wk, workspace};
-    const int64_t runs = qk_norm_backward_runs(N, shape);
+    const int64_t runs = gpu_qk_norm_backward_runs(N, shape);
     const float offset = norm_weight_offset(shape.one_plus);
     float *sums = (float *)workspace; // (runs, q_width + k_width)
 #define QK_BACKWARD(threads, packs)                                                                                    \
@@ -356,7 +352,9 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
 static inline int64_t qk_norm_sum_columns(struct qk_rows rows) {
     return norm_sum_columns(rows.q_width) + norm_sum_columns(rows.k_width);
 }
-size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape) {
+size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
+    if (device_is_gpu(dev))
+        return gpu_qk_norm_backward_bytes(N, shape);
     return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
 }
 

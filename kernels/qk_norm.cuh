@@ -37,7 +37,7 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
 // g = dout * weight:
 //   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
 // in an order that depends on the sizes alone.
-size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape);
+size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                       float *dwq,        // (D), in full width (H D); NULL: not wanted
                       float *dwk,        // (D), in full width (Hkv D); NULL: not wanted

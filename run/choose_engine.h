@@ -86,7 +86,7 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     level_list_features(instructions, sizeof instructions, level);
     config->instructions = instructions;
     config->instruction_set = level->name;
-    config->instruction_set_reason = reason;
+    config->instruction_set_reason = *config->plan_gpu ? NULL : reason;
     return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
@@ -127,16 +127,24 @@ static void check_programs(const struct config *config) {
 // The engine for the options' target, precision and level; auto is decided by this machine and the other ranks'. Sets
 // the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
+    // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
+    const bool plans_gpu = *config->plan_gpu, by_cpu = config->device == DEVICE_CPU || !CUDA_IS_BUILT;
+    if (plans_gpu)
+        config->device = DEVICE_CUDA;
     switch (config->device) {
     case DEVICE_AUTO: config->device = choose_device(config->parallel); break;
-    case DEVICE_CUDA: check_cuda(config->plan); break;
+    case DEVICE_CUDA:
+        if (!plans_gpu)
+            check_cuda(config->plan);
+        break;
     case DEVICE_CPU: break;
     }
     config->precision_reason = *config->checkpoint ? "the checkpoint's" : "by --precision";
     const struct level *const level = choose_level(config); // by all ranks, some of which may have GPUs
     resolve_precision(config, level);
-    engine_entry *const engine =
-        config->device == DEVICE_CUDA ? cuda_engine(config->precision) : cpu_engine(config, level);
+    engine_entry *const engine = config->device == DEVICE_CUDA && !(plans_gpu && by_cpu)
+                                     ? cuda_engine(config->precision)
+                                     : cpu_engine(config, level);
     check_programs(config);
     return engine;
 }

@@ -4,7 +4,7 @@
 #pragma once
 #include "config_fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
-#include "run/fit_time.cuh"        // FLOPS_PER_BYTE
+#include "run/fit_time.cuh"        // fit_flops_per_byte
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/log.h"      // log_bytes
@@ -164,8 +164,8 @@ static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
     struct config changed = *f->config;
     const struct fit g = {&changed, f->backend, f->dev, f->shape};
     const int64_t N = (int64_t)changed.micro_batch_size * changed.seq_length;
-    const int64_t planned = loss_chunk(&changed, model_shape_of(&changed, sizeof(floatX), false).Vp);
-    if (!LOGITS_CHUNK_GROWS || changed.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
+    const int64_t planned = loss_chunk(&changed, model_shape_of(&changed, sizeof(floatX), false).Vp, f->dev);
+    if (!device_is_gpu(f->dev) || changed.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
         return 0;
     for (int64_t chunks = 1; chunks < (N + planned - 1) / planned; chunks += (chunks + 2) / 3) {
         changed.loss_chunk_tokens = (int)(((N + chunks - 1) / chunks + 63) / 64 * 64);
@@ -284,7 +284,8 @@ static void fit_suggest_sizes(struct fit_advice *a) {
         fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
     changed = *c;
     changed.mlp_chunk_tokens =
-        (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length, FLOPS_PER_BYTE);
+        (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length,
+                               fit_flops_per_byte(a->f->dev));
     snprintf(option, sizeof option, "--mlp-chunk-tokens %d", changed.mlp_chunk_tokens);
     if (c->mlp_chunk_tokens == 0 && changed.mlp_chunk_tokens > 0 && c->fp8_format == FP8_FORMAT_NONE)
         fit_suggest_options(a, option, &changed);

@@ -7,6 +7,7 @@
 #pragma once
 #include "config_fit.h"        // config_main_bytes
 #include "run/model.cuh"       // struct gpt
+#include "run/planned_gpu.cuh" // planned_gpu
 #include "run/utilisation.cuh" // measure_matmul
 
 // Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
@@ -34,11 +35,10 @@ static struct fit_rates fit_rates_of(const struct config *c, struct device *dev)
 // The matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu target,
 // the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30); on the
 // cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
-#ifdef TARGET_CUDA
-static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
-#else
-static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
-#endif
+static double fit_flops_per_byte(const struct device *dev) {
+    const bool bf16 = sizeof(floatX) == 2;
+    return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
+}
 
 // What matmuls of a layer's shapes reach of a data sheet's peak: 790 of 989 TFLOP/s on an H200, in bf16.
 static const double FIT_OF_PEAK = 0.8;
@@ -78,19 +78,15 @@ static double fit_measure_bus(struct device *dev) {
 static struct fit_rates fit_rates_of(const struct config *c, struct device *dev) {
     struct fit_rates r;
     char name[256];
-    const struct gpu_peak *gpu = NULL;
+    const struct gpu_peak *gpu = planned_gpu(c);
     memset(&r, 0, sizeof r);
-    snprintf(name, sizeof name, "%s", c->plan_gpu);
-    if (!*name)
-        device_name(name, sizeof name, dev);
+    device_name(name, sizeof name, dev);
     if (!*name && c->plan && !DEVICE_MEMORY_IS_HOSTS)
         snprintf(name, sizeof name, "H100 80GB HBM3");
-    if (*name)
+    if (gpu == NULL && *name)
         gpu = gpu_peak_find(name);
     if (*c->plan_gpu && fit_sheet_flops(gpu) == 0)
-        fail("--plan-gpu '%s' is not a GPU whose data sheet is known; expected a name like 'H100 80GB HBM3', 'A100' or "
-             "'GeForce RTX 4090'",
-             c->plan_gpu);
+        fail("--plan-gpu '%s': its data sheet gives no rate of %s", c->plan_gpu, FLOATX_NAME);
     if (fit_sheet_flops(gpu) > 0)
         r = fit_rates_of_gpu(gpu);
     else if (c->plan) {
@@ -99,7 +95,7 @@ static struct fit_rates fit_rates_of(const struct config *c, struct device *dev)
         snprintf(r.source, sizeof r.source, "a CPU's %d threads, about", dev->threads);
     } else {
         r.flops = fit_measure_flops(c, dev);
-        r.traffic = r.flops / FLOPS_PER_BYTE;
+        r.traffic = r.flops / fit_flops_per_byte(dev);
         snprintf(r.source, sizeof r.source, "a matmul of %d measured", (int)DEVICE_PEAK_MATMUL);
     }
     if (c->bus_gbps > 0)
@@ -175,7 +171,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
             double *bus_s = &free_s[t->direction];
             *bus_s = (*bus_s > clock_s ? *bus_s : clock_s) + (double)t->bytes / r->bus;
             done_s[next] = *bus_s;
-            if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu) // the device copies by itself
+            if (!device_is_gpu(m->dev)) // a CPU copies by itself
                 clock_s += 2 * (double)t->bytes / r->traffic;
             if (t->waited_phase == p && done_s[next] > clock_s)
                 clock_s = done_s[next];
@@ -206,7 +202,7 @@ static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
 }
 
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *r) {
-    const double PIECE_BYTES = DEVICE_MEMORY_IS_HOSTS ? 1 << 20 : 64 << 20; // of the update
+    const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
     const struct plan *plan = &m->timeline.plan;
     const int first = m->timeline.region_first[REGION_MICRO_STEP], update = m->timeline.region_first[REGION_UPDATE];
     struct fit_time time;
@@ -224,7 +220,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
     time.update_s = fit_update_s(m, r);
-    if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu)
+    if (!device_is_gpu(m->dev))
         time.update_s += 2 * (moved[0] + moved[1]) / r->traffic;
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.update_s = moved[d] / r->bus > time.update_s ? moved[d] / r->bus : time.update_s;

@@ -9,16 +9,16 @@ static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
-// The library that does the collectives.
-static enum collectives_kind collectives_kind_of(const struct config *c) {
-#ifdef TARGET_CUDA
+// The library that does the collectives, on a GPU that is planned for NCCL where nothing else is asked for.
+static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
+    if (!device_is_gpu(dev))
+        return COLLECTIVES_HOST;
     switch (c->collectives) {
     case BY_AUTO: return COLLECTIVES_HAVE_NCCL ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
     case BY_NCCL: return COLLECTIVES_NCCL;
     case BY_MPI:
     case BY_SOCKETS: return COLLECTIVES_HOST;
     }
-#endif
     return COLLECTIVES_HOST;
 }
 
@@ -70,8 +70,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (s->ranks > 1)
         m->scratch_id =
             plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
-                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
-                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon)));
+                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config, m->dev),
+                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon), m->dev));
     m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
@@ -116,18 +116,14 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
 // chunks are larger (fit_loss_chunk).
 // A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
-enum { LOGITS_CHUNK_TOKENS = 1024 };
-#ifdef TARGET_CUDA
-enum { LOGITS_CHUNK_BYTES = 512 << 20, LOGITS_CHUNK_GROWS = 1 };
-#else
-enum { LOGITS_CHUNK_BYTES = 128 << 20, LOGITS_CHUNK_GROWS = 0 };
-#endif
+enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-static int64_t loss_chunk(const struct config *c, int Vp) {
+static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
+    const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->micro_batch_size * c->seq_length;
     if (c->loss_chunk_tokens > 0)
         return c->loss_chunk_tokens < N ? c->loss_chunk_tokens : N;
-    const int64_t by_bytes = (N * Vp * (int64_t)sizeof(floatX) + LOGITS_CHUNK_BYTES - 1) / LOGITS_CHUNK_BYTES;
+    const int64_t by_bytes = (N * Vp * (int64_t)sizeof(floatX) + chunk_bytes - 1) / chunk_bytes;
     const int64_t by_tokens = (N + LOGITS_CHUNK_TOKENS - 1) / LOGITS_CHUNK_TOKENS;
     const int64_t chunks = by_bytes < by_tokens ? by_bytes : by_tokens;
     const int64_t chunk = ((N + chunks - 1) / chunks + 63) / 64 * 64;
@@ -178,7 +174,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
-    m->chunk = loss_chunk(config, m->shape.Vp);
+    m->chunk = loss_chunk(config, m->shape.Vp, dev);
     m->trains = config_trains(config);
     m->sequences =
         config->chat ? 1 : config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);

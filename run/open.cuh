@@ -1,6 +1,7 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/adapter_targets.cuh"   // adapters_resolve
+#include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/utilisation.cuh"       // gpt_measure_peak
 #include "run/plan_report.cuh"       // plan_write_json
@@ -37,9 +38,10 @@ static void open_device(struct run *r) {
     omp_set_dynamic(0); // oneDNN's fp32 products are wrong where a parallel region gets fewer threads than it asked for
     omp_set_num_threads(r->dev.threads);
     check_stacks(c);
+    r->dev.planned = planned_capability(c);
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
-                    collectives_kind_of(c) == COLLECTIVES_HOST);
+                    collectives_kind_of(c, &r->dev) == COLLECTIVES_HOST);
     r->dev.matmul = matmul_create(&r->dev);
     check_fp8(r);
 }
@@ -112,13 +114,13 @@ static void choose_fit(struct run *r) {
 // in the options: sums over chunks of other sizes round otherwise.
 static void choose_loss_chunk(struct run *r) {
     struct config *own = r->own;
-    const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp);
+    const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp, &r->dev);
     int64_t tokens = config_trains(own) ? fit_loss_chunk(&r->fit, limits_of_choice(r)) : 0;
     tokens = tokens > 0 ? tokens : planned;
     if (r->parallel && config_trains(own))
         tokens = -parallel_largest(r->parallel, (int)-tokens, "agreement on the chunks of logits");
     r->chunk_grew = tokens > planned;
-    if (r->chunk_grew || (LOGITS_CHUNK_GROWS && config_trains(own) && !own->plan))
+    if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->plan))
         own->loss_chunk_tokens = (int)tokens;
 }
 // Predicts the time of a step for a plan's reports.

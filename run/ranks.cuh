@@ -65,7 +65,7 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
 // Opens the collectives that --collectives asks for. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
-    const enum collectives_kind kind = collectives_kind_of(c);
+    const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
     struct error_text error;
     if (!r->parallel)
         return;

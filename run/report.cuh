@@ -122,7 +122,7 @@ static void report_offload(const struct run *r) {
     log_row("offloaded", "%s of the host's memory; a step copies %s there and %s back%s",
             log_bytes(pinned, (int64_t)plan->host_peak_bytes), log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
             log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
-            DEVICE_MEMORY_IS_HOSTS && !*r->config->plan_gpu ? "; on the cpu target that saves nothing" : "");
+            device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
 // What auto chose, what it did not, and the time that is predicted.
 static void report_fit(const struct run *r) {
@@ -178,7 +178,11 @@ static void report(const struct run *r) {
             c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     report_finetuning(r);
-    log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
+    if (*c->plan_gpu)
+        log_row("device", "%s, compute capability %d.%d, %s: planned for", c->plan_gpu, r->dev.planned.major,
+                r->dev.planned.minor, FLOATX_NAME);
+    else
+        log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
     report_environment();

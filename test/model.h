@@ -126,7 +126,8 @@ static void copy_states(struct gpt *to, const struct gpt *from) {
 static enum attention_backend backend_here(enum attention_backend wanted) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
     char reason[192];
-    flash_unavailable_reason(reason, sizeof reason, shape);
+    const struct device here = {1, NULL};
+    flash_unavailable_reason(reason, sizeof reason, shape, &here);
     return wanted == ATTENTION_FLASH && *reason ? ATTENTION_UNFUSED : wanted;
 }
 

@@ -967,7 +967,7 @@ static void additions_keep_what_is_not_finite(void **state) {
 
 static double squares_of(const void *x, enum state_format format, int64_t n) {
     double *total = test_doubles(1);
-    void *workspace = test_alloc(sum_of_squares_workspace_bytes());
+    void *workspace = test_alloc(sum_of_squares_workspace_bytes(&device));
     *total = NAN;
     sum_of_squares(total, x, format, n, false, workspace, &device);
     const double result = *total;
@@ -1048,8 +1048,8 @@ static void sums_of_ranges_are_those_of_each(void **state) {
             values[i] = (float)(1e3 * test_uniform(&random));
         state_encode(x, values, format, flat);
         double *total = test_doubles(2);
-        void *workspace = test_alloc(squares_of_ranges_workspace_bytes(COUNT));
-        memset(workspace, 0xff, squares_of_ranges_workspace_bytes(COUNT));
+        void *workspace = test_alloc(squares_of_ranges_workspace_bytes(COUNT, &device));
+        memset(workspace, 0xff, squares_of_ranges_workspace_bytes(COUNT, &device));
         squares_of_ranges(workspace, x, format, ranges, 0, 2, &device);
         squares_of_ranges(workspace, x, format, ranges, 2, 2, &device);
         squares_of_ranges(workspace, x, format, ranges, 2, COUNT, &device);

@@ -52,7 +52,7 @@ static void fused_reason(char *reason, size_t size, struct attention_shape s, fl
 static bool backend_takes(enum attention_backend backend, struct attention_shape s, float dropout) {
     char reason[256] = "";
     switch (backend) {
-    case ATTENTION_FLASH: flash_unavailable_reason(reason, sizeof reason, s); break;
+    case ATTENTION_FLASH: flash_unavailable_reason(reason, sizeof reason, s, &dev); break;
     case ATTENTION_FLASH_SM90: attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev); break;
     case ATTENTION_FUSED: fused_reason(reason, sizeof reason, s, dropout); break;
     case ATTENTION_UNFUSED:
@@ -1294,7 +1294,7 @@ static void test_without_lse(void **state) {
     uint64_t seed = case_seed = 8;
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
-    void *workspace = test_alloc(flash_forward_workspace_bytes(s));
+    void *workspace = test_alloc(flash_forward_workspace_bytes(s, &dev));
     floatX *out = (floatX *)test_alloc((size_t)out_count(s) * sizeof(floatX));
     const struct result r = run(qkv, qkv, ATTENTION_FLASH, s, dropout_of(0));
     flash_forward(out, NULL, qkv, s, dropout_of(0), NULL, workspace, &dev);

@@ -132,7 +132,7 @@ static void backward(void **state) {
                                         dwpe_of = {with_position ? dwpe : NULL, P, k % 3 > 0};
             table_begin(dwte, dwte_expected, V * s.C, dwte_of.add);
             table_begin(dwpe, dwpe_expected, P * s.C, dwpe_of.add);
-            void *workspace = test_alloc(embedding_backward_workspace_bytes(s.B, s.T));
+            void *workspace = test_alloc(embedding_backward_workspace_bytes(s.B, s.T, &device));
             int32_t *starts = test_starts(s.B, s.start), *documents = document_starts(s.document, s.B, s.T);
             const struct token_positions positions = {starts, documents};
             embedding_backward(dwte_of, dwpe_of, dout, tokens, positions, s.B, s.T, s.C, s.scale, dropout, workspace,
@@ -170,7 +170,7 @@ static void many_rows_of_a_token(void **state) {
             const struct token_positions positions = {NULL, documents};
             float *dwte = (float *)test_alloc(sizeof *dwte * (size_t)(V * C));
             float *dwpe = (float *)test_alloc(sizeof *dwpe * (size_t)(T * C));
-            const size_t workspace_bytes = embedding_backward_workspace_bytes(B, T);
+            const size_t workspace_bytes = embedding_backward_workspace_bytes(B, T, &device);
             char *workspace = (char *)test_alloc(workspace_bytes + 1);
             memset(workspace, 0xff, workspace_bytes + 1);
             table_begin(dwte, expected, V * C, false);
@@ -207,7 +207,7 @@ static void same_bits_for_any_threads(void **state) {
     double *dout_exact;
     floatX *dout = test_floats(&dout_exact, B * T * C, 1, &random);
     int32_t *tokens = test_tokens(B * T, &random);
-    void *workspace = test_alloc(embedding_backward_workspace_bytes(B, T));
+    void *workspace = test_alloc(embedding_backward_workspace_bytes(B, T, &device));
     int32_t *documents = document_starts(31, B, T);
     const struct token_positions positions = {NULL, documents};
     float *dwte[2], *dwpe[2];

@@ -2,6 +2,7 @@
 // double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
 // operands, and for any number of threads where the backend promises them.
 #ifdef TARGET_CUDA
+#include "kernels/gpu_sizes.cuh" // GPU_MATMUL_BYTES
 #include "kernels/matmul.cu" // the plans and choices under test
 #else
 #include "kernels/matmul.cuh"
@@ -856,7 +857,7 @@ static void test_without_gpu(void **state) {
     struct device dev = {2, NULL};
     dev.matmul = matmul_create(&dev);
     assert_null(dev.matmul->handle);
-    assert_int_equal(matmul_workspace_bytes(1, 1, 1, &dev), MATMUL_LIBRARY_BYTES);
+    assert_int_equal(matmul_workspace_bytes(1, 1, 1, &dev), GPU_MATMUL_BYTES);
     assert_true(matmul_workspace_bytes(1 << 20, 1 << 14, 64, &dev) >=
                 (size_t)(1 << 20) / DBIAS_ROWS * (1 << 14) * sizeof(float));
     assert_null(dev.matmul->handle);
@@ -932,7 +933,7 @@ static void misuse(void *argument) {
     if (m->which == IN_PLACE)
         gemm.a.data = gemm.out;
     struct matmul_plan *plan = matmul_plan_for(g, NULL, m->library);
-    size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
+    size_t workspace_bytes = GPU_MATMUL_BYTES;
     char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
     const void *a = g->a.data, *sum = g->out;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -968,7 +969,7 @@ static void test_stand_in(void **state) {
     m.library = dev.matmul = matmul_create(&dev);
     m.problem = problem_make(s, 1);
     m.result = result_make(s);
-    m.workspace = (char *)test_alloc(MATMUL_LIBRARY_BYTES + 128);
+    m.workspace = (char *)test_alloc(GPU_MATMUL_BYTES + 128);
     m.gemm = gemm_forward(m.result.out, m.problem.in, m.problem.weight, m.problem.bias, s.M, s.N, s.K);
     char message[1024];
     for (m.which = 0; m.which < MISUSES; m.which++) {

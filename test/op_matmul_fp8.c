@@ -2,6 +2,7 @@
 // scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
 // number of threads where the backend promises them.
 #ifdef TARGET_CUDA
+#include "kernels/gpu_sizes.cuh" // GPU_MATMUL_BYTES
 #include "kernels/matmul.cu" // the plans and choices under test
 #else
 #include "kernels/matmul.cuh"
@@ -622,7 +623,7 @@ static void misuse_run(void *argument) {
     misuse_call(&plan, m);
     cublas_check(cublasLtMatmul(m->library->handle, &plan.operation, &one, b.codes, &plan.b, a.codes, &plan.a, &zero,
                                 m->out, &plan.c, m->out, &plan.c, &plan.algorithm,
-                                m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0), MATMUL_LIBRARY_BYTES, NULL));
+                                m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0), GPU_MATMUL_BYTES, NULL));
 }
 static void the_stand_in_refuses_what_the_library_refuses(void **state) {
     const struct shape s = {32, 48, 48}; // so few that the stand-in starts no threads, which a child could not
@@ -630,7 +631,7 @@ static void the_stand_in_refuses_what_the_library_refuses(void **state) {
     memset(&m, 0, sizeof m);
     struct device dev = {1, NULL};
     m.library = matmul_create(&dev);
-    m.workspace = (char *)test_alloc(MATMUL_LIBRARY_BYTES + 128);
+    m.workspace = (char *)test_alloc(GPU_MATMUL_BYTES + 128);
     m.out = (floatX *)test_alloc((size_t)(s.M * s.N) * sizeof *m.out);
     char message[1024];
     for (int which = 0; which <= GOOD; which++) {

@@ -172,7 +172,7 @@ static void assert_column_sums(const float *partial, int64_t chunks, const float
 static void check_backward_forms(struct problem p, const float *mean, const float *rstd, struct norm_options options,
                                  void *workspace) {
     const int N = p.N, C = p.C;
-    const int64_t n = (int64_t)N * C, chunks = norm_backward_chunks(N, C);
+    const int64_t n = (int64_t)N * C, chunks = norm_backward_chunks(N, C, &device);
     const size_t bytes = (size_t)n * sizeof(floatX), row_bytes = (size_t)C * sizeof(float);
     floatX *zero = (floatX *)test_alloc(bytes), *dx = (floatX *)test_alloc(bytes),
            *in_place = (floatX *)test_alloc(bytes);
@@ -220,12 +220,12 @@ static void check_backward(int N, int C, struct norm_options options, double shi
     for (int c = 0; c < C; c++) // both are added to
         dweight_expected[c] = dweight[c] = dbias_expected[c] = dbias[c] = 0.5f * (float)(c % 5);
     norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options, &device);
-    char *workspace = (char *)test_alloc(norm_backward_workspace_bytes(N, C) + 1);
-    memset(workspace, 0xff, norm_backward_workspace_bytes(N, C) + 1);
+    char *workspace = (char *)test_alloc(norm_backward_workspace_bytes(N, C, &device) + 1);
+    memset(workspace, 0xff, norm_backward_workspace_bytes(N, C, &device) + 1);
     check_backward_forms(p, mean, rstd, options, workspace);
     norm_backward(p.dx, NULL, dweight, dbias, p.dx, p.dout, p.x, p.weight, options.kind == NORM_LAYERNORM ? mean : NULL,
                   rstd, N, C, true, options, workspace, &device);
-    assert_int_equal((unsigned char)workspace[norm_backward_workspace_bytes(N, C)], 0xff);
+    assert_int_equal((unsigned char)workspace[norm_backward_workspace_bytes(N, C, &device)], 0xff);
     reference_backward(p.dx_exact, dweight_expected, dbias_expected, p.dout_exact, p.x_exact, p.weight_exact, N, C,
                        options);
     double *dx = to_doubles(p.dx, n), *dw = floats_to_doubles(dweight, C), *db = floats_to_doubles(dbias, C);
@@ -327,8 +327,8 @@ static void same_bits_for_any_threads(void **state) {
               *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
         float *dweight[2], *dbias[2], *partial[2];
         floatX *dx[2];
-        const int64_t chunks = norm_backward_chunks(N, C);
-        void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
+        const int64_t chunks = norm_backward_chunks(N, C, &device);
+        void *workspace = test_alloc(norm_backward_workspace_bytes(N, C, &device));
         norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options_of(0), &device);
         const int threads = omp_get_max_threads();
         for (int i = 0; i < 2; i++) {
@@ -369,8 +369,8 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
     float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
           *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
     float *gradients = (float *)test_alloc(2 * row_bytes);
-    float *partial = partial_new(norm_backward_chunks(N, C), C);
-    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
+    float *partial = partial_new(norm_backward_chunks(N, C, &device), C);
+    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C, &device));
     memset(gradients, 0, 2 * row_bytes);
     amax_case_set(p.bias, C, amax_case);
     amax_case_set(p.dx, (int64_t)N * C, amax_case);
@@ -394,7 +394,7 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
                       rstd, N, C, true, with_amax, workspace, &device);
         if (i > 0) {
             if (amax_case == AMAX_FINITE)
-                assert_column_sums(partial, norm_backward_chunks(N, C), dx[1], N, C);
+                assert_column_sums(partial, norm_backward_chunks(N, C, &device), dx[1], N, C);
             assert_memory_equal(dx[0], dx[1], bytes);
             assert_int_equal(*with_amax.amax, amax_expected(before, dx[1], (int64_t)N * C));
             *with_amax.amax = before;
@@ -457,7 +457,7 @@ static void misaligned(void **state) {
     const struct dropout dropout = {0.3f, 9, 8, 7, DROPOUT_MLP_PROJECTION};
     floatX *arrays[2][7]; // sum, out, dx, x, delta, weight, bias
     float *statistics[2], *gradients[2];
-    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
+    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C, &device));
     for (int shift = 0; shift < 2; shift++) {
         floatX **a = arrays[shift];
         const floatX *from[] = {p.x, p.x, p.dx, p.x, p.dout, p.weight, p.bias};
@@ -470,15 +470,15 @@ static void misaligned(void **state) {
         memset(gradients[shift], 0, sizeof(float) * 2 * C);
         residual_norm_forward(a[0], a[1], statistics[shift], statistics[shift] + N, a[3], a[4], a[5], a[6], N, C,
                               options_of(0), SCALE, dropout, &device);
-        float *partial = partial_new(norm_backward_chunks(N, C), C);
+        float *partial = partial_new(norm_backward_chunks(N, C, &device), C);
         norm_backward(a[2], partial, gradients[shift], gradients[shift] + C, a[2], a[4], a[0], a[5], statistics[shift],
                       statistics[shift] + N, N, C, true, options_of(0), workspace, &device);
-        assert_column_sums(partial, norm_backward_chunks(N, C), a[2], N, C);
+        assert_column_sums(partial, norm_backward_chunks(N, C, &device), a[2], N, C);
         free(partial);
         residual_forward(a[3], a[3], a[4], N, C, SCALE, dropout, &device);
-        partial = partial_new(residual_backward_chunks(N, C), C);
+        partial = partial_new(residual_backward_chunks(N, C, &device), C);
         residual_backward(a[4], partial, a[4], N, C, SCALE, dropout, &device);
-        assert_column_sums(partial, residual_backward_chunks(N, C), a[4], N, C);
+        assert_column_sums(partial, residual_backward_chunks(N, C, &device), a[4], N, C);
         free(partial);
     }
     assert_memory_equal(arrays[0][0], arrays[1][0], sizeof(floatX) * N * C);
@@ -537,7 +537,7 @@ static void residual(void **state) {
             residual_backward(copy, NULL, copy, N, C, scale, dropout, &device);
             assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
             // With sums of columns, elsewhere and in place.
-            const int64_t chunks = residual_backward_chunks(N, C);
+            const int64_t chunks = residual_backward_chunks(N, C, &device);
             float *partial = partial_new(chunks, C);
             memset(copy, 0xff, sizeof(floatX) * (size_t)(N * C));
             residual_backward(copy, partial, delta, N, C, scale, dropout, &device);

@@ -195,7 +195,7 @@ static void check_backward(int N, struct qk_norm_shape s) {
     }
     const float dwq_end = dwq[p.q_weights], dwk_end = dwk[p.k_weights];
     reference_backward(expected, dwq_expected, dwk_expected, p.dout_exact, p.qkv_exact, p.wq_exact, p.wk_exact, N, s);
-    const size_t workspace_bytes = qk_norm_backward_workspace_bytes(N, s);
+    const size_t workspace_bytes = qk_norm_backward_workspace_bytes(N, s, &device);
     unsigned char *workspace = (unsigned char *)test_alloc(workspace_bytes + 1);
     memset(workspace, 0xff, workspace_bytes + 1);
     qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
@@ -274,7 +274,7 @@ static void same_bits_for_any_threads(void **state) {
         const size_t bytes = (size_t)p.n * sizeof(floatX);
         float *rstd = (float *)test_alloc((size_t)p.rstds * sizeof *rstd), *dw[2];
         floatX *d[2];
-        void *workspace = test_alloc(qk_norm_backward_workspace_bytes(p.N, s));
+        void *workspace = test_alloc(qk_norm_backward_workspace_bytes(p.N, s, &device));
         const size_t weights = (size_t)(p.q_weights + p.k_weights);
         const int threads = omp_get_max_threads();
         for (int k = 0; k < 2; k++) {
@@ -353,7 +353,7 @@ static void misaligned(void **state) {
         struct problem p = problem_create(5, s);
         floatX *arrays[2][5]; // out, qkv, wq, wk, dqkv
         float *rstd[2], *dw[2];
-        void *workspace = test_alloc(qk_norm_backward_workspace_bytes(5, s));
+        void *workspace = test_alloc(qk_norm_backward_workspace_bytes(5, s, &device));
         const int weights = p.q_weights + p.k_weights;
         for (int shift = 0; shift < 2; shift++) {
             const floatX *from[] = {p.qkv, p.qkv, p.wq, p.wk, p.dout};

@@ -1,0 +1,188 @@
+// What memory plans must know of the CUDA kernels: bytes of workspace, numbers of partial sums, and the shapes that attention's
+// kernels take. Host arithmetic of sizes, compiled into every build: the kernels take their grids from it, and a build
+// without CUDA plans a GPU's memory by it to the byte.
+//
+// An op's own NAME_workspace_bytes answers for the device at hand; these functions answer for a GPU.
+#pragma once
+#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/device.cuh"          // floatX, struct compute_capability
+#include "kernels/fp8.cuh"             // enum fp8_scaling
+#include "kernels/qk_norm.cuh"         // struct qk_norm_shape
+#include <stdio.h>                     // snprintf
+
+// ---- products ----
+
+enum {
+    GPU_MATMUL_BYTES = 32 << 20, // scratch that cuBLASLt's algorithms may ask for: what NVIDIA recommends for sm_90
+    GPU_DBIAS_ROWS = 128,        // of which a bias gradient has one partial sum a column
+};
+static inline size_t gpu_dbias_bytes(int64_t M, int N) {
+    return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
+}
+
+// NULL where a GPU of this compute capability multiplies FP8 matrices of this scaling; else why not, written to `text` (n
+// bytes), with the option to change. Major 0: a GPU that is not known refuses nothing.
+static inline const char *gpu_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling,
+                                          struct compute_capability gpu) {
+    const int capability = gpu.major * 10 + gpu.minor;
+    if (sizeof(floatX) == sizeof(float))
+        snprintf(text, n, "FP8 products write bf16: --fp8-format needs --precision bf16");
+    else if (gpu.major == 0)
+        return NULL;
+    else if (capability < 89)
+        snprintf(text, n,
+                 "FP8 needs a GPU of compute capability 8.9 or more, and this one has %d.%d: leave out "
+                 "--fp8-format",
+                 gpu.major, gpu.minor);
+    else if (scaling != FP8_WHOLE && capability != 90)
+        snprintf(text, n,
+                 "FP8 scales of blocks need a GPU of compute capability 9.0, and this one has %d.%d: leave out "
+                 "--fp8-recipe blockwise",
+                 gpu.major, gpu.minor);
+    else
+        return NULL;
+    return text;
+}
+
+// ---- norms ----
+
+enum {
+    GPU_PACK = 16 / (int)sizeof(floatX), // elements of one access
+    GPU_SMS = 132,                       // streaming multiprocessors that runs of rows fill: those of H100 and H200
+};
+// A thread of backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
+// rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
+// many threads as leave 2 packs to each.
+enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
+static inline int norm_backward_row_threads(int C) {
+    if (C <= NORM_BACKWARD_WARP_PACKS * 32 * GPU_PACK)
+        return 32;
+    int threads = 128;
+    while (threads < 512 && C > NORM_BACKWARD_PACKS * threads * GPU_PACK)
+        threads *= 2;
+    return threads;
+}
+// The number of runs of rows of norm_backward, a block's each. It depends on the sizes alone, so that all GPUs give the same
+// bits: the runs fill GPU_SMS with 16 warps each, unless there are so few rows that the runs' sums would be much of the
+// memory traffic.
+static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
+    const int threads = norm_backward_row_threads(C);
+    const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
+                  runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
+    return runs < most ? runs : most;
+}
+static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
+    return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
+}
+// The number of blocks that a row's columns take, a pack a lane.
+static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
+// The number of chunks of rows of residual_backward. They fill GPU_SMS with 64 warps each, but have at least 2 rows a warp.
+static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
+    const int blocks = residual_column_blocks(C);
+    const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
+    return chunks < most ? chunks : most;
+}
+// The number of runs of tokens of qk_norm_backward; as in norm_backward it depends on the sizes alone.
+static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
+    const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
+    return runs < most ? runs : most;
+}
+static inline size_t gpu_qk_norm_backward_bytes(int64_t N, struct qk_norm_shape shape) {
+    const struct qk_rows rows = qk_rows_of(shape);
+    return (size_t)gpu_qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
+}
+
+// ---- embedding and gradients ----
+
+// The number of sort keys of the embedding's backward: the power of two from 2 on that holds all tokens.
+static inline int64_t embedding_sort_size(int B, int T) {
+    int64_t size = 2;
+    while (size < (int64_t)B * T)
+        size *= 2;
+    return size;
+}
+static inline size_t gpu_embedding_backward_bytes(int B, int T) {
+    return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
+}
+// Blocks of a sum of squares, each with a partial sum. Their number does not depend on the GPU, and so neither do the bits.
+enum { SQUARES_BLOCKS = 1024 };
+static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQUARES_BLOCKS * sizeof(double); }
+
+// ---- attention ----
+
+#define GPU_FLASH_NAME "mma.sync bf16" // its instructions, for the report
+#define GPU_SM90_NAME "wgmma bf16"
+enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention_sm80.cu
+// Writes to `reason` (size bytes) why attention_sm80.cu can't take the shape; an empty text where it can.
+static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
+    reason[0] = 0;
+    if (sizeof(floatX) != 2)
+        snprintf(reason, size, "takes bf16 alone: --precision bf16");
+    else if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
+        snprintf(reason, size, "takes heads of a multiple of 8 up to %d, not %d", FLASH_MAX_HEAD_DIM, shape.head_dim);
+    else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
+        snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
+}
+// Backward of attention_sm80.cu keeps lse log2(e) and delta of each row; forward needs no workspace.
+static inline size_t gpu_flash_backward_bytes(struct attention_shape shape) {
+    return 2 * sizeof(float) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
+}
+// dS (B, H, T, T); forward needs no workspace.
+static inline size_t gpu_unfused_backward_bytes(struct attention_shape shape) {
+    return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
+}
+
+// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape; an empty text where they can.
+static inline void sm90_shape_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
+    const int D = shape.head_dim;
+    reason[0] = 0;
+    if (D != 64 && D != 96 && D != 128 && D != 256)
+        snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
+    else if (shape.softcap > 0)
+        snprintf(reason, size, "has no --attn-logit-softcapping");
+}
+// The same of the shape on a GPU of this compute capability.
+static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
+                                               struct compute_capability gpu) {
+    sm90_shape_unavailable_reason(reason, size, shape);
+    if (*reason)
+        return;
+    if (gpu.major == 0)
+        snprintf(reason, size, "needs compute capability 9.0, and no GPU is here");
+    else if (gpu.major != 9 || gpu.minor != 0)
+        snprintf(reason, size, "needs compute capability 9.0, not %d.%d", gpu.major, gpu.minor);
+}
+// Queries of a tile, by the head's size.
+enum { SM90_FORWARD_QUERIES_OF_64 = 192, SM90_FORWARD_QUERIES = 128 };
+enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
+struct sm90_forward_item {
+    int head, first; // b H + h; row
+};
+// The order of forward's tiles, an item each.
+static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
+    const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
+    const size_t blocks = ((size_t)shape.T + queries - 1) / queries;
+    return (size_t)shape.B * shape.num_heads * blocks * sizeof(struct sm90_forward_item);
+}
+// Backward's workspace: dq, rows and counters of sm90_backward_arguments, one after another.
+struct sm90_backward_layout {
+    size_t tiles, dq_bytes, rows_bytes, counters_bytes;
+};
+static inline struct sm90_backward_layout sm90_backward_layout_of(struct attention_shape shape) {
+    struct sm90_backward_layout layout;
+    const size_t queries = shape.head_dim == 64 ? SM90_BACKWARD_QUERIES_OF_64 : SM90_BACKWARD_QUERIES;
+    layout.tiles = ((size_t)shape.T + queries - 1) / queries;
+    const size_t tiles = (size_t)shape.B * (size_t)shape.num_heads * layout.tiles;
+    layout.dq_bytes = tiles * queries * (size_t)shape.head_dim * sizeof(float);
+    layout.rows_bytes = tiles * queries * 2 * sizeof(float);
+    layout.counters_bytes = tiles * sizeof(int);
+    return layout;
+}
+static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
+    const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
+    return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
+}
+// The number of runs of rows that backward sums dqkv's columns over.
+static inline int64_t gpu_sm90_bias_chunks(struct attention_shape shape) {
+    return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
+}

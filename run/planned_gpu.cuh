@@ -1,0 +1,26 @@
+// The GPU that --plan-gpu names, whose memory is planned and whose times are predicted.
+#pragma once
+#include "config.h"                // struct config
+#include "kernels/device.cuh"      // struct compute_capability
+#include "kernels/gpu_peak.cuh"    // gpu_peak_find
+#include "runtime/machine/error.h" // fail
+
+// The row of --plan-gpu; NULL: none is named. Ends the program where the name is not known.
+static const struct gpu_peak *planned_gpu(const struct config *c) {
+    const struct gpu_peak *gpu = *c->plan_gpu ? gpu_peak_find(c->plan_gpu) : NULL;
+    if (*c->plan_gpu && gpu == NULL)
+        fail("--plan-gpu '%s' is not a GPU whose data sheet is known; expected a name like 'H100 80GB HBM3', 'A100' or "
+             "'GeForce RTX 4090'",
+             c->plan_gpu);
+    return gpu;
+}
+// Its compute capability; major 0 where none is named.
+static struct compute_capability planned_capability(const struct config *c) {
+    const struct gpu_peak *gpu = planned_gpu(c);
+    struct compute_capability capability = {0, 0};
+    if (gpu) {
+        capability.major = gpu->capability / 10;
+        capability.minor = gpu->capability % 10;
+    }
+    return capability;
+}
