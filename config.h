@@ -68,7 +68,7 @@ struct config {
     int cpu_offloading_num_layers;
     int64_t host_memory_budget; // bytes; 0: what the host has
     double bus_gbps;            // 0: measured, or by the device's tables
-    bool plan;
+    enum config_plan plan;
     const char *plan_gpu, *plan_json, *plan_picture;
     int loss_chunk_tokens;
     // training
@@ -314,7 +314,8 @@ static const struct option_row config_rows[] = {
         "the cpu target copies are as slow as that"),
 
     GROUP("Memory"),
-    ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing", CONFIG_THIS_START),
+    ROW(ENUM, plan, "false", CHOICES(PLANS), 0, 0,
+        "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing", CONFIG_THIS_START),
     ROW(STRING, plan_gpu, "", "NAME", 0, 0,
         "--plan: GPU whose data sheet times are predicted by, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
         CONFIG_THIS_START),

@@ -43,6 +43,7 @@
     X(RECOMPUTE_METHOD_UNSET, "unset")                                                                                 \
     X(RECOMPUTE_METHOD_UNIFORM, "uniform")                                                                             \
     X(RECOMPUTE_METHOD_BLOCK, "block")
+#define PLANS(X) X(PLAN_NONE, "false") X(PLAN_SUMMARY, "true") X(PLAN_FULL, "full") // --plan
 #define DEVICES(X) X(DEVICE_AUTO, "auto") X(DEVICE_CPU, "cpu") X(DEVICE_CUDA, "cuda")
 // WITH_: PRECISION_BF16 is a macro of the compiler's command line.
 #define PRECISIONS(X) X(WITH_AUTO, "auto") X(WITH_BF16, "bf16") X(WITH_FP32, "fp32")
@@ -84,6 +85,7 @@ enum document_delimiter { DOCUMENT_DELIMITERS(CHOICE_ENUMERATOR) };
 enum config_backend { ATTENTION_BACKENDS(CHOICE_ENUMERATOR) };
 enum recompute_granularity { RECOMPUTE_GRANULARITIES(CHOICE_ENUMERATOR) };
 enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
+enum config_plan { PLANS(CHOICE_ENUMERATOR) };
 enum config_device { DEVICES(CHOICE_ENUMERATOR) };
 enum config_precision { PRECISIONS(CHOICE_ENUMERATOR) };
 enum config_checkpoint_dtype { CHECKPOINT_DTYPES(CHOICE_ENUMERATOR) };

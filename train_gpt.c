@@ -67,6 +67,7 @@ int main(int argc, char **argv) {
 #include "run/report.cuh"      // the start-up report
 #include "run/resume.cuh"      // a run's state from and to checkpoints
 #include "run/plan_report.cuh" // the plan as a table, JSON, a picture
+#include "run/plan_summary.cuh" // the plan in ten lines
 #include "run/run.cuh"         // struct run
 #include "run/train.cuh"       // the training loop
 #include "run/tune.cuh"        // the matrix products' algorithms
@@ -136,6 +137,10 @@ static int run_chat(struct run *r, int new_tokens) {
 
 // A run of --plan: prints the memory plan and allocates nothing.
 static int run_plan(const struct run *r) {
+    if (r->config->plan == PLAN_SUMMARY) {
+        plan_summary(r);
+        return EXIT_SUCCESS;
+    }
     report(r);
     size_t transfer_bytes[TRANSFER_DIRECTIONS];
     gpt_transfer_bytes(r->model, transfer_bytes);

@@ -39,6 +39,8 @@ static void open_device(struct run *r) {
     omp_set_num_threads(r->dev.threads);
     check_stacks(c);
     r->dev.planned = planned_capability(c);
+    if (*c->plan_gpu && c->memory_budget == 0 && c->recompute_granularity == RECOMPUTE_AUTO)
+        r->own->memory_budget = (int64_t)planned_gpu_bytes(c); // what auto may choose to fill
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c, &r->dev) == COLLECTIVES_HOST);

@@ -167,22 +167,27 @@ static void report_memory(const struct rank_spread *s) {
                 of_it, log_bytes(most_of_it, s->activations.most));
 }
 
+static void report_device(const struct run *r) {
+    char text[384];
+    if (*r->config->plan_gpu)
+        log_row("device", "%s, compute capability %d.%d, %s: planned for", r->config->plan_gpu, r->dev.planned.major,
+                r->dev.planned.minor, FLOATX_NAME);
+    else
+        log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
+}
+
 // Every rank calls this; the report is rank 0's.
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
     const struct rank_spread spread = rank_spread_of(r);
-    char text[LOG_NUMBER], device[384], fp8[FP8_TEXT];
+    char text[LOG_NUMBER], fp8[FP8_TEXT];
     log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
             c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
             c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     report_finetuning(r);
-    if (*c->plan_gpu)
-        log_row("device", "%s, compute capability %d.%d, %s: planned for", c->plan_gpu, r->dev.planned.major,
-                r->dev.planned.minor, FLOATX_NAME);
-    else
-        log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
+    report_device(r);
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
     report_environment();

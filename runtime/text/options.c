@@ -61,13 +61,16 @@ static const char *option_nearest(const struct options *options, const char *wor
     return nearest;
 }
 
+static bool option_is_flag(const struct option_row *row) {
+    return row->kind == OPTION_BOOL || (row->kind == OPTION_ENUM && strncmp(row->argument, "false|true|", 11) == 0);
+}
 int option_find(const struct options *options, const char *word, bool flags) {
     char wanted[OPTION_NAME], name[OPTION_NAME], candidates[OPTION_TEXT] = "";
     option_display(wanted, word);
     int found = -1, matches = 0;
     for (int i = 0; i < options->count; i++) {
         const struct option_row *row = &options->rows[i];
-        if (row->kind == OPTION_GROUP || (flags && row->kind != OPTION_BOOL))
+        if (row->kind == OPTION_GROUP || (flags && !option_is_flag(row)))
             continue;
         option_display(name, row->name);
         if (strcmp(name, wanted) == 0)
@@ -236,11 +239,13 @@ int option_list_count(const char *list) {
 }
 
 static const char *option_read_choice(const struct option_row *row, void *field, const char *text) {
-    const int choice = option_choice(row->kind == OPTION_BOOL ? option_bool_names : row->argument, text);
+    int choice = row->kind == OPTION_ENUM ? option_choice(row->argument, text) : -1;
+    if (choice < 0 && option_is_flag(row) && (choice = option_choice(option_bool_names, text)) >= 0)
+        choice %= 2;
     if (choice < 0)
         return "not known";
     if (row->kind == OPTION_BOOL)
-        *(bool *)field = choice % 2;
+        *(bool *)field = choice;
     else
         memcpy(field, &choice, sizeof choice);
     return NULL;
@@ -320,6 +325,12 @@ const char *option_read(const struct option_row *row, void *field, const char *t
 }
 
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
+
+// Whether a word after a flag is its value.
+static bool option_names_value(const struct option_row *row, const char *word) {
+    return option_choice(option_bool_names, word) >= 0 ||
+           (row->kind == OPTION_ENUM && option_choice(row->argument, word) >= 0);
+}
 
 void option_set(const struct option_row *row, void *values, const char *text) {
     const char *const problem = option_read(row, option_field(row, values), text);
@@ -445,9 +456,9 @@ void options_parse(const struct options *options, void *values, bool *given, int
         const char *const next = i + 1 < argc ? argv[i + 1] : NULL;
         char name[OPTION_NAME], expected[OPTION_TEXT];
         option_display(name, row->name);
-        if (row->kind == OPTION_BOOL && !value) {
+        if (option_is_flag(row) && !value) {
             value = parsed.negated ? "false" : "true";
-            if (!parsed.negated && next && option_choice(option_bool_names, next) >= 0)
+            if (!parsed.negated && next && option_names_value(row, next))
                 value = argv[++i];
         } else if (!value) {
             option_expected(row, expected);

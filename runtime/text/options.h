@@ -2,6 +2,8 @@
 //
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 //
+// A flag is a bool, or an enum whose first two names are false and true: --plan is true, --plan=full its third name.
+//
 // The syntax is that of GNU programs, without getopt or argp: these can't suggest the nearest option, sort the help
 // alphabetically and break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
 #pragma once
@@ -69,7 +71,7 @@ void options_help(const struct options *options, FILE *out);
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
-// The index of the row that `word` names, in full or by an unambiguous beginning; -1: none. `flags`: only bools.
+// The index of the row that `word` names, in full or by an unambiguous beginning; -1: none. `flags`: only flags.
 int option_find(const struct options *options, const char *word, bool flags);
 // The name as users write it.
 const char *option_display(char display[OPTION_NAME], const char *name);

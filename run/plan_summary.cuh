@@ -1,0 +1,190 @@
+// What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to change.
+// --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
+#pragma once
+#include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
+#include "run/planned_gpu.cuh" // planned_gpu_bytes
+#include "run/report.cuh"      // report_device
+#include "run/run.cuh"         // struct run
+
+// Prints the summary on stdout. The model is planned, and its step predicted.
+static void plan_summary(const struct run *r);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Bytes that a plan may take of the device's memory: of --memory-budget, of the GPU that --plan-gpu names, else, on the CPU,
+// of this machine; SIZE_MAX: not known.
+static size_t summary_limit(const struct run *r) {
+    const struct config *c = r->config;
+    if (c->memory_budget > 0)
+        return (size_t)c->memory_budget;
+    if (*c->plan_gpu)
+        return planned_gpu_bytes(c);
+    return device_is_gpu(&r->dev) ? SIZE_MAX : host_available_bytes(1);
+}
+
+static void summary_verdict(const struct run *r, size_t limit) {
+    const size_t need = r->model->timeline.plan.peak_bytes;
+    const char *whose = r->config->memory_budget > 0 ? "of --memory-budget" : *r->config->plan_gpu ? "of this GPU" : "free here";
+    char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER];
+    log_bytes(all, (int64_t)need);
+    if (limit == SIZE_MAX)
+        log_row("verdict", "%s; how much there is, is not known: --plan-gpu names a GPU, --memory-budget a size", all);
+    else if (need <= limit)
+        log_row("verdict", "fits: %s of the %s %s, %s are left", all, log_bytes(may, (int64_t)limit), whose,
+                log_bytes(left, (int64_t)(limit - need)));
+    else
+        log_row("verdict", "DOES NOT FIT: %s, and %s are %s", all, log_bytes(may, (int64_t)limit), whose);
+}
+
+static void summary_parts(const struct plan *plan) {
+    char text[256] = "", bytes[LOG_NUMBER];
+    size_t used = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE && plan->arena_bytes[a] > 0 && used < sizeof text)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used > 0 ? ", " : "",
+                                     plan_arena_name((enum plan_arena)a),
+                                     log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
+    log_row("of it", "%s", text);
+}
+
+// The phase of the peak, and the categories of activations that are largest then.
+static void summary_peak(const struct plan *plan) {
+    enum { MOST = 3 };
+    char text[384], bytes[LOG_NUMBER];
+    size_t used, live[MOST] = {0, 0, 0};
+    int category[MOST] = {-1, -1, -1};
+    if (plan->peak_phase < 0)
+        return;
+    used = (size_t)snprintf(text, sizeof text, "in %s:", plan->phases[plan->peak_phase]);
+    for (int c = 0; c < plan->category_count; c++) {
+        size_t *const all = plan_live_bytes(plan, c, true);
+        size_t here = all[plan->peak_phase];
+        int at = c;
+        free(all);
+        for (int i = 0; i < MOST; i++) // insertion into the largest so far
+            if (here > live[i]) {
+                const size_t less = live[i];
+                const int whose = category[i];
+                live[i] = here;
+                category[i] = at;
+                here = less;
+                at = whose;
+            }
+    }
+    for (int i = 0; i < MOST && live[i] > 0 && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s %s %s", i > 0 ? "," : "",
+                                 plan->categories[category[i]], log_bytes(bytes, (int64_t)live[i]));
+    log_row("peak", "%s", text);
+}
+
+static void summary_host(const struct run *r) {
+    const struct plan *plan = &r->model->timeline.plan;
+    size_t bytes[TRANSFER_DIRECTIONS];
+    char pinned[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
+    if (!plan_offloads(plan))
+        return;
+    gpt_transfer_bytes(r->model, bytes);
+    log_row("host", "%s %s; a step copies %s there and %s back%s", log_bytes(pinned, (int64_t)plan->host_peak_bytes),
+            device_is_gpu(&r->dev) ? "pinned" : "more", log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
+            log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
+            device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
+}
+
+static void summary_time(const struct plan_prediction *p) {
+    if (p->step_ms > 0)
+        log_row("predicted", "%.4g ms a step, %.0f %% of it the update; %.4g tokens/s, by %s", p->step_ms,
+                100 * p->update_ms / p->step_ms, p->tokens_per_s, p->rates);
+}
+
+// ---- the next thing to change ----
+
+// Where the update is more than SLOW_UPDATE of a step: the global batch, more by a power of two, of whose step it is at most
+// SMALL_UPDATE. A larger batch takes no more memory. Returns whether it printed.
+static bool summary_next_batch(const struct run *r) {
+    const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
+    const struct plan_prediction *p = &r->model->timeline.plan.predicted;
+    const struct config *c = r->config;
+    const double forward_backward_ms = p->step_ms - p->update_ms;
+    int times = 1;
+    if (p->step_ms <= 0 || p->update_ms <= SLOW_UPDATE * p->step_ms)
+        return false;
+    while (p->update_ms > SMALL_UPDATE * (times * forward_backward_ms + p->update_ms) && times < 1 << 10)
+        times *= 2;
+    const double step_ms = times * forward_backward_ms + p->update_ms;
+    log_row("next", "the update is %.0f %% of a step: --global-batch-size %lld makes it %.0f %%, and %.3g times the tokens/s, "
+                    "in the same memory",
+            100 * p->update_ms / p->step_ms, (long long)c->global_batch_size * times, 100 * p->update_ms / step_ms,
+            times * p->step_ms / step_ms);
+    return true;
+}
+// Where recomputation could be left out: the peak without it. Returns whether it printed.
+static bool summary_next_recomputation(const struct run *r, size_t limit) {
+    const struct config *c = r->config;
+    char bytes[LOG_NUMBER];
+    if (c->recompute_granularity != RECOMPUTE_FULL && c->recompute_granularity != RECOMPUTE_SELECTIVE)
+        return false;
+    const size_t peak = fit_peak(&r->fit, policy_none(c->num_layers));
+    if (r->chosen.count > 0 || peak > limit)
+        return false;
+    log_row("next", "recomputation isn't needed: --recompute-granularity none takes %s, which fits",
+            log_bytes(bytes, (int64_t)peak));
+    return true;
+}
+// Where a larger micro-batch fits: the largest by a power of two. Returns whether it printed.
+static bool summary_next_micro_batch(const struct run *r, size_t limit) {
+    struct config changed = *r->config;
+    const struct config *c = r->config;
+    const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
+    size_t peak = 0;
+    int best = 0;
+    char bytes[LOG_NUMBER];
+    for (int B = 2 * c->micro_batch_size; B <= 16 * c->micro_batch_size; B *= 2) {
+        changed.micro_batch_size = B;
+        if ((int64_t)B * c->ranks > changed.global_batch_size || changed.global_batch_size % (B * c->ranks) != 0)
+            break;
+        const size_t then = fit_peak(&f, fit_policy(&f));
+        if (then > limit)
+            break;
+        best = B;
+        peak = then;
+    }
+    if (best == 0)
+        return false;
+    log_row("next", "there is room: --micro-batch-size %d takes %s, and fewer, larger products", best,
+            log_bytes(bytes, (int64_t)peak));
+    return true;
+}
+
+static void summary_next(const struct run *r, size_t limit) {
+    const struct config *c = r->config;
+    char budget[OPTION_NAME] = "";
+    if (!r->model->trains)
+        return;
+    if (r->model->timeline.plan.peak_bytes > limit) { // a --memory-budget that is exceeded has ended the program
+        if (!*c->plan_gpu)
+            snprintf(budget, sizeof budget, " --memory-budget %zuMiB", limit >> 20);
+        log_row("next", "--recompute-granularity auto%s searches recomputation and offload for what fits", budget);
+    } else if (!summary_next_batch(r) && !summary_next_recomputation(r, limit) && !summary_next_micro_batch(r, limit))
+        log_row("next", "nothing: no larger micro-batch divides the global batch and fits, and the update is short");
+}
+
+static void plan_summary(const struct run *r) {
+    const struct config *c = r->config;
+    const struct gpt *m = r->model;
+    const size_t limit = summary_limit(r);
+    char number[LOG_NUMBER];
+    log_row("model", "%s parameters, %s, %d layers of %d", log_count(number, m->table.visible), FLOATX_NAME, c->num_layers,
+            c->hidden_size);
+    report_device(r);
+    log_row("batch", "%d sequences of %d tokens a micro-batch, %d a step%s", c->micro_batch_size, c->seq_length,
+            c->global_batch_size, c->ranks > 1 ? " of all ranks" : "");
+    log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
+    summary_verdict(r, limit);
+    summary_parts(&m->timeline.plan);
+    summary_peak(&m->timeline.plan);
+    summary_host(r);
+    summary_time(&m->timeline.plan.predicted);
+    summary_next(r, limit);
+    log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");
+    fflush(stdout);
+}
