@@ -137,14 +137,10 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
     return bytes;
 }
 
-// Bytes of a slot, about: long enough for the bus to reach its full speed, short beside what is dead during the update.
-// Tests define other sizes.
+// Bytes of a slot, about, on a device: on a GPU long enough for the bus to reach its full speed, short beside what is dead
+// during the update; on the CPU within a core's cache. Tests define other sizes.
 #ifndef UPDATE_SLOT_BYTES
-#ifdef TARGET_CUDA
-#define UPDATE_SLOT_BYTES (64 << 20)
-#else
-#define UPDATE_SLOT_BYTES (1 << 20) // within a core's cache
-#endif
+#define UPDATE_SLOT_BYTES(dev) (device_is_gpu(dev) ? 64 << 20 : 1 << 20)
 #endif
 
 // The slots of pieces on the device, live in this phase; when planning, `records` what the update moves. NULL: when
@@ -153,7 +149,7 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
         const size_t block = slot_room(o, STATE_BLOCK * STATE_BLOCK) / STATE_BLOCK; // about, of STATE_BLOCK elements
-        int64_t blocks = block > 0 ? (int64_t)(UPDATE_SLOT_BYTES / block) : 0;
+        int64_t blocks = block > 0 ? (int64_t)((size_t)UPDATE_SLOT_BYTES(t->dev) / block) : 0;
         blocks = blocks > o->elements / STATE_BLOCK ? o->elements / STATE_BLOCK : blocks;
         o->piece = block > 0 ? (blocks > 0 ? blocks : 1) * STATE_BLOCK : 0;
         o->slot_bytes = slot_room(o, o->piece);

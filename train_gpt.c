@@ -144,7 +144,7 @@ static int run_plan(const struct run *r) {
     report(r);
     size_t transfer_bytes[TRANSFER_DIRECTIONS];
     gpt_transfer_bytes(r->model, transfer_bytes);
-    plan_print(&r->model->timeline.plan, transfer_bytes, stdout);
+    plan_print(&r->model->timeline.plan, transfer_bytes, !device_is_gpu(&r->dev), stdout);
     return EXIT_SUCCESS;
 }
 

@@ -14,7 +14,9 @@
 
 // Prints one row per category of the device's memory: its live bytes in the peak phase, and the most in any phase. The
 // rows sum up to the peak. Below them the host's arenas, and transfer_bytes: what a step copies each way.
-static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file);
+// one_memory: the device's memory is the host's.
+static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
+                       FILE *file);
 
 // Writes the sizes of the plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
 // lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas were
@@ -80,7 +82,8 @@ static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, 
 static bool plan_offloads(const struct plan *plan) {
     return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
 }
-static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file) {
+static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
+                            FILE *file) {
     char out[LOG_NUMBER], in[LOG_NUMBER];
     fprintf(file, "pinned memory of the host\n");
     plan_print_arenas(plan, MEMORY_HOST, plan->host_peak_bytes, plan->host_lower_bound_bytes, file);
@@ -89,11 +92,12 @@ static void plan_print_host(const struct plan *plan, const size_t transfer_bytes
         fprintf(file, "  a step copies %s to the host and %s to the device\n",
                 log_bytes(out, (int64_t)transfer_bytes[TRANSFER_TO_HOST]),
                 log_bytes(in, (int64_t)transfer_bytes[TRANSFER_TO_DEVICE]));
-    if (DEVICE_MEMORY_IS_HOSTS && plan_offloads(plan))
+    if (one_memory && plan_offloads(plan))
         fprintf(file, "  on the cpu target the device's memory is the host's: what is offloaded saves nothing there\n");
 }
 
-static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file) {
+static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
+                       FILE *file) {
     const int peak_phase = plan->peak_phase >= 0 ? plan->peak_phase : 0;
     fprintf(file, "memory plan\n  %-36s %11s %23s %7s %15s\n", "category", "at the peak", "bytes", "share",
             "largest in time");
@@ -114,7 +118,7 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
                 plan->phases[plan->peak_phase]);
     fprintf(file, "arenas (one allocation each)\n");
     plan_print_arenas(plan, MEMORY_DEVICE, plan->peak_bytes, plan->lower_bound_bytes, file);
-    plan_print_host(plan, transfer_bytes, file);
+    plan_print_host(plan, transfer_bytes, one_memory, file);
 }
 
 // ---- JSON ----

@@ -9,7 +9,7 @@ out=out/bench
 mkdir -p "$out"
 rm -f "$out"/step-*.json "$out"/generate-*.txt # a round of an earlier call would count
 precisions=fp32
-if "$build/train_gpt" --device cpu --preset demo --plan | grep -q '^precision  *bf16' || [ "${BENCH_BF16:-0}" = 1 ]; then
+if "$build/train_gpt" --device cpu --preset demo --plan=full | grep -q '^precision  *bf16' || [ "${BENCH_BF16:-0}" = 1 ]; then
     precisions="fp32 bf16"
 fi
 {

@@ -4,7 +4,7 @@
   scripts/fit_model.py            the page on stdout
   scripts/fit_model.py --check    whether docs/fit.md is that page
   scripts/fit_model.py --train-gpt PROGRAM >docs/fit_plans.json
-                                  searches what the page needs, with a train_gpt of the cuda target, or the emulator's
+                                  searches what the page needs, with any train_gpt
   scripts/fit_model.py --train-gpt PROGRAM --check
                                   makes each plan of docs/fit_plans.json again, and holds it to what is written there
 
@@ -40,17 +40,16 @@ class Card:
     tflops: float
     memory_gbps: float
     bus_gbps: float
-    capability: str
 
 
 CARDS = [
-    Card(8, 7.2, "GeForce RTX 3080", 59.5, 760, 22, "8.6"),
-    Card(12, 11.0, "GeForce RTX 3080", 59.5, 760, 22, "8.6"),
-    Card(16, 15.0, "GeForce RTX 4080", 97.5, 717, 22, "8.9"),
-    Card(24, 22.8, "GeForce RTX 4090", 165.2, 1008, 22, "8.9"),
-    Card(48, 44.0, "L40S", 362.05, 864, 22, "8.9"),
-    Card(80, 78.5, "H100 80GB HBM3", 989.5, 3350, 52, "9.0"),
-    Card(141, 138.5, "H200", 989.5, 4800, 52, "9.0"),
+    Card(8, 7.2, "GeForce RTX 3080", 59.5, 760, 22),
+    Card(12, 11.0, "GeForce RTX 3080", 59.5, 760, 22),
+    Card(16, 15.0, "GeForce RTX 4080", 97.5, 717, 22),
+    Card(24, 22.8, "GeForce RTX 4090", 165.2, 1008, 22),
+    Card(48, 44.0, "L40S", 362.05, 864, 22),
+    Card(80, 78.5, "H100 80GB HBM3", 989.5, 3350, 52),
+    Card(141, 138.5, "H200", 989.5, 4800, 52),
 ]
 HOSTS = {64: 60, 256: 240, 1024: 960}  # GB of a host to GiB that may be pinned
 CARD = {card.gb: card for card in CARDS}
@@ -119,8 +118,8 @@ def plan(program, card, options):
     given = {"device": "cuda", "precision": "bf16", "plan-gpu": card.gpu, **options}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
-        result = subprocess.run([program, "--plan", "--plan-json", path, *words(given)], capture_output=True, text=True,
-                                check=False, env={**os.environ, "EMU_CAPABILITY": card.capability})
+        result = subprocess.run([program, "--plan=full", "--plan-json", path, *words(given)], capture_output=True, text=True,
+                                check=False)
         if result.returncode != 0:
             reason = result.stderr.strip().splitlines()[0] if result.stderr.strip() else "no message"
             if "fits" not in reason:
@@ -614,7 +613,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(description="What fits which GPU; without options writes docs/fit.md.")
     parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="with --check: every N-th plan of each section alone")
-    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans; of the cuda target, or the emulator's")
+    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans")
     options = parser.parse_args(arguments)
     if options.train_gpt and options.check:
         return check_plans(options.train_gpt, options.every)

@@ -358,18 +358,13 @@ def plan_options(run):
 
 
 def plan_by_engine(run, program):
-    """Bytes of each arena of a GPU's memory, as this train_gpt plans them for an H200. A program without a GPU, or with
-    another, plans another attention, and so is refused; the emulator's takes the place of an H200."""
+    """Bytes of each arena of a GPU's memory, as this train_gpt, of any build, plans them for an H200."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
-        result = subprocess.run([program, "--plan", "--plan-json", path, *plan_options(run)], capture_output=True, text=True,
-                                check=False, env={**os.environ, "EMU_CAPABILITY": PLANNED_FOR["compute_capability"]})
+        result = subprocess.run([program, "--plan", "--plan-json", path, "--plan-gpu", "H200", *plan_options(run)], capture_output=True,
+                                text=True, check=False)
         if result.returncode != 0:
             refuse(f"{program} made no plan: {(result.stderr or result.stdout).strip()}")
-        attention = next((line for line in result.stdout.splitlines() if line.startswith("attention ")), "no attention")
-        if "flash, wgmma bf16" not in attention:
-            refuse(f"{program} does not plan for an H200 ({' '.join(attention.split())}): give the cuda target "
-                   "on one, or the emulator's, build/emu/train_gpt")
         with open(path, encoding="utf-8") as file:
             plan = json.load(file)
     arenas = {arena["name"]: arena["bytes"] for arena in plan["arenas"]}
@@ -562,7 +557,7 @@ def page():
 def parse(arguments):
     parser = argparse.ArgumentParser(description="Predicts a training step on H200s; without options writes docs/scaling.md.")
     parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
-    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans; of the cuda target, or the emulator's")
+    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans")
     parser.add_argument("--model", choices=[m.name for m in MODELS])
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--zero-stage", type=int, choices=STAGES, default=1)
@@ -605,7 +600,7 @@ def main(arguments):
         return predict_one(options)
     if options.train_gpt:
         return roofline.write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/scaling_plans.json is not what "
-                                       f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/emu/train_gpt "
+                                       f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/train_gpt "
                                        ">docs/scaling_plans.json, then scripts/scaling_model.py >docs/scaling.md")
     return roofline.write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
                                    "scripts/scaling_model.py >docs/scaling.md")

@@ -2,7 +2,7 @@
 // that holds NaN wherever the plan says that nothing is there, and a count of the bytes that were copied. The update's
 // slots are so small that even a small model's states take several pieces.
 #pragma once
-#define UPDATE_SLOT_BYTES 6000
+#define UPDATE_SLOT_BYTES(dev) 6000
 #include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
 // Bytes of the transfers that were begun, by direction; a test that counts sets it to 0 first.
 static size_t transfer_watch[TRANSFER_DIRECTIONS];

@@ -122,7 +122,7 @@ class Chat(Case):
         self.assertIn("needs --chat", run("--chat-system", "x", "--train-data", self.path + "/chat.bin").stderr)
 
     def test_plan(self):
-        result = run("--chat", "--plan", "--init-from", self.model, "--seq-length", 128)
+        result = run("--chat", "--plan=full", "--init-from", self.model, "--seq-length", 128)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("kv cache", result.stdout)
 

@@ -153,7 +153,7 @@ class Options(Case):
         self.refused("--plan", "--fp8-recipe", "delayed", words=["--fp8-recipe delayed", "add --fp8-format"])
 
     def test_fp8_chooses_bf16_and_the_report_says_what_it_is_of(self):
-        plain, fp8 = (run("--plan", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))
+        plain, fp8 = (run("--plan=full", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))
         self.assertEqual((fp8.returncode, fp8.stderr), (0, ""))
         self.assertRegex(fp8.stdout, r"\nprecision +bf16: --fp8-format needs it\n")
         self.assertRegex(fp8.stdout, r"\nFP8 +hybrid, tensorwise: .* of 10 of 12 layers, 1 to 10; .* in bf16; sums in fp32\n")
@@ -443,13 +443,13 @@ class Documents(Case):
 
 class Attention(Case):
     def test_the_report_says_which_and_why(self):
-        result = run("--plan", "--preset", "demo")
+        result = run("--plan=full", "--preset", "demo")
         self.assertIn("flash", result.stdout)
-        result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})
+        result = run("--plan=full", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertRegex(result.stdout, r"(?m)^attention .*switched off by NVTE_FLASH_ATTN=0")
         self.assertRegex(result.stdout, r"(?m)^environment +NVTE_FLASH_ATTN=0 \(attention's backend\)$")
-        result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""}) # as none
+        result = run("--plan=full", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""}) # as none
         self.assertNotIn("NVTE_", result.stdout)
         self.assertIn("probabilities", json.dumps(self.plan("--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})))
 
@@ -478,7 +478,7 @@ class Memory(Case):
 
     def test_a_large_plan_on_a_small_machine(self):
         """llama3-8b takes 200 GiB; planning it takes less than 0.3."""
-        result = run("--plan", "--preset", "llama3-8b")
+        result = run("--plan=full", "--preset", "llama3-8b")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("parameters", result.stdout)
         self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, 300 * 1024)
@@ -510,10 +510,10 @@ class Memory(Case):
         self.assertEqual(len(set(peak)), 4)
 
     def test_advice(self):
-        selective = ["--plan", "--preset", "demo", "--recompute-granularity", "selective", "--recompute-modules"]
+        selective = ["--plan=full", "--preset", "demo", "--recompute-granularity", "selective", "--recompute-modules"]
         self.assertIn("flash attention never stores", run(*selective, "core_attn").stdout)
         self.assertNotIn("flash attention never stores", run(*selective, "norm").stdout)
-        full = ["--plan", "--preset", "gpt2-124m", "--recompute-granularity", "full", "--recompute-method", "uniform"]
+        full = ["--plan=full", "--preset", "gpt2-124m", "--recompute-granularity", "full", "--recompute-method", "uniform"]
         self.assertIn("--recompute-num-layers 1 takes less", run(*full, "--recompute-num-layers", 4).stdout)
 
     def test_budget(self):
@@ -522,7 +522,7 @@ class Memory(Case):
         plan = self.plan("--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget)
         self.assertLessEqual(plan["peak_bytes"], budget)
         self.assertGreater(plan["peak_bytes"], 0.95 * budget)
-        report = run("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget).stdout
+        report = run("--plan=full", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget).stdout
         self.assertRegex(report, r"auto +[\d.]+ ms a step, .* of the device, .* of the host: recomputes ")
         self.assertRegex(report, r"not chosen +[\d.]+ ms a step")
         self.assertRegex(report, r"with --allow-lossy-states about [\d.]+ ms a step")
@@ -532,7 +532,7 @@ class Memory(Case):
 
     def test_the_nearest_budget_is_met(self):
         """What the message names as the least that fits does fit, and a little less does not."""
-        auto = ["--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--host-memory-budget", "200MiB", "--memory-budget"]
+        auto = ["--plan=full", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--host-memory-budget", "200MiB", "--memory-budget"]
         least = int(self.refused(*auto, "1GiB", words=["--memory-budget"]).stderr.split("least is --memory-budget ")[1].split()[0])
         self.assertEqual(run(*auto, least).returncode, 0)
         self.refused(*auto, int(0.98 * least), words=["the least is"])

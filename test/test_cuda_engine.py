@@ -348,7 +348,7 @@ class CudaEngine(unittest.TestCase):
     def test_logits_follow_free_memory(self):
         """All at once where the budget has room, fewer chunks where it has some, as planned where it has none."""
         def tokens(budget):
-            result = run("--plan", "--device", "cuda", "--precision", "bf16", "--preset", "gpt2-124m", "--micro-batch-size", 16,
+            result = run("--plan=full", "--device", "cuda", "--precision", "bf16", "--preset", "gpt2-124m", "--micro-batch-size", 16,
                          "--global-batch-size", 16, "--memory-budget", f"{budget}GiB")
             self.assertEqual(result.returncode, 0, result.stderr)
             return int(re.search(r"logits +(\d+) tokens at a time, of 16384 ", result.stdout)[1])

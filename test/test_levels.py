@@ -64,7 +64,7 @@ class Case(unittest.TestCase):
         return result, [step["loss"] for step in steps] + [step["grad_norm"] for step in steps]
 
     def refused(self, program, *words, name, prefix=()):
-        result = run(program, "--plan", "--device", "cpu", "--instruction-set", name, prefix=prefix)
+        result = run(program, "--plan=full", "--device", "cpu", "--instruction-set", name, prefix=prefix)
         self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
         for word in ("train_gpt: --instruction-set %s: " % name, *words):
             self.assertIn(word, result.stderr)
@@ -73,7 +73,7 @@ class Case(unittest.TestCase):
 class Choice(Case):
     """Of any build: the level and the precision, and the reason of both."""
     def test_the_highest_level_that_the_cpu_has_is_taken(self):
-        plan = run(NATIVE, "--plan", "--device", "cpu", "--preset", "demo")
+        plan = run(NATIVE, "--plan=full", "--device", "cpu", "--preset", "demo")
         self.assertEqual(row(plan, "instruction set").split(",")[0], here(NATIVE)[-1])
 
     def test_a_level_that_is_not_there_is_refused(self):
@@ -84,7 +84,7 @@ class Choice(Case):
         products = [unit for unit in ("avx512bf16", "bf16") if unit in levels_of(NATIVE)[level]]
         with open("/proc/cpuinfo") as file:
             products = ["AMX"] if " amx_bf16" in file.read() else products
-        said = row(run(NATIVE, "--plan", "--device", "cpu", "--preset", "demo"), "precision")
+        said = row(run(NATIVE, "--plan=full", "--device", "cpu", "--preset", "demo"), "precision")
         self.assertIn("bf16: this CPU multiplies it (%s)" % products[0] if products else "fp32: %s has no products of bf16" % level, said)
 
     def test_a_precision_that_was_asked_for_is_taken(self):
@@ -143,7 +143,7 @@ class Levels(Case):
     def test_an_older_cpu_takes_a_lower_level(self):
         for cpu, level in (("Nehalem", list(levels_of(LEVELS))[0]), ("Haswell", "x86-64-v3")):
             prefix = [EMULATOR, "-cpu", cpu]
-            plan = run(LEVELS, "--plan", "--device", "cpu", "--preset", "demo", prefix=prefix)
+            plan = run(LEVELS, "--plan=full", "--device", "cpu", "--preset", "demo", prefix=prefix)
             self.assertEqual(row(plan, "instruction set").split(",")[0], level)
             self.assertEqual(row(plan, "precision"), "fp32: %s has no products of bf16" % level)
             self.refused(LEVELS, "this CPU lacks some of it; it may be auto, or of ", level + "\n", name="x86-64-v4", prefix=prefix)

@@ -450,7 +450,7 @@ class Plans(unittest.TestCase):
     """What a 7B model takes; no GPU or model is needed for a plan."""
 
     def peak(self, *arguments):
-        result = run("--plan", "--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--precision", "bf16", "--lora-rank", 16,
+        result = run("--plan=full", "--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--precision", "bf16", "--lora-rank", 16,
                      "--recompute-granularity", "full", *arguments)
         self.assertEqual(result.returncode, 0, result.stderr)
         return int(re.search(r"^ *peak .* ([0-9,]+) +100", result.stdout, re.MULTILINE)[1].replace(",", ""))

@@ -312,7 +312,7 @@ class SameResult(Case):
         """The plan of a rank is what the rank takes, and more ranks take less."""
         def planned(*arguments):
             path = self.path + "/plan.json"
-            result = subprocess.run(self.command("p", "--plan", "--plan-json", path, "--micro-batch-size", 2, *arguments),
+            result = subprocess.run(self.command("p", "--plan=full", "--plan-json", path, "--micro-batch-size", 2, *arguments),
                                     capture_output=True, text=True, env=ENVIRONMENT)
             self.assertEqual(result.returncode, 0, result.stderr)
             return re.search("memory +(.*)", result.stdout).group(1)
@@ -322,7 +322,7 @@ class SameResult(Case):
             self.assertEqual(re.search("memory +(.*)", out).group(1).strip(), planned("--world-size", 4, *options))
         sizes = []
         for stage in range(4):
-            result = subprocess.run([PROGRAM, "--preset", "llama3-8b", "--plan", "--world-size", "64", "--zero-stage", str(stage),
+            result = subprocess.run([PROGRAM, "--preset", "llama3-8b", "--plan=full", "--world-size", "64", "--zero-stage", str(stage),
                                      "--precision", "bf16", "--checkpoint-every", "0"], capture_output=True, text=True)
             sizes.append(float(re.search(r"memory +([\d.]+) GiB planned", result.stdout).group(1)))
         self.assertEqual(sizes, sorted(sizes, reverse=True))

@@ -70,7 +70,7 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
     struct plan plan;
     example_plan(&plan);
     FILE *out = test_file();
-    plan_print(&plan, transfer_bytes, out);
+    plan_print(&plan, transfer_bytes, true, out);
     rewind(out);
     char line[256];
     size_t sum = 0, bytes, peak = 0, host = 0, arenas[MEMORY_COUNT] = {0};
@@ -113,7 +113,7 @@ static void an_empty_plan_can_be_printed(void **state) {
     plan_begin(&plan);
     plan_place(&plan);
     FILE *out = test_file();
-    plan_print(&plan, transfer_bytes, out);
+    plan_print(&plan, transfer_bytes, true, out);
     assert_true(ftell(out) > 0);
     fclose(out);
     plan_free(&plan);
