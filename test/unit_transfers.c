@@ -219,42 +219,35 @@ static void more_transfers_than_events_are_in_flight(void **state) {
 
 // ---- the bus ----
 
-#ifdef __has_feature // clang's
-enum { UNDER_THREAD_SANITIZER = __has_feature(thread_sanitizer) };
-#elif defined __SANITIZE_THREAD__
-enum { UNDER_THREAD_SANITIZER = 1 };
-#else
-enum { UNDER_THREAD_SANITIZER = 0 };
-#endif
-
+// Held by when the bus is free again, since on a busy machine a process may be put aside for any time.
 static void a_bus_takes_as_long_as_its_rate_says(void **state) {
-    if (!DEVICE_MEMORY_IS_HOSTS)
-        skip(); // the rate is of the cpu target's copies
+#ifdef TARGET_CUDA
+    skip(); // the rate is of the cpu target's copies
+#else
     enum { COPIES = 100 };
     const double gbps = 0.5;
     const size_t bytes = 100000; // 0.2 ms: less than a sleep is exact to
-    const double expected_s = COPIES * (double)bytes / (1e9 * gbps);
+    const double expected_s = COPIES * (double)bytes / (1e9 * gbps), rounding_s = 1e-9;
     struct transfers t;
     char *host = (char *)host_reserve(2 * bytes), *memory = (char *)device_allocate(2 * bytes);
-    double best_s = 1e9;
-    const double bound_s = expected_s * (UNDER_THREAD_SANITIZER ? 3 : 1.1); // it looks at each line that is copied
-    for (int attempt = 0; attempt < 100 && best_s > bound_s; attempt++) {   // other processes may take the CPU
-        transfers_open(&t, gbps, &device);
-        const double begin_s = deadline_clock_s();
-        for (int i = 0; i < COPIES; i++) { // both ways at once
-            const uint64_t up = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);
-            const uint64_t down = transfer_begin(&t, TRANSFER_TO_HOST, host + bytes, memory + bytes, bytes, &device);
-            transfer_wait(&t, up, &device);
-            transfer_wait(&t, down, &device);
-        }
-        const double took_s = deadline_clock_s() - begin_s;
-        assert_true(took_s >= 0.999 * expected_s);
-        assert_true(transfers_waited_s(&t) > 0 && transfers_waited_s(&t) <= took_s);
-        best_s = took_s < best_s ? took_s : best_s;
-        transfers_close(&t, &device);
+    uint64_t up = 0, down = 0;
+    transfers_open(&t, gbps, &device);
+    const double begin_s = deadline_clock_s();
+    for (int i = 0; i < COPIES; i++) { // both ways at once
+        up = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);
+        down = transfer_begin(&t, TRANSFER_TO_HOST, host + bytes, memory + bytes, bytes, &device);
     }
-    print_message("%.3f times as long as the rate says\n", best_s / expected_s);
-    assert_true(best_s <= bound_s);
+    const double begun_s = deadline_clock_s();
+    transfer_wait(&t, up, &device);
+    transfer_wait(&t, down, &device);
+    const double end_s = deadline_clock_s();
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
+        assert_true(t.free_s[d] >= begin_s + expected_s - rounding_s);
+        assert_true(t.free_s[d] <= begun_s + expected_s + rounding_s);
+        assert_true(end_s >= t.free_s[d]);
+    }
+    assert_true(transfers_waited_s(&t) > 0 && transfers_waited_s(&t) <= end_s - begun_s);
+    transfers_close(&t, &device);
     // What is in flight while the host does something else takes no time of its own.
     transfers_open(&t, gbps, &device);
     const uint64_t early = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);
@@ -264,15 +257,22 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     transfers_close(&t, &device);
     host_release(host, 2 * bytes);
     device_free(memory, 2 * bytes);
+#endif
 }
 static void both_directions_are_measured(void **state) {
     struct transfers t;
     double gbps[TRANSFER_DIRECTIONS];
-    transfers_open(&t, DEVICE_MEMORY_IS_HOSTS ? 0.25 : 0, &device);
-    transfers_measure(&t, &device, gbps);
-    transfers_close(&t, &device);
-    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        assert_true(gbps[d] > 0 && (!DEVICE_MEMORY_IS_HOSTS || (gbps[d] > 0.2 && gbps[d] <= 0.2501)));
+    double most[TRANSFER_DIRECTIONS] = {0, 0};
+    for (int attempt = 0; attempt < 100 && (most[0] <= 0.2 || most[1] <= 0.2); attempt++) { // a busy machine slows some
+        transfers_open(&t, DEVICE_MEMORY_IS_HOSTS ? 0.25 : 0, &device);
+        transfers_measure(&t, &device, gbps);
+        transfers_close(&t, &device);
+        for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
+            assert_true(gbps[d] > 0 && (!DEVICE_MEMORY_IS_HOSTS || gbps[d] <= 0.2501));
+            most[d] = gbps[d] > most[d] ? gbps[d] : most[d];
+        }
+    }
+    assert_true(!DEVICE_MEMORY_IS_HOSTS || (most[0] > 0.2 && most[1] > 0.2));
 }
 
 // ---- misuse, each in a process of its own ----
