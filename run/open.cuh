@@ -4,6 +4,7 @@
 #include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/utilisation.cuh"       // gpt_measure_peak
+#include "run/plan_picture.cuh"      // plan_write_svg
 #include "run/plan_report.cuh"       // plan_write_json
 #include "run/run.cuh"               // struct run
 #include "runtime/machine/say.h"     // say_warning
@@ -148,10 +149,12 @@ static void create_model(struct run *r) {
         predict_step(r);
 }
 static void write_plan(struct run *r) {
+    size_t budget[MEMORY_COUNT];
+    budgets_of(r, false, budget);
     if (*r->config->plan_json)
         plan_write_json(&r->model->timeline.plan, r->config->plan_json);
     if (*r->config->plan_picture)
-        plan_write_svg(&r->model->timeline.plan, r->config->plan_picture);
+        plan_write_svg(&r->model->timeline.plan, budget, r->config->plan_picture);
 }
 // Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
 static void plan_model(struct run *r) {

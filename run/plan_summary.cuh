@@ -3,6 +3,7 @@
 #pragma once
 #include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh" // planned_gpu_bytes
+#include "run/ranks.cuh"       // budgets_of
 #include "run/report.cuh"      // report_device
 #include "run/run.cuh"         // struct run
 
@@ -11,29 +12,20 @@ static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Bytes that a plan may take of the device's memory: of --memory-budget, of the GPU that --plan-gpu names, else, on the CPU,
-// of this machine; SIZE_MAX: not known.
-static size_t summary_limit(const struct run *r) {
-    const struct config *c = r->config;
-    if (c->memory_budget > 0)
-        return (size_t)c->memory_budget;
-    if (*c->plan_gpu)
-        return planned_gpu_bytes(c);
-    return device_is_gpu(&r->dev) ? SIZE_MAX : host_available_bytes(1);
-}
-
 static void summary_verdict(const struct run *r, size_t limit) {
+    const struct config *c = r->config;
     const size_t need = r->model->timeline.plan.peak_bytes;
-    const char *whose = r->config->memory_budget > 0 ? "of --memory-budget" : *r->config->plan_gpu ? "of this GPU" : "free here";
+    const bool by_gpu = *c->plan_gpu && (size_t)limit == planned_gpu_bytes(c);
+    const char *whose = by_gpu ? "this GPU leaves" : c->memory_budget > 0 ? "--memory-budget allows" : "are free here";
     char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER];
     log_bytes(all, (int64_t)need);
     if (limit == SIZE_MAX)
-        log_row("verdict", "%s; how much there is, is not known: --plan-gpu names a GPU, --memory-budget a size", all);
+        log_row("verdict", "takes %s; whether that fits, --plan-gpu NAME or --memory-budget BYTES decides", all);
     else if (need <= limit)
-        log_row("verdict", "fits: %s of the %s %s, %s are left", all, log_bytes(may, (int64_t)limit), whose,
+        log_row("verdict", "fits: it takes %s, %s %s, %s stay free", all, whose, log_bytes(may, (int64_t)limit),
                 log_bytes(left, (int64_t)(limit - need)));
     else
-        log_row("verdict", "DOES NOT FIT: %s, and %s are %s", all, log_bytes(may, (int64_t)limit), whose);
+        log_row("verdict", "does NOT fit: it takes %s, %s %s", all, whose, log_bytes(may, (int64_t)limit));
 }
 
 static void summary_parts(const struct plan *plan) {
@@ -55,7 +47,7 @@ static void summary_peak(const struct plan *plan) {
     int category[MOST] = {-1, -1, -1};
     if (plan->peak_phase < 0)
         return;
-    used = (size_t)snprintf(text, sizeof text, "in %s:", plan->phases[plan->peak_phase]);
+    used = (size_t)snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase]);
     for (int c = 0; c < plan->category_count; c++) {
         size_t *const all = plan_live_bytes(plan, c, true);
         size_t here = all[plan->peak_phase];
@@ -98,23 +90,35 @@ static void summary_time(const struct plan_prediction *p) {
 
 // ---- the next thing to change ----
 
+// The predicted time of a step with another global batch.
+static struct fit_time summary_time_of_batch(const struct run *r, int global_batch_size) {
+    struct config changed = *r->config;
+    changed.global_batch_size = global_batch_size;
+    const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
+    struct gpt *const m = gpt_create(&changed, fit_policy(&f), r->attention.backend, r->fit.dev);
+    const struct fit_time time = fit_predict(m, &r->rates);
+    gpt_destroy(m);
+    return time;
+}
 // Where the update is more than SLOW_UPDATE of a step: the global batch, more by a power of two, of whose step it is at most
 // SMALL_UPDATE. A larger batch takes no more memory. Returns whether it printed.
 static bool summary_next_batch(const struct run *r) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct config *c = r->config;
-    const double forward_backward_ms = p->step_ms - p->update_ms;
+    struct fit_time time;
     int times = 1;
     if (p->step_ms <= 0 || p->update_ms <= SLOW_UPDATE * p->step_ms)
         return false;
-    while (p->update_ms > SMALL_UPDATE * (times * forward_backward_ms + p->update_ms) && times < 1 << 10)
+    do {
         times *= 2;
-    const double step_ms = times * forward_backward_ms + p->update_ms;
-    log_row("next", "the update is %.0f %% of a step: --global-batch-size %lld makes it %.0f %%, and %.3g times the tokens/s, "
-                    "in the same memory",
-            100 * p->update_ms / p->step_ms, (long long)c->global_batch_size * times, 100 * p->update_ms / step_ms,
-            times * p->step_ms / step_ms);
+        time = summary_time_of_batch(r, c->global_batch_size * times);
+    } while (time.update_s > SMALL_UPDATE * time.step_s && times < 1024 && c->global_batch_size < INT32_MAX / 4 / times);
+    log_row("next",
+            "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %.3g times the tokens/s, in the "
+            "same memory",
+            100 * p->update_ms / p->step_ms, c->global_batch_size * times, 100 * time.update_s / time.step_s,
+            times * p->step_ms / (1e3 * time.step_s));
     return true;
 }
 // Where recomputation could be left out: the peak without it. Returns whether it printed.
@@ -171,8 +175,10 @@ static void summary_next(const struct run *r, size_t limit) {
 static void plan_summary(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
-    const size_t limit = summary_limit(r);
+    size_t budget[MEMORY_COUNT];
     char number[LOG_NUMBER];
+    budgets_of(r, true, budget);
+    const size_t limit = budget[MEMORY_DEVICE];
     log_row("model", "%s parameters, %s, %d layers of %d", log_count(number, m->table.visible), FLOATX_NAME, c->num_layers,
             c->hidden_size);
     report_device(r);

@@ -2,6 +2,7 @@
 // and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
 #include "kernels/collectives.cuh"     // enum collectives_kind
+#include "run/planned_gpu.cuh"           // planned_gpu_bytes
 #include "run/run.cuh"                 // struct run
 #include "runtime/files/file_read.h"   // open_regular, read_exactly
 #include "runtime/files/hash.h"        // hash64
@@ -49,6 +50,17 @@ static struct fit_limits limits_of(struct run *r) {
     if (c->host_memory_budget > 0 && (size_t)c->host_memory_budget < limits.host)
         limits.host = (size_t)c->host_memory_budget;
     return limits;
+}
+
+// Bytes of each memory that reports hold a plan against: the budgets, the memory of the GPU that --plan-gpu names and, where
+// free_here is set, what is free on a machine whose CPU would train; SIZE_MAX: not known.
+static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
+    const struct config *c = r->config;
+    budget[MEMORY_HOST] = c->host_memory_budget > 0 ? (size_t)c->host_memory_budget : SIZE_MAX;
+    budget[MEMORY_DEVICE] = c->memory_budget > 0                        ? (size_t)c->memory_budget
+                            : *c->plan_gpu                              ? planned_gpu_bytes(c)
+                            : free_here && !device_is_gpu(&r->dev) ? host_available_bytes(1)
+                                                                        : SIZE_MAX;
 }
 
 // The exchange that host collectives, and the hosts of GPUs, use.

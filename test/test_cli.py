@@ -20,12 +20,12 @@ SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--n
          "rope", "--activation", "swiglu", "--no-add-bias-linear", "--lr", "3e-3"]
 
 
-def run(*arguments, environment=None, limit_bytes=None, cwd=None, seconds=300):
+def run(*arguments, environment=None, limit_bytes=None, cwd=None, seconds=300, program=PROGRAM):
     def limit():
         if limit_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=seconds, cwd=cwd,
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=seconds, cwd=cwd,
                           env={**os.environ, **(environment or {})}, preexec_fn=limit)
 
 

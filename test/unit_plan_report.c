@@ -1,5 +1,6 @@
 // What a user sees of a memory plan: the printed rows sum up to the peak, JSON and picture hold every buffer, and a file
 // that cannot be written is an error that leaves the old one.
+#include "run/plan_picture.cuh"        // under test
 #include "run/plan_report.cuh"         // under test
 #include "test/fails.h"                // assert_fails
 #include "test/json_read.h"            // json_is_valid, json_member, read_text
@@ -201,32 +202,33 @@ static int count_of(const char *text, const char *what) {
     return count;
 }
 
+static const size_t no_budget[MEMORY_COUNT] = {SIZE_MAX, SIZE_MAX}, budget[MEMORY_COUNT] = {(size_t)4 << 30, SIZE_MAX};
+
 static void the_picture_holds_every_buffer(void **state) {
     struct plan plan;
     example_plan(&plan);
     char path[256];
     in_folder(path, sizeof path, "plan.svg");
-    plan_write_svg(&plan, path);
+    plan_write_svg(&plan, budget, path);
     char *text = read_text(path);
     assert_non_null(text);
-    int drawn = 0, device_arenas = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        device_arenas += plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE;
+    int drawn = 0;
     for (int i = 0; i < plan.count; i++)
         drawn +=
             plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
-    assert_int_equal(count_of(text, "<title>"), drawn + device_arenas);
-    assert_int_equal(count_of(text, "</title>"), drawn + device_arenas);
+    assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
+    assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
     assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     assert_non_null(strstr(text, "</svg>"));
+    assert_int_equal(count_of(text, "class=\"budget\""), 1);
     assert_true(count_of(text, "&lt;b&gt; &amp;") >= 4 && count_of(text, "<b>") + count_of(text, "& ") == 0);
     free(text);
     unlink(path);
     plan_free(&plan);
     plan_begin(&plan);
     plan_place(&plan);
-    plan_write_svg(&plan, path); // of nothing
+    plan_write_svg(&plan, no_budget, path); // of nothing
     text = read_text(path);
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     free(text);
@@ -242,7 +244,7 @@ static void write_json_to(void *path) {
 static void write_svg_to(void *path) {
     struct plan plan;
     example_plan(&plan);
-    plan_write_svg(&plan, (const char *)path);
+    plan_write_svg(&plan, no_budget, (const char *)path);
 }
 // A disk that fills up: no file may grow beyond 100 bytes. What stood there before stays.
 static void write_json_on_a_full_disk(void *path) {

@@ -1,0 +1,186 @@
+"""--plan: a GPU's plan by a build without CUDA is the GPU's, to the byte; what the ten lines claim holds; the picture."""
+import json
+import os
+import random
+import re
+import shlex
+import unittest
+
+from environment import ROOT, chosen
+from test_cli import Case, PROGRAM, run
+
+CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA", "")
+GPUS = {"A100": "8.0", "GeForce RTX 3090": "8.6", "GeForce RTX 4090": "8.9", "H100 80GB HBM3": "9.0", "B200": "10.0", "GeForce RTX 5090": "12.0"}
+NO_COLOUR = "#333333"
+# Options of a plan beside its shape, and how often one is drawn.
+ROWS = [
+    (0.5, ["--normalization=RMSNorm"]), (0.2, ["--normalization=RMSNorm", "--qk-layernorm"]),
+    (0.1, ["--normalization=RMSNorm", "--qk-layernorm", "--qk-layernorm-width=full"]), (0.5, ["--position-embedding-type=rope"]),
+    (0.3, ["--activation=swiglu"]), (0.2, ["--activation=squared_relu"]), (0.4, ["--no-add-bias-linear"]),
+    (0.3, ["--untie-embeddings-and-output-weights"]), (0.2, ["--parallel-residual"]), (0.15, ["--norm-placement=post"]),
+    (0.15, ["--norm-placement=sandwich"]), (0.15, ["--attention-dropout=0.1"]), (0.15, ["--hidden-dropout=0.1"]),
+    (0.15, ["--attn-logit-softcapping=30"]), (0.2, ["--recompute-granularity=full"]), (0.2, ["--recompute-granularity=selective"]),
+    (0.2, ["--recompute-granularity=auto", "--memory-budget=1GiB"]), (0.2, ["--window-size=64"]), (0.2, ["--separate-documents"]),
+    (0.3, ["--optimizer-cpu-offload"]), (0.2, ["--offload-gradients"]), (0.2, ["--offload-weights"]),
+    (0.2, ["--cpu-offloading-num-layers=1"]), (0.2, ["--optimizer=muon"]), (0.2, ["--ema-decay=0.99"]), (0.2, ["--exp-avg-dtype=8bit"]),
+    (0.2, ["--fp8-format=hybrid"]), (0.1, ["--fp8-format=hybrid", "--fp8-recipe=delayed"]),
+    (0.2, ["--mlp-chunk-tokens=100", "--recompute-granularity=full"]), (0.2, ["--attention-backend=flash"]),
+    (0.1, ["--attention-backend=unfused"]), (0.1, ["--attention-backend=fused"]), (0.2, ["--lora-rank=8"]), (0.15, ["--sample-every=10"]),
+    (0.2, ["--no-deterministic-mode"]), (0.3, ["--world-size=2", "--zero-stage=1"]),
+    (0.2, ["--world-size=2", "--zero-stage=3", "--grad-reduce-in-bf16"])]  # fmt: skip
+
+
+def draw(rng):
+    """The options of a random plan; some contradict each other, and the program refuses them."""
+    groups, micro_batch, length = rng.choice([1, 2, 3]), rng.randint(1, 4), rng.choice([48, 128, 640, 1024, 4096])
+    options = {"num-layers": rng.randint(1, 4), "kv-channels": rng.choice([32, 64, 96, 128, 256]), "num-query-groups": groups,
+               "num-attention-heads": groups * rng.choice([1, 2, 4]), "hidden-size": 64 * rng.randint(2, 20),
+               "ffn-hidden-size": 64 * rng.randint(2, 40), "vocab-size": rng.choice([257, 5000, 50257, 151936]), "seq-length": length,
+               "max-position-embeddings": length, "micro-batch-size": micro_batch, "global-batch-size": 2 * micro_batch * rng.randint(1, 3),
+               "precision": rng.choice(["bf16", "bf16", "fp32"])}  # fmt: skip
+    words = [f"--{name}={value}" for name, value in options.items()]
+    for share, row in ROWS:
+        if rng.random() < share:
+            words += row
+    return words
+
+
+class Plan(Case):
+    def plan(self, *words, program=PROGRAM, **keywords):
+        """(the exit status and message, the plan)"""
+        path = self.path + "/plan.json"
+        result = run("--plan", "--plan-json", path, *words, program=program, **keywords)
+        if result.returncode != 0:
+            return (result.returncode, result.stderr), None
+        with open(path, encoding="utf-8") as file:
+            return (0, ""), json.load(file)
+
+
+@unittest.skipUnless(os.path.exists(CUDA_PROGRAM), "TRAIN_GPT_CUDA names no train_gpt of the cuda target")
+class OfAGPU(Plan):
+    def test_a_build_without_cuda_plans_what_the_cuda_target_plans(self):
+        rng, planned = random.Random(1), 0
+        for _ in range(chosen(400, 40)):
+            words = [*draw(rng), "--plan-gpu", rng.choice(sorted(GPUS))]
+            (answer, mine), (expected, theirs) = (self.plan(*words, "--device", device, program=program)
+                                                  for device, program in (("auto", PROGRAM), ("cuda", CUDA_PROGRAM)))
+            with self.subTest(words=" ".join(words)):
+                self.assertEqual(answer, expected)
+                if mine:
+                    planned += 1
+                    a, b = mine.pop("predicted"), theirs.pop("predicted")
+                    self.assertAlmostEqual(a["step_ms"], b["step_ms"], delta=1e-12 * b["step_ms"])
+                    self.assertEqual(mine, theirs)
+        self.assertGreater(planned, chosen(150, 12))
+
+    def test_a_build_without_cuda_plans_what_a_run_takes(self):
+        """Of each compute capability: the plan of a run that trains there."""
+        rope = ["--normalization=RMSNorm", "--position-embedding-type=rope", "--activation=swiglu", "--no-add-bias-linear"]
+        small = ["--num-layers", 2, "--hidden-size", 128, "--num-attention-heads", 2, "--kv-channels", 64, "--seq-length", 64, "--vocab-size", 257,
+                 "--micro-batch-size", 2, "--precision", "bf16", "--loss-chunk-tokens", 64, "--train-steps", 1, "--val-every", 0,
+                 "--attention-backend", "flash"]  # fmt: skip
+        for number, (gpu, capability) in enumerate(GPUS.items()):
+            words = [*small, *(rope if number % 2 else []), *(["--optimizer-cpu-offload"] if number % 3 == 0 else [])]
+            path = self.path + "/run.json"
+            result = run(*words, "--device", "cuda", "--plan-json", path, "--train-data", self.data[1], "--out", f"{self.path}/{number}",
+                         program=CUDA_PROGRAM, environment={"EMU_CAPABILITY": capability})
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path, encoding="utf-8") as file:
+                taken = json.load(file)
+            taken.pop("predicted", None)
+            _, planned = self.plan(*words, "--plan-gpu", gpu)
+            planned.pop("predicted")
+            with self.subTest(gpu=gpu):
+                self.assertEqual(planned, taken)
+
+
+class Summary(Plan):
+    GPT2 = ("--preset", "gpt2-124m", "--precision", "bf16", "--plan-gpu", "GeForce RTX 4090")
+
+    def summary(self, *words):
+        result = run("--plan", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return dict(line.split(None, 1) for line in result.stdout.splitlines())
+
+    def peak(self, *words):
+        _, plan = self.plan(*words)
+        return plan["peak_bytes"]
+
+    def test_ten_lines(self):
+        said = self.summary(*self.GPT2)
+        self.assertEqual(list(said), ["model", "device", "batch", "computed", "verdict", "of", "peak", "predicted", "next", "more"])
+        self.assertIn("GeForce RTX 4090", said["device"])
+        self.assertIn("GiB pinned", self.summary(*self.GPT2, "--optimizer-cpu-offload")["host"])
+
+    def test_what_the_next_line_promises(self):
+        gib = 2**30
+        said = self.summary(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64, "--recompute-granularity", "full")["next"]
+        words, takes = re.search(r"(--recompute-granularity none) takes ([\d.]+) GiB, which fits", said).groups()
+        self.assertAlmostEqual(self.peak(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64, *words.split()) / gib, float(takes), delta=0.005)
+        said = self.summary(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64)["next"]
+        words, takes = re.search(r"(--micro-batch-size \d+) takes ([\d.]+) GiB", said).groups()
+        self.assertAlmostEqual(self.peak(*self.GPT2, "--global-batch-size", 64, *words.split()) / gib, float(takes), delta=0.005)
+        seven = ("--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--plan-gpu", "GeForce RTX 4090")
+        large = self.summary(*seven)
+        self.assertIn("does NOT fit", large["verdict"])
+        words = re.search(r"--recompute-granularity auto", large["next"])[0].split()
+        slow = self.summary(*seven, *words)
+        self.assertRegex(slow["verdict"], r"^fits: .* this GPU leaves 23\.00 GiB")
+        before, batch, after, times = re.search(r"update is (\d+) % of a step: --global-batch-size (\d+) makes it (\d+) %, and ([\d.]+) times", slow["next"]).groups()
+        again = self.summary(*seven, *words, "--global-batch-size", batch)
+        share = [int(re.search(r"step, (\d+) % of it the update", said["predicted"])[1]) for said in (slow, again)]
+        tokens = [float(re.search(r"([\d.e+]+) tokens/s", said["predicted"])[1]) for said in (slow, again)]
+        self.assertEqual(share[0], int(before))
+        self.assertLessEqual(share[1], int(after)) # auto may find better by then
+        self.assertGreaterEqual(tokens[1] / tokens[0], 0.99 * float(times))
+
+    def test_where_nothing_is_known(self):
+        self.assertIn("free here", self.summary("--preset", "demo", "--device", "cpu")["verdict"])
+        self.assertIn("--memory-budget allows 1.00 GiB", self.summary("--preset", "demo", "--memory-budget", "1GiB")["verdict"])
+
+
+class Picture(Plan):
+    def drawn(self, *words):
+        path = self.path + "/plan.svg"
+        result = run("--plan", "--plan-picture", path, *words)
+        self.assertIn(result.returncode, (0, 2), result.stderr)
+        if result.returncode == 2:
+            return ""
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
+    def test_the_committed_picture_is_what_the_readme_draws(self):
+        with open(ROOT + "/README.md", encoding="utf-8") as file:
+            command = re.search(r"^build/train_gpt (.*) --plan-picture (docs/memory_plan\.svg)$", file.read(), re.M)
+        with open(f"{ROOT}/{command[2]}", encoding="utf-8") as file:
+            self.assertEqual(self.drawn(*shlex.split(command[1])), file.read())
+
+    def test_colours_and_labels(self):
+        """A category has one colour, the same in every picture, and no other category has it; names of sections don't overlap."""
+        rng, colour_of, drawn = random.Random(2), {}, 0
+        for _ in range(chosen(300, 40)):
+            words = draw(rng)
+            picture = self.drawn(*words, "--plan-gpu", "H200")
+            drawn += bool(picture)
+            with self.subTest(words=" ".join(words)):
+                self.assertNotIn(NO_COLOUR, picture)
+                buffers = picture.partition('<g class="buffers"')[2].partition("</g>")[0]
+                for colour, title in re.findall(r'fill="(#\w+)"><title>(.*?)</title>', buffers, re.S):
+                    self.assertEqual(colour_of.setdefault(title.split("\n")[2], colour), colour)
+                ends = {}
+                for x, y, name in re.findall(r'<text class="section" x="([\d.]+)" y="([\d.]+)" text-anchor="middle">(.*?)</text>', picture):
+                    half = 3 * len(name)
+                    self.assertGreaterEqual(float(x) - half, ends.get(y, 0))
+                    ends[y] = float(x) + half
+        self.assertEqual(len(set(colour_of.values())), len(colour_of), colour_of)
+        self.assertGreater(drawn, chosen(100, 12))
+        self.assertGreater(len(colour_of), 18)
+
+    def test_the_budget_has_a_line(self):
+        self.assertEqual(self.drawn("--preset", "demo").count('class="budget"'), 0)
+        self.assertEqual(self.drawn("--preset", "demo", "--memory-budget", "30MiB").count('class="budget"'), 1)
+        self.assertIn(">of 1.00 GiB<", self.drawn("--preset", "demo", "--memory-budget", "1GiB"))
+
+
+if __name__ == "__main__":
+    unittest.main()
