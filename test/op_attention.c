@@ -1930,7 +1930,7 @@ static void test_choice_of_flash(void **state) {
     c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     assert_int_equal(c.backend, ATTENTION_FLASH);
     assert_non_null(strstr(c.reason, "flash"));
-    assert_non_null(strstr(c.reason, flash_describe()));
+    assert_non_null(strstr(c.reason, flash_describe(&dev)));
     setenv("NVTE_UNFUSED_ATTN", "0", 1);
     c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     unsetenv("NVTE_UNFUSED_ATTN");

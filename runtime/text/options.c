@@ -501,7 +501,10 @@ void options_write_json(const struct options *options, const void *values, struc
         case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
         case OPTION_ENUM:
             option_choice_name(row->argument, option_enum_value(field), name);
-            json_str(json, row->name, name);
+            if (option_is_flag(row) && option_enum_value(field) < 2) // false, true
+                json_bool(json, row->name, option_enum_value(field) == 1);
+            else
+                json_str(json, row->name, name);
             break;
         case OPTION_STRING:
         case OPTION_LIST: json_str(json, row->name, *(const char *const *)field); break;
