@@ -192,5 +192,4 @@ static void plan_summary(const struct run *r) {
     summary_time(&m->timeline.plan.predicted);
     summary_next(r, limit);
     log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");
-    fflush(stdout);
 }

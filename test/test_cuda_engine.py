@@ -87,8 +87,8 @@ class Fp8(unittest.TestCase):
     def planned(self, model, policy, *arguments):
         """GB at the peak, of the words of a row of docs/fp8.md; None: the sizes are refused."""
         preset, micro_batch, length = re.fullmatch(r"(\S+), (\d+) x (\d+)", model).groups()
-        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0"}), tempfile.TemporaryDirectory() as folder:
-            result = run("--plan", "--plan-json", folder + "/plan.json", "--device", "cuda", "--precision", "bf16", "--preset", preset,
+        with tempfile.TemporaryDirectory() as folder:
+            result = run("--plan", "--plan-json", folder + "/plan.json", "--plan-gpu", "H200", "--precision", "bf16", "--preset", preset,
                          "--micro-batch-size", micro_batch, "--global-batch-size", micro_batch, "--seq-length", length,
                          "--recompute-granularity", policy, *arguments)
             if result.returncode == 2 and "multiples of 128" in result.stderr:

@@ -15,7 +15,7 @@ sys.path.insert(0, SCRIPTS)
 # pylint: disable=wrong-import-position
 import fit_model as fm  # noqa: E402
 
-CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA", "")
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 LOSSY = ("main-params-dtype", "main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype", "allow-lossy-states")
 
 
@@ -33,9 +33,8 @@ class Page(unittest.TestCase):
         result = fit_model("--check")
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
-    @unittest.skipUnless(os.path.exists(CUDA_PROGRAM), "TRAIN_GPT_CUDA names no train_gpt of the cuda target")
     def test_plans_are_those_of_the_engine_to_the_byte(self):
-        result = fit_model("--train-gpt", CUDA_PROGRAM, "--check", "--every", chosen("1", "12"))
+        result = fit_model("--train-gpt", PROGRAM, "--check", "--every", chosen("1", "12"))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_a_program_that_plans_otherwise(self):
