@@ -382,8 +382,8 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
     ROW(FLOAT, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
     ROW(STRING, lora_target_modules, "all-linear", "LIST", 0, 0,
-        "LoRA: modules with adapters, by their names in the model's files or the ends of these, as q_proj,v_proj; all-linear: each "
-        "linear layer of the blocks",
+        "LoRA: modules with adapters, by their names in the model's files or the ends of these, as q_proj,v_proj; "
+        "all-linear: each linear layer of the blocks",
         CONFIG_FIXED),
     ROW(STRING, lora_adapter, "", "DIR", 0, 0,
         "LoRA: begin with the adapters of a folder of peft, or of a checkpoint; sets the options above but the dropout",

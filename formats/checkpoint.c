@@ -77,24 +77,12 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
     return NULL;
 }
 
-static const char *checkpoint_check(struct manifest *manifest, const char *folder, bool hash,
-                                    struct error_text *error) {
-    memset(manifest, 0, sizeof *manifest);
-    const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder_fd < 0)
-        return error_format(error, "%.500s: cannot be opened: %s", folder, strerror(errno));
-    const char *problem = checkpoint_read_manifest(manifest, folder_fd, folder, error);
-    for (int i = 0; i < manifest->num_files && !problem; i++)
-        problem = checkpoint_check_file(&manifest->files[i], folder_fd, folder, hash, error);
-    close(folder_fd);
-    if (problem)
-        manifest_free(manifest);
-    return problem;
-}
-
-const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error) {
-    return checkpoint_check(manifest, folder, true, error);
-}
+// What is looked at of a folder.
+struct checkpoint_look {
+    bool hash;           // files' contents, else only their lengths
+    bool only_model;     // no file of the optimizer, nor of the trainer's state
+    bool needs_manifest; // else a folder without one is right as it is
+};
 
 // Whether a file belongs to the model: not to the optimizer, nor to the state of a trainer.
 static bool checkpoint_file_is_of_model(const char *name) {
@@ -102,20 +90,34 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error) {
-    struct manifest manifest;
+// Reads the manifest of a folder and checks the files that it lists. Where that fails, the manifest is freed.
+static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
+                                    struct error_text *error) {
+    memset(manifest, 0, sizeof *manifest);
     const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_fd < 0)
         return error_format(error, "%.500s: cannot be opened: %s", folder, strerror(errno));
-    memset(&manifest, 0, sizeof manifest);
-    const char *problem = faccessat(folder_fd, MANIFEST_NAME, F_OK, 0) == 0
-                              ? checkpoint_read_manifest(&manifest, folder_fd, folder, error)
-                              : NULL;
-    for (int i = 0; i < manifest.num_files && !problem; i++)
-        if (optimizer || checkpoint_file_is_of_model(manifest.files[i].name))
-            problem = checkpoint_check_file(&manifest.files[i], folder_fd, folder, true, error);
+    const bool has_manifest = look.needs_manifest || faccessat(folder_fd, MANIFEST_NAME, F_OK, 0) == 0;
+    const char *problem = has_manifest ? checkpoint_read_manifest(manifest, folder_fd, folder, error) : NULL;
+    for (int i = 0; i < manifest->num_files && !problem; i++)
+        if (!look.only_model || checkpoint_file_is_of_model(manifest->files[i].name))
+            problem = checkpoint_check_file(&manifest->files[i], folder_fd, folder, look.hash, error);
     close(folder_fd);
-    manifest_free(&manifest);
+    if (problem)
+        manifest_free(manifest);
+    return problem;
+}
+
+const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error) {
+    const struct checkpoint_look all = {true, false, true};
+    return checkpoint_check(manifest, folder, all, error);
+}
+const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error) {
+    const struct checkpoint_look look = {true, !optimizer, false};
+    struct manifest manifest;
+    const char *const problem = checkpoint_check(&manifest, folder, look, error);
+    if (!problem)
+        manifest_free(&manifest);
     return problem;
 }
 
@@ -142,7 +144,8 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
 // the wrong step.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
-    const char *const problem = checkpoint_check(manifest, folder, hash, error);
+    const struct checkpoint_look look = {hash, false, true};
+    const char *const problem = checkpoint_check(manifest, folder, look, error);
     if (problem || manifest->step == entry->step)
         return problem;
     const int64_t step = manifest->step;

@@ -71,8 +71,8 @@ __BEGIN_DECLS
 // notices at beta2 = 0.998 and more; 8-bit codes are the nearest.
 // One pass and one launch: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
 // tensors: of the flat buffers. They say by what each one's lr is multiplied, which elements decay (weight_decay is 0 of
-// the others), by what key each is rounded, and where amaxes are taken: of parameters as they are afterwards, where nothing is changed too, so that an
-// amax may be cleared before each update. Gaps between tensors are not written.
+// the others), by what key each is rounded, and where amaxes are taken: of parameters as they are afterwards, also where
+// nothing is changed, so that an amax may be cleared before each update. Gaps between tensors are not written.
 // `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is
 // changed; NULL: neither.
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,

@@ -63,7 +63,8 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
-// C (32 x 32) = or += sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count blocks.
+// C (32 x 32) = or += sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count
+// blocks.
 // 8 x 32 sums stay in registers (4 x 16 without AVX-512): 16 independent chains hide the latency of two FMA units.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {

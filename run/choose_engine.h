@@ -55,8 +55,9 @@ static const struct level *choose_level(const struct config *config) {
     return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
 }
 
-// Replaces --precision auto by bf16 where FP8 or parameters without master weights are asked for, else by what is faster on every rank's device: bf16 on
-// GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16. Sets the reason.
+// Replaces --precision auto: by bf16 where FP8 or parameters without master weights are asked for, else by what is faster on
+// every rank's device, which is bf16 on GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16. Sets the
+// reason.
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
     const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);

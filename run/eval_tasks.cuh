@@ -8,6 +8,7 @@
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/files/hash.h"      // hash64
 #include "runtime/text/json_parse.h" // json_show
+#include "runtime/sort.h" // compare_doubles
 
 struct eval_tasks {
     int files, count, documents_count, names_count;
@@ -212,10 +213,6 @@ static double share_error(int64_t right, int64_t n) {
     return n > 1 ? sqrt(squares / (double)(n - 1)) / sqrt((double)n) : NAN;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 // The scores of task k. Likelihoods are added in the order of their size, since that of the items must not matter.
 static struct task_scores scores_of_task(const struct eval_tasks *tasks, int k) {
     struct task_scores s;

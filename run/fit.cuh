@@ -37,7 +37,8 @@ static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy p
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // The tokens of a chunk of logits: of 1, 2, 3, 4, 6, 8, 11, ... chunks the fewest with which the plan stays within the
-// limits, and no more than as planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's limit is not known.
+// limits, and no more than as planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's
+// limit is not known.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` where the policy that was asked for does less than it seems to.

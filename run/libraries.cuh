@@ -22,24 +22,25 @@ static void library_row(const char *name, const char *compiled, const char *runn
 #include <nccl.h> // ncclGetVersion
 #endif
 
-// A version number of CUDA's as a text: 13000 is 13.0.
+// text = a version number of CUDA's in words: 13000 is 13.0. Returns the text.
 static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
-// A version number of cuBLAS or NCCL as a text: 130100 is 13.1.0.
+// text = a version number of cuBLAS's or NCCL's in words: 130100 is 13.1.0. Returns the text.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;
 }
 
-// What of the libraries may differ between machines beside matmul_describe: NCCL's version.
+// text = what differs between the libraries of two machines, beside matmul_describe: NCCL's version. Returns the text.
 static const char *library_variant(char text[LIBRARY_VERSION]) {
     text[0] = 0;
 #ifdef HAVE_NCCL
     int version = 0;
+    char number[LIBRARY_VERSION];
     if (ncclGetVersion(&version) == ncclSuccess)
-        snprintf(text, LIBRARY_VERSION, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+        snprintf(text, LIBRARY_VERSION, "NCCL %.32s", library_version_text(number, version));
 #endif
     return text;
 }
@@ -106,8 +107,9 @@ static void library_mpi(void) {
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
 }
 
-// What of the libraries may differ between machines beside matmul_describe: the kernels that each has chosen for this
-// CPU, oneDNN by the number of an instruction set (dnnl_cpu_isa_t), OpenBLAS by the name of a core.
+// text = what differs between the libraries of two machines, beside matmul_describe: the kernels that each library has
+// chosen for this CPU, oneDNN by the number of an instruction set (dnnl_cpu_isa_t), OpenBLAS by the name of a core. Returns
+// the text.
 static const char *library_variant(char text[LIBRARY_VERSION]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN

@@ -105,9 +105,10 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
     const size_t most = budget != SIZE_MAX && budget > peak && !is_far ? budget : peak;
     char bytes[LOG_NUMBER];
     size_t at = 0;
-    fprintf(picture->file, "<g class=\"memory\"><rect x=\"%.2f\" y=\"%.2f\" width=\"%d\" height=\"%.2f\" fill=\"none\" stroke=\"#bbb\"/>\n",
-            x, plan_y_of(picture, most, most), PLAN_BAR_WIDTH,
-            plan_y_of(picture, 0, most) - plan_y_of(picture, most, most));
+    fprintf(picture->file,
+            "<g class=\"memory\"><rect x=\"%.2f\" y=\"%.2f\" width=\"%d\" height=\"%.2f\" fill=\"none\" "
+            "stroke=\"#bbb\"/>\n",
+            x, picture->top, PLAN_BAR_WIDTH, picture->height - picture->bottom - picture->top);
     for (int a = 0; a < ARENA_COUNT; a++) {
         if (plan_arena_memory((enum plan_arena)a) != memory)
             continue;

@@ -18,7 +18,7 @@ struct rank_spread {
     char differs[RANK_DIFFERS + 64]; // what the first rank that computes by other means has, and rank 0; "": none
 };
 
-// By what a rank computes.
+// The means by which a rank computes, a text each.
 enum { TRAIT_DEVICE, TRAIT_MATMUL, TRAIT_LIBRARY, TRAIT_ATTENTION, TRAITS };
 struct rank_traits {
     char text[TRAITS][RANK_TRAIT];
@@ -51,7 +51,7 @@ static void rank_range_add(struct rank_range *range, int64_t value) {
     range->most = value > range->most ? value : range->most;
 }
 
-// Every rank calls this.
+// Finds how ranks differ in memory and means. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

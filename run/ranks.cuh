@@ -14,7 +14,7 @@
 
 // ---- start-up ----
 
-// The threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. No more than its
+// The number of threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. No more than its
 // share of the CPUs whose time a container grants: threads beyond these would be put aside together, in each period.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
@@ -23,7 +23,7 @@ static int threads_of_rank(const struct run *r) {
     const int threads = cores < share ? cores : share;
     return threads > 0 ? threads : 1;
 }
-// The threads that --threads asks for or, without it, those of this rank, as far as OpenMP gives them.
+// The number of threads that --threads asks for or, without it, that threads_of_rank gives, as far as OpenMP allows them.
 static int threads_to_take(const struct run *r) {
     const struct config *c = r->config;
     const int threads = c->threads > 0 ? c->threads : threads_of_rank(r), most = omp_get_thread_limit();

@@ -155,7 +155,7 @@ static void report_finetuning(const struct run *r) {
                 c->lora_target_modules);
 }
 
-// What is planned; where ranks differ, as from the least to the most of them.
+// Prints the memory that is planned; where ranks differ, from the least to the most of them.
 static void report_memory(const struct rank_spread *s) {
     char all[LOG_NUMBER], most[LOG_NUMBER], of_it[LOG_NUMBER], most_of_it[LOG_NUMBER];
     log_bytes(all, s->planned.least);
@@ -176,7 +176,7 @@ static void report_device(const struct run *r) {
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }
 
-// Every rank calls this; the report is rank 0's.
+// Prints the report of rank 0. Every rank calls this.
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;

@@ -1,8 +1,9 @@
 // Steps that take far longer than those before: on a machine that others use too, or with a disk that does not keep up, a run
 // gets slow by that without a word.
 #pragma once
-#include <stdlib.h> // qsort
-#include <string.h> // memcpy
+#include "runtime/sort.h" // compare_doubles
+#include <stdlib.h>       // qsort
+#include <string.h>       // memcpy
 
 enum { SLOW_STEPS_KEPT = 31, SLOW_STEPS_LEAST = 15, SLOW_STEPS_PAUSE = 100 };
 struct slow_steps {
@@ -12,10 +13,6 @@ struct slow_steps {
     int silent_until; // the step before which nothing is said
 };
 
-static inline int slow_steps_compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 // Takes the time of a step. Returns the median of those before where this one took more than three times as long, and is
 // to be spoken of: once in a hundred steps, and not of steps of milliseconds, which anything delays. Else 0.
 static inline double slow_steps_take(struct slow_steps *s, int step, int batch, double ms) {
@@ -27,7 +24,7 @@ static inline double slow_steps_take(struct slow_steps *s, int step, int batch, 
     const int kept = s->count < SLOW_STEPS_KEPT ? s->count : SLOW_STEPS_KEPT;
     memcpy(sorted, s->ms, sizeof sorted);
     if (kept >= SLOW_STEPS_LEAST && ms >= LEAST_MS && step >= s->silent_until) {
-        qsort(sorted, (size_t)kept, sizeof *sorted, slow_steps_compare);
+        qsort(sorted, (size_t)kept, sizeof *sorted, compare_doubles);
         median = ms > 3 * sorted[kept / 2] ? sorted[kept / 2] : 0;
     }
     if (median > 0)

@@ -27,6 +27,7 @@ static double *phase_seconds; // (phases); NULL: not taken
 #include "run/fit.cuh"
 #include "run/model.cuh"
 #include "run/utilisation.cuh"
+#include "runtime/sort.h" // compare_doubles
 #include <omp.h>
 #include <stdio.h>
 
@@ -39,10 +40,6 @@ struct samples {
 static void sample_add(struct samples *s, double ms) {
     if (s->n < MAX_SAMPLES)
         s->ms[s->n++] = ms;
-}
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 static double median(struct samples s) {
     qsort(s.ms, (size_t)s.n, sizeof *s.ms, compare_doubles);

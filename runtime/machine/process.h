@@ -1,4 +1,4 @@
-// What a process is started with, and would go wrong by later on.
+// Checks and corrections of what a process is started with: closed standard files, threads that spin too long, small stacks.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -14,8 +14,9 @@ __BEGIN_DECLS
 // 2 where /dev/null can't be opened.
 void standard_files_open(void);
 // Starts the process anew with a lower limit to how long gcc's OpenMP lets a thread spin that waits for others, which it
-// reads from the environment before main begins. By its own limit, ten milliseconds and more, a thread takes a core from
-// the one that it waits for, where other processes want cores too: a step took three times as long beside two busy processes on two cores.
+// reads from the environment before main begins. Its own limit is ten milliseconds and more. Where other processes want
+// cores, a spinning thread takes a core from the thread that it waits for: beside two busy processes on two cores a step took
+// three times as long.
 // Nothing is done where the user's environment decides on waiting, and on machines of many cores, where no limit was
 // measured. Where the process can't be started anew it goes on as it is.
 void spin_briefly(char *const *argv);
