@@ -317,7 +317,7 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, plan, "false", CHOICES(PLANS), 0, 0,
         "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing", CONFIG_THIS_START),
     ROW(STRING, plan_gpu, "", "NAME", 0, 0,
-        "--plan: GPU whose data sheet times are predicted by, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
+        "--plan: GPU whose memory is planned and whose data sheet predicts times, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
         CONFIG_THIS_START),
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),

@@ -54,7 +54,7 @@ static inline void config_check_offload(const struct config *c) {
 static inline void config_resolve_fit(struct config *c) {
     config_check_offload(c);
     if (*c->plan_gpu && !c->plan)
-        fail("--plan-gpu is what --plan predicts times for; a run has the device that it is on");
+        fail("--plan-gpu is the GPU that --plan plans for; a run has the device that it is on");
     if (c->recompute_granularity == RECOMPUTE_AUTO && c->plan && c->memory_budget == 0 && !*c->plan_gpu)
         fail("--recompute-granularity auto with --plan needs --memory-budget, as 6GiB, or --plan-gpu");
     config_resolve_copies(c);

@@ -15,8 +15,8 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The colour of each category of the activations arena, the same in all pictures; PLAN_NO_COLOUR: of no row. A test draws
-// all categories and finds none without a row.
+// Finds the colour of a category of the activations arena, the same in all pictures; PLAN_NO_COLOUR: it has no row. A test
+// draws all categories and finds none without a row.
 #define PLAN_NO_COLOUR "#333333"
 static const char *plan_category_colour(const char *category) {
     static const struct {
@@ -71,7 +71,7 @@ static double plan_x(const struct plan_picture *picture, int phase) {
     const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
     return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
 }
-// The height at which `bytes` lie where the plot's height is `most` bytes.
+// Finds the height of address `bytes` where the plot is `most` bytes high.
 static double plan_y_of(const struct plan_picture *picture, size_t bytes, size_t most) {
     const double span = picture->height - picture->top - picture->bottom;
     return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
@@ -140,7 +140,7 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
     fputs("</g>\n", picture->file);
 }
 
-// Draws the bars, and from the activations' part of the device's to the plot what magnifies it.
+// Draws the bars, and two lines from the ends of the device's activations to the plot, which magnifies them.
 static void plan_svg_bars(const struct plan_picture *picture, const size_t budget[MEMORY_COUNT]) {
     const bool offloads = plan_offloads(picture->plan);
     const double host_x = 30, device_x = 110, end = device_x + PLAN_BAR_WIDTH;
@@ -176,16 +176,16 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
-// Characters of a phase's name that name its section, as "forward" of "forward layer 3: qkv"; recomputation is a part of
-// backward.
+// The number of characters of a phase's name that name its section, as "forward" of "forward layer 3: qkv".
 static int plan_section_chars(const char *phase) { return (int)strcspn(phase, " :"); }
+// Whether two phases are of one section; recomputation is a part of backward.
 static bool plan_same_section(const char *a, const char *b) {
     const char *const section_a = strncmp(a, "recompute", 9) == 0 ? "backward" : a,
                       *const section_b = strncmp(b, "recompute", 9) == 0 ? "backward" : b;
     const int chars = plan_section_chars(section_a);
     return chars == plan_section_chars(section_b) && strncmp(section_a, section_b, (size_t)chars) == 0;
 }
-// The layer of a phase, "forward layer 3: qkv"; -1: of none.
+// Finds the layer of a phase, as 3 of "forward layer 3: qkv"; -1: of none.
 static int plan_phase_layer(const char *phase) {
     const char *const at = strstr(phase, "layer ");
     return at && at < phase + strcspn(phase, ":") ? atoi(at + 6) : -1;
@@ -208,7 +208,7 @@ static void plan_svg_layers(const struct plan_picture *picture, int first, int e
 }
 
 // Draws the horizontal axis: sections, alternately shaded, their layers, and their names in rows, each in the first row
-// where it does not overlap the one before. A name that has room in no row is left to the buffers' titles.
+// where it overlaps no other name. A name that has room in no row is left to the buffers' titles.
 static void plan_svg_phase_axis(const struct plan_picture *picture) {
     enum { ROWS = 3 };
     const struct plan *plan = picture->plan;
@@ -290,7 +290,7 @@ static void plan_svg_legend_title(const struct plan_picture *picture, double y, 
             picture->width - picture->right + 20, y, text);
 }
 
-// Returns the height below the arenas' rows.
+// Draws the legend's rows of the arenas from height y on. Returns the height below them.
 static double plan_svg_legend_arenas(const struct plan_picture *picture, double y) {
     plan_svg_legend_title(picture, y, "arenas, one allocation each");
     for (int a = 0; a < ARENA_COUNT; a++)

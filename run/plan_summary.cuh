@@ -12,11 +12,12 @@ static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known.
 static void summary_verdict(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     const size_t need = r->model->timeline.plan.peak_bytes;
     const bool by_gpu = *c->plan_gpu && (size_t)limit == planned_gpu_bytes(c);
-    const char *whose = by_gpu ? "this GPU leaves" : c->memory_budget > 0 ? "--memory-budget allows" : "are free here";
+    const char *whose = by_gpu ? "this GPU leaves" : c->memory_budget > 0 ? "--memory-budget allows" : "this machine leaves";
     char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER];
     log_bytes(all, (int64_t)need);
     if (limit == SIZE_MAX)
@@ -28,6 +29,7 @@ static void summary_verdict(const struct run *r, size_t limit) {
         log_row("verdict", "does NOT fit: it takes %s, %s %s", all, whose, log_bytes(may, (int64_t)limit));
 }
 
+// Prints the sizes of the device's arenas.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
     size_t used = 0;
@@ -39,7 +41,7 @@ static void summary_parts(const struct plan *plan) {
     log_row("of it", "%s", text);
 }
 
-// The phase of the peak, and the categories of activations that are largest then.
+// Prints the phase of the peak, and the categories of activations that are largest then.
 static void summary_peak(const struct plan *plan) {
     enum { MOST = 3 };
     char text[384], bytes[LOG_NUMBER];
@@ -69,6 +71,7 @@ static void summary_peak(const struct plan *plan) {
     log_row("peak", "%s", text);
 }
 
+// Prints what is offloaded, where anything is.
 static void summary_host(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
@@ -82,6 +85,7 @@ static void summary_host(const struct run *r) {
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
 
+// Prints the predicted time of a step.
 static void summary_time(const struct plan_prediction *p) {
     if (p->step_ms > 0)
         log_row("predicted", "%.4g ms a step, %.0f %% of it the update; %.4g tokens/s, by %s", p->step_ms,
@@ -90,7 +94,7 @@ static void summary_time(const struct plan_prediction *p) {
 
 // ---- the next thing to change ----
 
-// The predicted time of a step with another global batch.
+// Predicts the time of a step with another global batch.
 static struct fit_time summary_time_of_batch(const struct run *r, int global_batch_size) {
     struct config changed = *r->config;
     changed.global_batch_size = global_batch_size;
@@ -100,8 +104,8 @@ static struct fit_time summary_time_of_batch(const struct run *r, int global_bat
     gpt_destroy(m);
     return time;
 }
-// Where the update is more than SLOW_UPDATE of a step: the global batch, more by a power of two, of whose step it is at most
-// SMALL_UPDATE. A larger batch takes no more memory. Returns whether it printed.
+// Where the update is more than SLOW_UPDATE of a step, prints the global batch, larger by a power of two, of whose step the
+// update is at most SMALL_UPDATE. A larger batch takes no more memory. Returns whether it printed.
 static bool summary_next_batch(const struct run *r) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
@@ -121,7 +125,7 @@ static bool summary_next_batch(const struct run *r) {
             times * p->step_ms / (1e3 * time.step_s));
     return true;
 }
-// Where recomputation could be left out: the peak without it. Returns whether it printed.
+// Where the plan fits without recomputation too, prints its peak without. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char bytes[LOG_NUMBER];
@@ -134,7 +138,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Where a larger micro-batch fits: the largest by a power of two. Returns whether it printed.
+// Where a larger micro-batch fits, prints the largest by a power of two. Returns whether it printed.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     const struct config *c = r->config;
@@ -159,6 +163,7 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
+// Prints the first of these that applies.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";

@@ -5,7 +5,7 @@
 #include "kernels/gpu_peak.cuh"    // gpu_peak_find
 #include "runtime/machine/error.h" // fail
 
-// The row of --plan-gpu; NULL: none is named. Ends the program where the name is not known.
+// Finds the row of the GPU that --plan-gpu names; NULL: none is named. Ends the program where the name is not known.
 static const struct gpu_peak *planned_gpu(const struct config *c) {
     const struct gpu_peak *gpu = *c->plan_gpu ? gpu_peak_find(c->plan_gpu) : NULL;
     if (*c->plan_gpu && gpu == NULL)
@@ -14,7 +14,7 @@ static const struct gpu_peak *planned_gpu(const struct config *c) {
              c->plan_gpu);
     return gpu;
 }
-// Its compute capability; major 0 where none is named.
+// Finds the compute capability of that GPU; major 0 where none is named.
 static struct compute_capability planned_capability(const struct config *c) {
     const struct gpu_peak *gpu = planned_gpu(c);
     struct compute_capability capability = {0, 0};
@@ -24,7 +24,7 @@ static struct compute_capability planned_capability(const struct config *c) {
     }
     return capability;
 }
-// Bytes of that GPU's memory that a plan may take: a driver's context and the kernels take about PLANNED_DRIVER_BYTES, an
+// The number of bytes of that GPU's memory that a plan may take: a driver's context and the kernels take about PLANNED_DRIVER_BYTES, an
 // estimate, not measured. A GPU must be named.
 enum { PLANNED_DRIVER_BYTES = 1 << 30 };
 static size_t planned_gpu_bytes(const struct config *c) {

@@ -490,10 +490,10 @@ page to them, and them to the program. **Bytes are planned to the byte; times ar
 
 ## Ask for your own card
 
-Nothing of this needs the card: `--plan` allocates nothing.
+Nothing of this needs the card, nor a build for CUDA: `--plan` allocates nothing. Without `=full` it prints ten lines.
 
 ```
-build/train_gpt --plan --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
+build/train_gpt --plan=full --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
     --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080' --allow-lossy-states
 ```
 
@@ -504,7 +504,7 @@ that are measured on the machine. Where nothing fits, the message has the neares
 |---|---|
 | `--recompute-granularity auto` | finds the least predicted time among recomputation by layer and the offloads below |
 | `--memory-budget`, `--host-memory-budget` | bytes of the device, bytes of pinned host memory |
-| `--plan-gpu NAME`, `--bus-gbps X` | data sheet and bus to predict with, away from the machine |
+| `--plan-gpu NAME`, `--bus-gbps X` | the GPU whose memory is planned, its data sheet and its bus, away from the machine |
 | `--allow-lossy-states` | auto may choose bf16 and 8-bit states; without it only what trains the same bits |
 | `--optimizer-cpu-offload --optimizer-offload-fraction X` | m, v and the master's remainder on the host |
 | `--cpu-offloading-num-layers N` | what the first N layers keep for backward |

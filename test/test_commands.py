@@ -92,7 +92,7 @@ class Commands(unittest.TestCase):
                 found = re.search(r"build/train_gpt( [^|>]*)", command)
                 if not found or not may_run(command):
                     continue
-                words = words_of([word for word in shlex.split(re.sub(r"(^ \.\.\.| \.\.\.$)(?<!-data \.\.\.)", "", found[1])) if word != "--plan"])
+                words = words_of([word for word in shlex.split(re.sub(r"(^ \.\.\.| \.\.\.$)(?<!-data \.\.\.)", "", found[1])) if not word.startswith("--plan=") and word != "--plan"])
                 for option in ("--plan-picture", "--plan-json"):
                     if option in words:
                         del words[words.index(option):words.index(option) + 2]

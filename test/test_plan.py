@@ -135,7 +135,7 @@ class Summary(Plan):
         self.assertGreaterEqual(tokens[1] / tokens[0], 0.99 * float(times))
 
     def test_where_nothing_is_known(self):
-        self.assertIn("free here", self.summary("--preset", "demo", "--device", "cpu")["verdict"])
+        self.assertIn("this machine leaves", self.summary("--preset", "demo", "--device", "cpu")["verdict"])
         self.assertIn("--memory-budget allows 1.00 GiB", self.summary("--preset", "demo", "--memory-budget", "1GiB")["verdict"])
 
 
