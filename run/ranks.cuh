@@ -14,8 +14,9 @@
 
 // ---- start-up ----
 
-// The number of threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. No more than its
-// share of the CPUs whose time a container grants: threads beyond these would be put aside together, in each period.
+// The number of threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. It is at
+// most the rank's share of the CPUs whose time a container grants: threads beyond these would be put aside together, in
+// each period.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
