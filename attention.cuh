@@ -6,6 +6,7 @@
 // compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
 #include "kernels/attention_cudnn.cuh"   // what fused_* are
+#include "kernels/attention_cudnn_rules.cuh" // fused_leads_on
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
@@ -163,11 +164,18 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes why auto, to which flash is left, does not ask whether fused could be used.
-static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted, struct device *dev) {
+// Writes why auto, to which flash is left, does not ask whether fused could be used. own: kernels of compute capability 9.0
+// take the shape.
+static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted, bool own,
+                                      struct device *dev) {
     char gpu[32];
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
-    if (!*reason)
+    if (*reason)
+        return;
+    if (fused_leads_on(dev->planned.major, own))
+        snprintf(reason, size, "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
+                 fused_gpu(gpu, sizeof gpu, dev));
+    else
         snprintf(reason, size, "fused: not taken by auto on %s: --attention-backend fused tries it",
                  fused_gpu(gpu, sizeof gpu, dev));
 }
@@ -215,7 +223,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     if (wanted == ATTENTION_FUSED || *r.flash || leads) // else the library need not be loaded
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
-        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, dev);
+        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, !*r.flash && !*r.sm90, dev);
 
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, demands.any_order, dev);

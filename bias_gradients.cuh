@@ -40,7 +40,7 @@ static int64_t attention_chunks(const struct gpt *m) {
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
-    // On the CPU products sum a bias's gradient while they pack what it sums, at no cost.
+    // On the CPU the products that read dout sum its columns while they pack it, at no cost.
     if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
     switch (linear) {

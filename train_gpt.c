@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
 #include "run/ranks.cuh"       // several processes
 #include "run/report.cuh"      // the start-up report
 #include "run/resume.cuh"      // a run's state from and to checkpoints
-#include "run/plan_report.cuh" // the plan as a table, JSON, a picture
+#include "run/plan_report.cuh" // the plan as tables
 #include "run/plan_summary.cuh" // the plan in ten lines
 #include "run/run.cuh"         // struct run
 #include "run/train.cuh"       // the training loop

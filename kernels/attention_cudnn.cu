@@ -240,7 +240,7 @@ bool fused_leads(bool own, struct device *dev) {
     if (!dev->open)
         return false;
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
-    return properties.major == 10 || (properties.major == 9 && !own);
+    return fused_leads_on(properties.major, own);
 }
 const char *fused_gpu(char *text, size_t size, struct device *dev) {
     struct cudaDeviceProp properties;

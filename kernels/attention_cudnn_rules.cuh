@@ -80,12 +80,15 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 }
 
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
-// fused_refuses of the newest version, on the GPU that memory is planned for: that machine may have all that is needed.
+// Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: those of 9.0 take the
+// shape.
+static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
+// Writes why the newest version can't take a shape on the GPU that memory is planned for; an empty text where it may.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,
                                          const struct device *dev) {
     fused_refuses(reason, size, SIZE_MAX, dev->planned.major > 0 ? dev->planned.major : 9, s, any_order);
 }
-// That GPU in words, in text (size bytes) where it is known.
+// Names the GPU that memory is planned for, in text (size bytes) where it is known. Returns the name.
 static inline const char *fused_planned_gpu(char *text, size_t size, const struct device *dev) {
     if (dev->planned.major == 0)
         return "a GPU that is not open";

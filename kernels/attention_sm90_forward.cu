@@ -541,7 +541,6 @@ struct sm90_forward_launcher {
     }
 };
 
-// What the order of tiles takes. A shape is planned before it has tables: whether it will have them says nothing here.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     const void *const aligned[2] = {qkv, out};

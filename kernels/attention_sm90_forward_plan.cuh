@@ -34,9 +34,9 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
     static_assert(SHARED_BYTES <= 227 * 1024, "what a block can have");
 };
 
-// A tile is 64 * WARPGROUPS queries of one head.
 static_assert(sm90_forward_plan<64>::QUERIES == SM90_FORWARD_QUERIES_OF_64, "what plans of memory count with");
 static_assert(sm90_forward_plan<128>::QUERIES == SM90_FORWARD_QUERIES, "what plans of memory count with");
+// A tile is 64 * WARPGROUPS queries of one head.
 struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 16 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL

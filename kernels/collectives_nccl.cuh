@@ -350,6 +350,6 @@ static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_
 
 #else
 
-enum { COLLECTIVES_HAVE_NCCL = 1 }; // of the build that a GPU's memory is planned for
+enum { COLLECTIVES_HAVE_NCCL = 1 }; // plans of a GPU's memory assume a build with NCCL
 
 #endif

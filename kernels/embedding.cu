@@ -1,8 +1,8 @@
 // What kernels/embedding.cuh declares.
 #include "kernels/embedding.cuh"
+#include "kernels/gpu_sizes.cuh"      // embedding_sort_size, gpu_embedding_backward_bytes
 #include "kernels/packed.cuh"         // packed_load_some
 #include "kernels/packed_floats.cuh"  // floats_load_some, floats_store_some, dropout_scales_packed
-#include "kernels/gpu_sizes.cuh"      // embedding_sort_size, gpu_embedding_backward_bytes
 #include "kernels/positions.cuh"      // token_position
 #include "kernels/ptx.cuh"            // store_shared_long
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load

@@ -19,49 +19,51 @@ struct gpu_peak {
     int capability;   // compute capability, ten times the major and the minor
     double bf16_tflops, fp32_tflops, memory_gbps;
     enum gpu_link link;
-    int memory_gib; // of the smallest edition, by the sheet; the driver leaves some 1 % less
+    double memory_gib; // that a driver shows of it, with ECC as it is delivered; of the smallest edition
 };
 
 // A row whose words are part of another's comes after it: the first that fits is taken.
 static const struct gpu_peak gpu_peaks[] = {
     // "NVIDIA A100 Tensor Core GPU" data sheet, 2021
+    {"A100-SXM4-80GB", 80, 312, 19.5, 2039, PCIE_4, 80},
+    {"A100 80GB PCIe", 80, 312, 19.5, 1935, PCIE_4, 80},
     {"A100", 80, 312, 19.5, 1555, PCIE_4, 40},
     // "NVIDIA A30 Tensor Core GPU" data sheet
     {"A30", 80, 165, 10.3, 933, PCIE_4, 24},
     // "NVIDIA A10 Tensor Core GPU" data sheet; the A10G has other rates and is not meant
-    {"A10", 86, 125, 31.2, 600, PCIE_4, 24},
+    {"A10", 86, 125, 31.2, 600, PCIE_4, 22.4},
     // "NVIDIA A40" data sheet
-    {"A40", 86, 149.7, 37.4, 696, PCIE_4, 48},
+    {"A40", 86, 149.7, 37.4, 696, PCIE_4, 44.9},
     // "NVIDIA Ampere GA102 GPU architecture" whitepaper, tables of the RTX A6000, the RTX 3090 and the RTX 3080
-    {"RTX A6000$", 86, 154.8, 38.7, 768, PCIE_4, 48},
+    {"RTX A6000$", 86, 154.8, 38.7, 768, PCIE_4, 47.9},
     {"GeForce RTX 3090$", 86, 71, 35.6, 936, PCIE_4, 24},
     {"GeForce RTX 3080$", 86, 59.5, 29.8, 760, PCIE_4, 10},
     // "NVIDIA L4", "NVIDIA L40" and "NVIDIA L40S" data sheets
-    {"L4", 89, 121, 30.3, 300, PCIE_4, 24},
-    {"L40", 89, 181.05, 90.5, 864, PCIE_4, 48},
-    {"L40S", 89, 362.05, 91.6, 864, PCIE_4, 48},
+    {"L4", 89, 121, 30.3, 300, PCIE_4, 22.4},
+    {"L40", 89, 181.05, 90.5, 864, PCIE_4, 44.9},
+    {"L40S", 89, 362.05, 91.6, 864, PCIE_4, 44.9},
     // "NVIDIA Ada GPU architecture" whitepaper, tables of the RTX 4090, the RTX 4080 and the RTX 6000 Ada
-    {"GeForce RTX 4090$", 89, 165.2, 82.6, 1008, PCIE_4, 24},
-    {"GeForce RTX 4080$", 89, 97.5, 48.7, 717, PCIE_4, 16},
-    {"RTX 6000 Ada Generation$", 89, 364.2, 91.1, 960, PCIE_4, 48},
+    {"GeForce RTX 4090$", 89, 165.2, 82.6, 1008, PCIE_4, 23.9},
+    {"GeForce RTX 4080$", 89, 97.5, 48.7, 717, PCIE_4, 15.9},
+    {"RTX 6000 Ada Generation$", 89, 364.2, 91.1, 960, PCIE_4, 47.9},
     // "NVIDIA H100 Tensor Core GPU" data sheet: 1979, 1513 and 1671 with sparsity
-    {"H100 80GB HBM3", 90, 989.5, 67, 3350, PCIE_5, 80},
-    {"H100 PCIe", 90, 756.5, 51, 2000, PCIE_5, 80},
-    {"H100 NVL", 90, 835.5, 60, 3900, PCIE_5, 94},
+    {"H100 80GB HBM3", 90, 989.5, 67, 3350, PCIE_5, 79.6},
+    {"H100 PCIe", 90, 756.5, 51, 2000, PCIE_5, 79.6},
+    {"H100 NVL", 90, 835.5, 60, 3900, PCIE_5, 93.5},
     // "NVIDIA H200 Tensor Core GPU" data sheet: 1979 and 1671 with sparsity
-    {"H200 NVL", 90, 835.5, 60, 4800, PCIE_5, 141},
-    {"H200", 90, 989.5, 67, 4800, PCIE_5, 141},
+    {"H200 NVL", 90, 835.5, 60, 4800, PCIE_5, 140.4},
+    {"H200", 90, 989.5, 67, 4800, PCIE_5, 140.4},
     // "NVIDIA GH200 Grace Hopper Superchip" data sheet: 1979 with sparsity
-    {"GH200", 90, 989.5, 67, 4000, NVLINK_C2C, 96},
+    {"GH200", 90, 989.5, 67, 4000, NVLINK_C2C, 95.5},
     // "NVIDIA Blackwell Architecture Technical Brief": a GPU of an HGX B200 4.5 PFLOP/s with sparsity, of a GB200 5.
     // Its fp32 rate differs between editions for the HGX B200.
-    {"B200", 100, 2250, 0, 7700, PCIE_5, 180},
-    {"GB200", 100, 2500, 80, 8000, NVLINK_C2C, 186},
+    {"B200", 100, 2250, 0, 7700, PCIE_5, 179},
+    {"GB200", 100, 2500, 80, 8000, NVLINK_C2C, 185},
     // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080
-    {"GeForce RTX 5090$", 120, 209.5, 104.8, 1792, PCIE_5, 32},
-    {"GeForce RTX 5080$", 120, 112.6, 56.3, 960, PCIE_5, 16},
+    {"GeForce RTX 5090$", 120, 209.5, 104.8, 1792, PCIE_5, 31.8},
+    {"GeForce RTX 5080$", 120, 112.6, 56.3, 960, PCIE_5, 15.9},
     // "NVIDIA RTX Blackwell PRO GPU architecture" whitepaper; the Max-Q and Server editions have lower clocks
-    {"RTX PRO 6000 Blackwell Workstation Edition$", 120, 503.8, 126, 1792, PCIE_5, 96},
+    {"RTX PRO 6000 Blackwell Workstation Edition$", 120, 503.8, 126, 1792, PCIE_5, 95.5},
 };
 
 // Whether `words` is in `name`, with no letter or digit right before or behind it.

@@ -1,5 +1,5 @@
-// What memory plans must know of the CUDA kernels: bytes of workspace, numbers of partial sums, and the shapes that attention's
-// kernels take. Host arithmetic of sizes, compiled into every build: the kernels take their grids from it, and a build
+// What memory plans must know of the CUDA kernels: bytes of workspace, numbers of partial sums, and the shapes and FP8
+// scalings that kernels take. Host arithmetic of sizes, compiled into every build: the kernels take their grids from it, and a build
 // without CUDA plans a GPU's memory by it to the byte.
 //
 // An op's own NAME_workspace_bytes answers for the device at hand; these functions answer for a GPU.
@@ -20,8 +20,8 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// NULL where a GPU of this compute capability multiplies FP8 matrices of this scaling; else why not, written to `text` (n
-// bytes), with the option to change. Major 0: a GPU that is not known refuses nothing.
+// Returns NULL where a GPU of this compute capability multiplies FP8 matrices of this scaling; else why not, written to `text`
+// (n bytes), with the option to change. Major 0: a GPU that is not known refuses nothing.
 static inline const char *gpu_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling,
                                           struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
@@ -50,7 +50,7 @@ enum {
     GPU_PACK = 16 / (int)sizeof(floatX), // elements of one access
     GPU_SMS = 132,                       // streaming multiprocessors that runs of rows fill: those of H100 and H200
 };
-// A thread of backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
+// A thread of norm_backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
 // rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
 // many threads as leave 2 packs to each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
@@ -141,7 +141,8 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// The same of the shape on a GPU of this compute capability.
+// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on a GPU of this compute capability; an empty
+// text where they can.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);
@@ -158,7 +159,8 @@ enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// The order of forward's tiles, an item each.
+// Bytes of the order of forward's tiles, an item each. A shape is planned before it has tables of first keys, so that they are
+// counted without them too.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
     const size_t blocks = ((size_t)shape.T + queries - 1) / queries;

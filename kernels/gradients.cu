@@ -1,12 +1,11 @@
 // What kernels/gradients.cuh declares.
 #include "kernels/gradients.cuh"
-#include "kernels/four.cuh"   // four_load, four_store, FLAT_THREADS
+#include "kernels/four.cuh"      // four_load, four_store, FLAT_THREADS
 #include "kernels/gpu_sizes.cuh" // SQUARES_BLOCKS, gpu_squares_bytes
-#include "kernels/reduce.cuh" // block_sum_double
-#include <assert.h>           // static_assert
+#include "kernels/reduce.cuh"    // block_sum_double
+#include <assert.h>              // static_assert
 
 #ifdef TARGET_CUDA
-
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }

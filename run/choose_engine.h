@@ -87,7 +87,7 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     level_list_features(instructions, sizeof instructions, level);
     config->instructions = instructions;
     config->instruction_set = level->name;
-    config->instruction_set_reason = *config->plan_gpu ? NULL : reason;
+    config->instruction_set_reason = reason;
     return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 

@@ -22,12 +22,12 @@ static void library_row(const char *name, const char *compiled, const char *runn
 #include <nccl.h> // ncclGetVersion
 #endif
 
-// text = a version number of CUDA's in words: 13000 is 13.0. Returns the text.
+// text = a version number of CUDA's as MAJOR.MINOR: 13000 is 13.0. Returns the text.
 static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
-// text = a version number of cuBLAS's or NCCL's in words: 130100 is 13.1.0. Returns the text.
+// text = a version number of cuBLAS's or NCCL's as MAJOR.MINOR.PATCH: 130100 is 13.1.0. Returns the text.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;

@@ -1,12 +1,12 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/adapter_targets.cuh"   // adapters_resolve
-#include "run/planned_gpu.cuh"       // planned_capability
-#include "run/ranks.cuh"             // threads_to_take, check_same_data
-#include "run/utilisation.cuh"       // gpt_measure_peak
 #include "run/plan_picture.cuh"      // plan_write_svg
 #include "run/plan_report.cuh"       // plan_write_json
+#include "run/planned_gpu.cuh"       // planned_capability
+#include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/run.cuh"               // struct run
+#include "run/utilisation.cuh"       // gpt_measure_peak
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/machine/process.h" // stack_bytes_here
 #include <omp.h>                     // omp_set_num_threads
@@ -40,8 +40,6 @@ static void open_device(struct run *r) {
     omp_set_num_threads(r->dev.threads);
     check_stacks(c);
     r->dev.planned = planned_capability(c);
-    if (*c->plan_gpu && c->memory_budget == 0 && c->recompute_granularity == RECOMPUTE_AUTO)
-        r->own->memory_budget = (int64_t)planned_gpu_bytes(c); // what auto may choose to fill
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c, &r->dev) == COLLECTIVES_HOST);

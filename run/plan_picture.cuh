@@ -3,11 +3,12 @@
 // placed (plan_place).
 #pragma once
 #include "memory.cuh"          // struct plan
-#include "run/plan_report.cuh" // plan_live_bytes
+#include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
 #include "run/report_file.h"   // report_file_open
 #include "runtime/text/log.h"  // log_bytes
 #include <stdio.h>             // FILE, fprintf
-#include <string.h>            // strcmp, strncmp, strstr
+#include <stdlib.h>            // free, atoi
+#include <string.h>            // strcmp, strncmp, strstr, strcspn
 
 // Draws the plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line. Ends the
 // program where the file cannot be written.
@@ -43,6 +44,7 @@ static const char *plan_category_colour(const char *category) {
             return rows[i].colour;
     return PLAN_NO_COLOUR;
 }
+// Finds the colour of an arena; those of one kind in the device's and the host's memory have the same.
 static const char *plan_arena_colour(enum plan_arena arena) {
     switch (arena) {
     case ARENA_PARAMETERS:
@@ -93,15 +95,15 @@ static void plan_svg_text(FILE *file, const char *text) {
 
 // ---- the bars of the memories ----
 
-enum { PLAN_BAR_WIDTH = 46, FAR_BUDGET = 8 };
+enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
 // Draws a memory's arenas as a bar from x on, to scale, up to the peak or the budget, whichever is more; a budget of more than
-// FAR_BUDGET peaks is only named. Sets where the activations arena of the device begins and ends.
+// PLAN_FAR_BUDGET peaks is only named. Sets where the activations arena of the device begins and ends.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
     const size_t peak = memory == MEMORY_DEVICE ? plan->peak_bytes : plan->host_peak_bytes;
-    const bool is_far = budget != SIZE_MAX && budget / FAR_BUDGET > peak;
+    const bool is_far = budget != SIZE_MAX && budget / PLAN_FAR_BUDGET > peak;
     const size_t most = budget != SIZE_MAX && budget > peak && !is_far ? budget : peak;
     char bytes[LOG_NUMBER];
     size_t at = 0;

@@ -12,21 +12,30 @@ static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known.
+// The number of bytes that the plan takes of the memory whose limit is known: the device's; on the CPU what is offloaded too.
+static size_t summary_need(const struct run *r) {
+    const struct plan *plan = &r->model->timeline.plan;
+    return plan->peak_bytes + (device_is_gpu(&r->dev) ? 0 : plan->host_peak_bytes);
+}
+// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known. What is offloaded
+// counts as the host's, which on the CPU is the same memory.
 static void summary_verdict(const struct run *r, size_t limit) {
     const struct config *c = r->config;
-    const size_t need = r->model->timeline.plan.peak_bytes;
-    const bool by_gpu = *c->plan_gpu && (size_t)limit == planned_gpu_bytes(c);
-    const char *whose = by_gpu ? "this GPU leaves" : c->memory_budget > 0 ? "--memory-budget allows" : "this machine leaves";
-    char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER];
+    const struct plan *plan = &r->model->timeline.plan;
+    const bool on_gpu = device_is_gpu(&r->dev);
+    const size_t need = summary_need(r);
+    const char *whose = c->memory_budget > 0 ? "--memory-budget allows" : on_gpu ? "this GPU leaves" : "this machine leaves";
+    char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER], host[LOG_NUMBER + 32] = "";
     log_bytes(all, (int64_t)need);
+    if (on_gpu && plan_offloads(plan))
+        snprintf(host, sizeof host, ", with %s of the host's", log_bytes(left, (int64_t)plan->host_peak_bytes));
     if (limit == SIZE_MAX)
-        log_row("verdict", "takes %s; whether that fits, --plan-gpu NAME or --memory-budget BYTES decides", all);
+        log_row("verdict", "takes %s%s; --plan-gpu NAME or --memory-budget BYTES says whether that fits", all, host);
     else if (need <= limit)
-        log_row("verdict", "fits: it takes %s, %s %s, %s stay free", all, whose, log_bytes(may, (int64_t)limit),
+        log_row("verdict", "fits: it takes %s%s, %s %s, %s stay free", all, host, whose, log_bytes(may, (int64_t)limit),
                 log_bytes(left, (int64_t)(limit - need)));
     else
-        log_row("verdict", "does NOT fit: it takes %s, %s %s", all, whose, log_bytes(may, (int64_t)limit));
+        log_row("verdict", "does NOT fit: it takes %s%s, %s %s", all, host, whose, log_bytes(may, (int64_t)limit));
 }
 
 // Prints the sizes of the device's arenas.
@@ -38,7 +47,7 @@ static void summary_parts(const struct plan *plan) {
             used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used > 0 ? ", " : "",
                                      plan_arena_name((enum plan_arena)a),
                                      log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
-    log_row("of it", "%s", text);
+    log_row("parts", "%s", text);
 }
 
 // Prints the phase of the peak, and the categories of activations that are largest then.
@@ -88,69 +97,93 @@ static void summary_host(const struct run *r) {
 // Prints the predicted time of a step.
 static void summary_time(const struct plan_prediction *p) {
     if (p->step_ms > 0)
-        log_row("predicted", "%.4g ms a step, %.0f %% of it the update; %.4g tokens/s, by %s", p->step_ms,
+        log_row("predicted", "%.4g ms a step, %.0f %% of it the update; %.4g tokens/s: %s", p->step_ms,
                 100 * p->update_ms / p->step_ms, p->tokens_per_s, p->rates);
 }
 
 // ---- the next thing to change ----
 
-// Predicts the time of a step with another global batch.
-static struct fit_time summary_time_of_batch(const struct run *r, int global_batch_size) {
-    struct config changed = *r->config;
-    changed.global_batch_size = global_batch_size;
-    const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
-    struct gpt *const m = gpt_create(&changed, fit_policy(&f), r->attention.backend, r->fit.dev);
-    const struct fit_time time = fit_predict(m, &r->rates);
+// A plan with some options changed, under the same choice of recomputation: its step's time and its peak.
+struct summary_change {
+    struct fit_time time;
+    struct fit_bytes bytes;
+};
+// Plans a run with other options. The chunk of logits is chosen anew where the run chose it, as large as the limit allows.
+static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
+    const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
+    const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
+    struct summary_change change;
+    if (r->chunk_grew) {
+        changed->loss_chunk_tokens = 0;
+        changed->loss_chunk_tokens = (int)fit_loss_chunk(&f, limits);
+    }
+    struct gpt *const m = gpt_create(changed, fit_policy(&f), r->attention.backend, r->fit.dev);
+    change.time = fit_predict(m, &r->rates);
+    change.bytes = fit_bytes_of(&m->timeline.plan);
     gpt_destroy(m);
-    return time;
+    return change;
 }
+
 // Where the update is more than SLOW_UPDATE of a step, prints the global batch, larger by a power of two, of whose step the
-// update is at most SMALL_UPDATE. A larger batch takes no more memory. Returns whether it printed.
-static bool summary_next_batch(const struct run *r) {
+// update is at most SMALL_UPDATE, if that fits: with several micro-steps gradients are kept between them. What auto has filled
+// to the limit it would choose anew. Returns whether it printed.
+static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
-    const struct config *c = r->config;
-    struct fit_time time;
+    struct config changed = *r->config;
+    struct summary_change change;
+    char bytes[LOG_NUMBER];
     int times = 1;
     if (p->step_ms <= 0 || p->update_ms <= SLOW_UPDATE * p->step_ms)
         return false;
     do {
         times *= 2;
-        time = summary_time_of_batch(r, c->global_batch_size * times);
-    } while (time.update_s > SMALL_UPDATE * time.step_s && times < 1024 && c->global_batch_size < INT32_MAX / 4 / times);
+        changed.global_batch_size *= 2;
+        change = summary_plan(r, &changed, limit);
+    } while (change.time.update_s > SMALL_UPDATE * change.time.step_s && times < 1024 &&
+             changed.global_batch_size < INT32_MAX / 2);
+    const bool by_auto = r->chosen.count > 0;
+    if (change.bytes.device > limit && !by_auto)
+        return false;
     log_row("next",
-            "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %.3g times the tokens/s, in the "
-            "same memory",
-            100 * p->update_ms / p->step_ms, c->global_batch_size * times, 100 * time.update_s / time.step_s,
-            times * p->step_ms / (1e3 * time.step_s));
+            "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %s%.2g times the tokens/s, in %s; "
+            "a larger batch trains otherwise",
+            100 * p->update_ms / p->step_ms, changed.global_batch_size, 100 * change.time.update_s / change.time.step_s,
+            by_auto ? "about " : "", times * p->step_ms / (1e3 * change.time.step_s),
+            by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
 // Where the plan fits without recomputation too, prints its peak without. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
-    const struct config *c = r->config;
+    struct config changed = *r->config;
     char bytes[LOG_NUMBER];
-    if (c->recompute_granularity != RECOMPUTE_FULL && c->recompute_granularity != RECOMPUTE_SELECTIVE)
+    if (r->chosen.count > 0 ||
+        (changed.recompute_granularity != RECOMPUTE_FULL && changed.recompute_granularity != RECOMPUTE_SELECTIVE))
         return false;
-    const size_t peak = fit_peak(&r->fit, policy_none(c->num_layers));
-    if (r->chosen.count > 0 || peak > limit)
+    changed.recompute_granularity = RECOMPUTE_NONE;
+    changed.recompute_method = RECOMPUTE_METHOD_UNSET;
+    changed.recompute_num_layers = 0;
+    changed.recompute_layers = changed.recompute_modules = changed.recompute_layer_modules = "";
+    const size_t peak = summary_plan(r, &changed, limit).bytes.device;
+    if (peak > limit)
         return false;
     log_row("next", "recomputation isn't needed: --recompute-granularity none takes %s, which fits",
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Where a larger micro-batch fits, prints the largest by a power of two. Returns whether it printed.
+// Where a larger micro-batch fits, prints the largest by a power of two, of at most 16 times the size. Returns whether it
+// printed.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
-    struct config changed = *r->config;
     const struct config *c = r->config;
-    const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
     size_t peak = 0;
     int best = 0;
     char bytes[LOG_NUMBER];
-    for (int B = 2 * c->micro_batch_size; B <= 16 * c->micro_batch_size; B *= 2) {
+    for (int B = 2 * c->micro_batch_size; B <= 16 * c->micro_batch_size && r->chosen.count == 0; B *= 2) {
+        struct config changed = *c;
         changed.micro_batch_size = B;
-        if ((int64_t)B * c->ranks > changed.global_batch_size || changed.global_batch_size % (B * c->ranks) != 0)
+        if ((int64_t)B * c->ranks > c->global_batch_size || c->global_batch_size % (B * c->ranks) != 0)
             break;
-        const size_t then = fit_peak(&f, fit_policy(&f));
+        const size_t then = summary_plan(r, &changed, limit).bytes.device;
         if (then > limit)
             break;
         best = B;
@@ -158,23 +191,24 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     }
     if (best == 0)
         return false;
-    log_row("next", "there is room: --micro-batch-size %d takes %s, and fewer, larger products", best,
+    log_row("next", "there is room: --micro-batch-size %d takes %s, and has fewer, larger products", best,
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
 
-// Prints the first of these that applies.
+// Prints the first of these that applies. Without a limit nothing can be said to fit.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";
-    if (!r->model->trains)
-        return;
-    if (r->model->timeline.plan.peak_bytes > limit) { // a --memory-budget that is exceeded has ended the program
+    if (limit == SIZE_MAX)
+        log_row("next", "--plan-gpu 'H100 80GB HBM3', or --memory-budget 80GiB, says what fits and what is faster");
+    else if (summary_need(r) > limit) { // a --memory-budget that is exceeded has ended the program
         if (!*c->plan_gpu)
             snprintf(budget, sizeof budget, " --memory-budget %zuMiB", limit >> 20);
         log_row("next", "--recompute-granularity auto%s searches recomputation and offload for what fits", budget);
-    } else if (!summary_next_batch(r) && !summary_next_recomputation(r, limit) && !summary_next_micro_batch(r, limit))
-        log_row("next", "nothing: no larger micro-batch divides the global batch and fits, and the update is short");
+    } else if (!summary_next_batch(r, limit) && !summary_next_recomputation(r, limit) &&
+               !summary_next_micro_batch(r, limit))
+        log_row("next", "nothing is seen: memory or the global batch allows no micro-batch of twice the size");
 }
 
 static void plan_summary(const struct run *r) {
@@ -183,18 +217,22 @@ static void plan_summary(const struct run *r) {
     size_t budget[MEMORY_COUNT];
     char number[LOG_NUMBER];
     budgets_of(r, true, budget);
-    const size_t limit = budget[MEMORY_DEVICE];
-    log_row("model", "%s parameters, %s, %d layers of %d", log_count(number, m->table.visible), FLOATX_NAME, c->num_layers,
-            c->hidden_size);
+    log_row("model", "%s parameters, %s, %d layers, hidden size %d", log_count(number, m->table.visible), FLOATX_NAME,
+            c->num_layers, c->hidden_size);
     report_device(r);
-    log_row("batch", "%d sequences of %d tokens a micro-batch, %d a step%s", c->micro_batch_size, c->seq_length,
-            c->global_batch_size, c->ranks > 1 ? " of all ranks" : "");
-    log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
-    summary_verdict(r, limit);
+    if (m->trains) {
+        log_row("batch", "micro-batches of %d x %d tokens, %d sequences a step%s", c->micro_batch_size, c->seq_length,
+                c->global_batch_size, c->ranks > 1 ? " of all ranks" : "");
+        log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
+    }
+    if (r->chosen.count > 0) // behind its time and bytes, which other rows have
+        log_row("auto", "%s", strstr(r->chosen.best[0], ": ") + 2);
+    summary_verdict(r, budget[MEMORY_DEVICE]);
     summary_parts(&m->timeline.plan);
     summary_peak(&m->timeline.plan);
     summary_host(r);
     summary_time(&m->timeline.plan.predicted);
-    summary_next(r, limit);
+    if (m->trains)
+        summary_next(r, budget[MEMORY_DEVICE]);
     log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");
 }

@@ -36,7 +36,8 @@ static int threads_to_take(const struct run *r) {
     return most;
 }
 // Bytes of memory that this rank may take: of its device, of the host as far as other ranks share it, and where both are
-// the same memory of both together; the budgets lower them. A plan is held to the budgets alone.
+// the same memory of both together; the budgets lower them. A plan is held to the budgets alone, and what auto chooses without
+// one to the GPU that --plan-gpu names.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -46,6 +47,8 @@ static struct fit_limits limits_of(struct run *r) {
         limits.device = DEVICE_MEMORY_IS_HOSTS ? limits.host : device_available_bytes(&r->dev);
         limits.both = DEVICE_MEMORY_IS_HOSTS ? limits.host : SIZE_MAX;
     }
+    if (*c->plan_gpu && c->memory_budget == 0 && (c->recompute_granularity == RECOMPUTE_AUTO || r->chosen.count > 0))
+        limits.device = planned_gpu_bytes(c);
     if (c->memory_budget > 0 && (size_t)c->memory_budget < limits.device)
         limits.device = (size_t)c->memory_budget;
     if (c->host_memory_budget > 0 && (size_t)c->host_memory_budget < limits.host)
@@ -58,10 +61,13 @@ static struct fit_limits limits_of(struct run *r) {
 static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
     const struct config *c = r->config;
     budget[MEMORY_HOST] = c->host_memory_budget > 0 ? (size_t)c->host_memory_budget : SIZE_MAX;
-    budget[MEMORY_DEVICE] = c->memory_budget > 0                        ? (size_t)c->memory_budget
-                            : *c->plan_gpu                              ? planned_gpu_bytes(c)
-                            : free_here && !device_is_gpu(&r->dev) ? host_available_bytes(1)
-                                                                        : SIZE_MAX;
+    budget[MEMORY_DEVICE] = SIZE_MAX;
+    if (c->memory_budget > 0)
+        budget[MEMORY_DEVICE] = (size_t)c->memory_budget;
+    else if (*c->plan_gpu)
+        budget[MEMORY_DEVICE] = planned_gpu_bytes(c);
+    else if (free_here && !device_is_gpu(&r->dev))
+        budget[MEMORY_DEVICE] = host_available_bytes(1);
 }
 
 // The exchange that host collectives, and the hosts of GPUs, use.

@@ -167,6 +167,7 @@ static void report_memory(const struct rank_spread *s) {
                 of_it, log_bytes(most_of_it, s->activations.most));
 }
 
+// Prints what computes, or the GPU that is planned for.
 static void report_device(const struct run *r) {
     char text[384];
     if (*r->config->plan_gpu)
@@ -188,7 +189,7 @@ static void report(const struct run *r) {
     log_row("parameters", "%s", log_count(text, m->table.visible));
     report_finetuning(r);
     report_device(r);
-    if (c->instruction_set_reason)
+    if (c->instruction_set_reason && !*c->plan_gpu)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
     report_environment();
     log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);

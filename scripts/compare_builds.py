@@ -114,7 +114,7 @@ def cpu_configurations():
     for (shape, model), precision, policy in itertools.product(SHAPES.items(), ("fp32", "bf16"), POLICIES):
         start = TRAINING + model + "--device cpu --precision %s " % precision
         options = POLICIES[policy].replace("BUDGET", BUDGETS[shape][precision])
-        plan = "--plan --plan-json plan.json --plan-picture plan.svg "
+        plan = "--plan=full --plan-json plan.json --plan-picture plan.svg "
         yield Configuration("cpu policy %s %s %s" % (shape, precision, policy), start + options + plan, start + options)
     for shape, precision in itertools.product(SHAPES, ("fp32", "bf16")):
         start = TRAINING + SHAPES[shape] + "--device cpu --precision %s " % precision
@@ -157,7 +157,7 @@ def rank_configurations():
 
 
 def plan_configurations():
-    plan = "--plan --plan-json plan.json --plan-picture plan.svg --device cpu --threads 1 "
+    plan = "--plan=full --plan-json plan.json --plan-picture plan.svg --device cpu --threads 1 "
     for number, preset in enumerate(PRESETS):
         yield Configuration("cpu plan %s" % preset, "--preset %s %s--precision fp32" % (preset, plan),
                             "--preset %s %s--precision bf16 --recompute-granularity full --plan-json full.json" % (preset, plan),
@@ -182,7 +182,7 @@ def message_configurations():
 def emulated_configurations():
     small = TRAINING.replace("--train-steps 3", "--train-steps 2").replace("--seq-length 32", "--seq-length 16")
     small += "--device cuda --bucket-mib 0.2 "
-    plan = "--plan --plan-json plan.json "
+    plan = "--plan=full --plan-json plan.json "
     budgets = {"gpt2": "34.24MiB", "llama": "34.39MiB", "qwen2": "33.69MiB"}
     few = {"fp32": ["none", "selective-all", "full"],
            "bf16": ["none", "selective", "selective-core_attn", "selective-all", "full", "uniform", "block", "layers", "auto"]}

@@ -4,7 +4,7 @@
   scripts/scaling_model.py            the page on stdout
   scripts/scaling_model.py --check    whether docs/scaling.md is that page
   scripts/scaling_model.py --train-gpt PROGRAM [--check]
-                                      the memory plans that the page needs, made by a train_gpt of the cuda target: writes
+                                      the memory plans that the page needs, made by a train_gpt: writes
                                       docs/scaling_plans.json, or holds it to what that program plans
   scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 [--bucket-mib 128 --nvlink-gbps 340 ...]
                                       one run as JSON, with what was measured on a cluster in place of what is assumed;

@@ -221,7 +221,7 @@ static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
         "--offload-weights",
         "--optimizer-cpu-offload --offload-gradients --offload-weights --cpu-offloading-num-layers 3",
     };
-    omp_set_num_threads(1); // whose time is the process's
+    omp_set_num_threads(1); // one thread, whose processor time is the process's
     struct setup none = setup_of(TIMED, "");
     // In fp32, whose steps take longer, every other: the prediction is the same code. Every third in the short run: what an
     // optimizer's states, activations and weights take.

@@ -95,7 +95,7 @@ class Options(Case):
                 self.assertNotEqual(result.returncode, 0, arguments)
                 if arguments[0] == "--plan":
                     self.assertEqual(result.stderr, "train_gpt: the standard output cannot be written: No space left on device\n")
-        reader = subprocess.run("'%s' --plan --preset gpt2-124m | head -n 1; echo ${PIPESTATUS[0]}" % PROGRAM, shell=True, text=True,
+        reader = subprocess.run("'%s' --plan=full --preset gpt2-124m | head -n 1; echo ${PIPESTATUS[0]}" % PROGRAM, shell=True, text=True,
                                 executable="/bin/bash", capture_output=True, timeout=60, check=False)
         self.assertEqual((reader.stdout.splitlines()[-1], reader.stderr), ("0", ""))
 

@@ -56,6 +56,12 @@ def commands(path):
             yield re.sub(r"(^|\s)#.*", "", line).strip()
 
 
+def engine_words(text):
+    """The words of a command of the engine, without the "..." that stands for other options: it may be an option's value, too."""
+    words = shlex.split(text)
+    return [word for i, word in enumerate(words) if word != "..." or i > 0 and words[i - 1].startswith("--train-data")]
+
+
 class Commands(unittest.TestCase):
     def test_options_that_pages_name_are_there(self):
         known = engine_options() | script_options() | OTHERS
@@ -92,7 +98,7 @@ class Commands(unittest.TestCase):
                 found = re.search(r"build/train_gpt( [^|>]*)", command)
                 if not found or not may_run(command):
                     continue
-                words = words_of([word for word in shlex.split(re.sub(r"(^ \.\.\.| \.\.\.$)(?<!-data \.\.\.)", "", found[1])) if not word.startswith("--plan=") and word != "--plan"])
+                words = words_of([word for word in engine_words(found[1]) if not re.match("--plan(=|$)", word)])
                 for option in ("--plan-picture", "--plan-json"):
                     if option in words:
                         del words[words.index(option):words.index(option) + 2]

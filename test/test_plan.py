@@ -23,7 +23,8 @@ ROWS = [
     (0.2, ["--recompute-granularity=auto", "--memory-budget=1GiB"]), (0.2, ["--window-size=64"]), (0.2, ["--separate-documents"]),
     (0.3, ["--optimizer-cpu-offload"]), (0.2, ["--offload-gradients"]), (0.2, ["--offload-weights"]),
     (0.2, ["--cpu-offloading-num-layers=1"]), (0.2, ["--optimizer=muon"]), (0.2, ["--ema-decay=0.99"]), (0.2, ["--exp-avg-dtype=8bit"]),
-    (0.2, ["--fp8-format=hybrid"]), (0.1, ["--fp8-format=hybrid", "--fp8-recipe=delayed"]),
+    (0.2, ["--fp8-format=hybrid"]), (0.1, ["--fp8-format=hybrid", "--fp8-recipe=delayed"]), (0.1, ["--fp8-format=e4m3", "--fp8-recipe=blockwise"]),
+    (0.1, ["--main-grads-dtype=bf16"]), (0.1, ["--main-params-dtype=bf16"]), (0.05, ["--generate=a"]), (0.05, ["--chat"]), (0.1, ["--collectives=sockets"]),
     (0.2, ["--mlp-chunk-tokens=100", "--recompute-granularity=full"]), (0.2, ["--attention-backend=flash"]),
     (0.1, ["--attention-backend=unfused"]), (0.1, ["--attention-backend=fused"]), (0.2, ["--lora-rank=8"]), (0.15, ["--sample-every=10"]),
     (0.2, ["--no-deterministic-mode"]), (0.3, ["--world-size=2", "--zero-stage=1"]),
@@ -63,7 +64,7 @@ class OfAGPU(Plan):
         for _ in range(chosen(400, 40)):
             words = [*draw(rng), "--plan-gpu", rng.choice(sorted(GPUS))]
             (answer, mine), (expected, theirs) = (self.plan(*words, "--device", device, program=program)
-                                                  for device, program in (("auto", PROGRAM), ("cuda", CUDA_PROGRAM)))
+                                                  for device, program in (("cpu", PROGRAM), ("cuda", CUDA_PROGRAM)))
             with self.subTest(words=" ".join(words)):
                 self.assertEqual(answer, expected)
                 if mine:
@@ -108,34 +109,38 @@ class Summary(Plan):
 
     def test_ten_lines(self):
         said = self.summary(*self.GPT2)
-        self.assertEqual(list(said), ["model", "device", "batch", "computed", "verdict", "of", "peak", "predicted", "next", "more"])
+        self.assertEqual(list(said), ["model", "device", "batch", "computed", "verdict", "parts", "peak", "predicted", "next", "more"])
         self.assertIn("GeForce RTX 4090", said["device"])
         self.assertIn("GiB pinned", self.summary(*self.GPT2, "--optimizer-cpu-offload")["host"])
 
     def test_what_the_next_line_promises(self):
-        gib = 2**30
-        said = self.summary(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64, "--recompute-granularity", "full")["next"]
-        words, takes = re.search(r"(--recompute-granularity none) takes ([\d.]+) GiB, which fits", said).groups()
-        self.assertAlmostEqual(self.peak(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64, *words.split()) / gib, float(takes), delta=0.005)
-        said = self.summary(*self.GPT2, "--micro-batch-size", 8, "--global-batch-size", 64)["next"]
-        words, takes = re.search(r"(--micro-batch-size \d+) takes ([\d.]+) GiB", said).groups()
-        self.assertAlmostEqual(self.peak(*self.GPT2, "--global-batch-size", 64, *words.split()) / gib, float(takes), delta=0.005)
+        gib, batch = 2**30, (*self.GPT2, "--global-batch-size", 64)
+        for pattern, words in ((r"(--recompute-granularity none) takes ([\d.]+) GiB", ("--micro-batch-size", 8, "--recompute-granularity", "full")),
+                               (r"(--micro-batch-size 64) takes ([\d.]+) GiB", ("--micro-batch-size", 8, "--memory-budget", "22GiB"))):
+            promised, takes = re.search(pattern, self.summary(*batch, *words)["next"]).groups()
+            kept = [word for word in words if word not in ("--recompute-granularity", "full")]
+            self.assertAlmostEqual(self.peak(*batch, *kept, *promised.split()) / gib, float(takes), delta=0.005)
         seven = ("--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--plan-gpu", "GeForce RTX 4090")
         large = self.summary(*seven)
         self.assertIn("does NOT fit", large["verdict"])
         words = re.search(r"--recompute-granularity auto", large["next"])[0].split()
         slow = self.summary(*seven, *words)
-        self.assertRegex(slow["verdict"], r"^fits: .* this GPU leaves 23\.00 GiB")
-        before, batch, after, times = re.search(r"update is (\d+) % of a step: --global-batch-size (\d+) makes it (\d+) %, and ([\d.]+) times", slow["next"]).groups()
+        self.assertRegex(slow["verdict"], r"^fits: it takes [\d.]+ GiB, with [\d.]+ GiB of the host's, this GPU leaves 22\.90 GiB")
+        self.assertIn("in host memory", slow["auto"])
+        before, batch, after, times = re.search(r"update is (\d+) % of a step: --global-batch-size (\d+) makes it (\d+) %, and about ([\d.]+) times", slow["next"]).groups()
         again = self.summary(*seven, *words, "--global-batch-size", batch)
         share = [int(re.search(r"step, (\d+) % of it the update", said["predicted"])[1]) for said in (slow, again)]
         tokens = [float(re.search(r"([\d.e+]+) tokens/s", said["predicted"])[1]) for said in (slow, again)]
         self.assertEqual(share[0], int(before))
-        self.assertLessEqual(share[1], int(after)) # auto may find better by then
-        self.assertGreaterEqual(tokens[1] / tokens[0], 0.99 * float(times))
+        self.assertLessEqual(share[1], int(after) + 3) # auto chooses anew
+        self.assertGreaterEqual(tokens[1] / tokens[0], 0.9 * float(times))
 
     def test_where_nothing_is_known(self):
         self.assertIn("this machine leaves", self.summary("--preset", "demo", "--device", "cpu")["verdict"])
+        if os.path.exists(CUDA_PROGRAM):
+            said = run("--plan", "--preset", "demo", "--device", "cuda", program=CUDA_PROGRAM).stdout
+            self.assertRegex(said, r"(?m)^verdict +takes .*says whether that fits$")
+            self.assertRegex(said, r"(?m)^next +--plan-gpu ")
         self.assertIn("--memory-budget allows 1.00 GiB", self.summary("--preset", "demo", "--memory-budget", "1GiB")["verdict"])
 
 

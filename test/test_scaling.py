@@ -256,7 +256,7 @@ class Plans(Folder):
         made = json.loads(scaling_model("--model", "llama3-8b", "--gpus", "24", "--train-gpt", self.planner()).stdout)
         self.assertAlmostEqual(made["planned_gb"], 4 * 32 / 24)
 
-    def test_programs_that_plan_for_another_machine(self):
+    def test_programs_that_plan_otherwise(self):
         for planner, words in ((self.planner(arenas=("parameters", "activations")), "plans other arenas"),
                                (self.program("none", "#!/bin/sh\necho no engine >&2\nexit 2\n"), "made no plan: no engine")):
             result = scaling_model("--train-gpt", planner)

@@ -72,8 +72,22 @@ static void ratios(void **state) {
     }
 }
 
+// A compute capability that a driver may report, and memory that is no typing mistake: no card has less than 8 GiB here.
+static void what_plans_take(void **state) {
+    static const int capabilities[] = {80, 86, 89, 90, 100, 120};
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {
+        bool is_known = false;
+        for (size_t k = 0; k < sizeof capabilities / sizeof *capabilities; k++)
+            is_known = is_known || gpu_peaks[i].capability == capabilities[k];
+        assert_true(is_known && gpu_peaks[i].memory_gib > 8 && gpu_peaks[i].memory_gib < 300);
+    }
+    assert_true(gpu_peak_find("NVIDIA A100-SXM4-80GB")->memory_gib == 80);
+    assert_true(gpu_peak_find("NVIDIA A100 80GB PCIe")->memory_gib == 80);
+    assert_true(gpu_peak_find("NVIDIA A100-SXM4-40GB")->memory_gib == 40);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(known_names), cmocka_unit_test(unknown_names),
-                                       cmocka_unit_test(ratios)};
+                                       cmocka_unit_test(ratios), cmocka_unit_test(what_plans_take)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ struct values {
     double rate;
     int64_t room;
     bool fast, fast_start;
-    int colour;
+    int colour, report;
     const char *file;
 };
 static const struct option_row rows[] = {
@@ -31,6 +31,7 @@ static const struct option_row rows[] = {
     OPTION_ROW(values, OPTION_BOOL, fast, "false", "", 0, 0, "A flag"),
     OPTION_ROW(values, OPTION_BOOL, fast_start, "true", "", 0, 0, "Another flag"),
     OPTION_ROW(values, OPTION_ENUM, colour, "red", "red|dark_red|Green", 0, 0, "A colour"),
+    OPTION_ROW(values, OPTION_ENUM, report, "false", "false|true|full", 0, 0, "A flag with a third choice"),
     OPTION_ROW(values, OPTION_STRING, file, "", "FILE", 0, 0, "A file"),
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -68,6 +69,20 @@ static void parse_in_child(void *words) {
 }
 #define assert_rejects(command_line, words) assert_fails(parse_in_child, (void *)(command_line), (words))
 
+static void a_flag_may_have_a_third_choice(void **state) {
+    static const struct {
+        const char *words;
+        int report;
+    } known[] = {{"", 0},           {"--report", 1},       {"--report --fast", 1}, {"--report=full", 2}, {"--report full", 2}, {"--rep full", 2},
+                 {"--report=on", 1}, {"--no-report", 0},    {"--report=false", 0},  {"--report no", 0},   {"--report --no-report", 0}};
+    struct command command;
+    bool given[ROWS];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        assert_int_equal(parse(&command, given, known[i].words).report, known[i].report);
+    assert_rejects("--report=most", "--report: 'most' is not known|false, true or full");
+    assert_rejects("--report most", "'most' is not an option");
+    assert_rejects("--no-report=full", "--no-report takes no value");
+}
 static void every_kind_has_its_default_and_takes_a_value(void **state) {
     struct command command;
     bool given[ROWS];
@@ -79,7 +94,7 @@ static void every_kind_has_its_default_and_takes_a_value(void **state) {
 
     v = parse(&command, given,
               "--count 99 --big=-9223372036854775808 --seed 18446744073709551615 --share .25 --rate 1e-300 --room 6GiB "
-              "--fast --no-fast-start --colour green --file=--odd=name");
+              "--fast --no-fast-start --colour green --report --file=--odd=name");
     assert_true(v.count == 99 && v.big == INT64_MIN && v.seed == UINT64_MAX && v.share == 0.25f && v.rate == 1e-300);
     assert_true(v.room == (int64_t)6 << 30 && v.fast && !v.fast_start && v.colour == 2);
     assert_string_equal(v.file, "--odd=name");
@@ -1086,6 +1101,7 @@ static void no_command_line_crashes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_flag_may_have_a_third_choice),
         cmocka_unit_test(every_kind_has_its_default_and_takes_a_value),
         cmocka_unit_test(sizes_in_bytes_have_gnu_units),
         cmocka_unit_test(abbreviations_work_while_they_are_unambiguous),

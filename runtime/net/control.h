@@ -7,8 +7,8 @@
 //   - a rank's heartbeats are missing for longer than the timeout: it is stopped, or its host is gone
 // Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others; all end by _exit,
 // since that operation may never return: with the status of the rank that ended itself by an error, else 1. When rank 0 itself
-// ends or falls silent, the others notice and rank 1 prints the line. A stopped process (SIGSTOP) ends when it is continued, or is killed by the launcher, which kills the rest
-// of a job when one of its processes has failed.
+// ends or falls silent, the others notice and rank 1 prints the line. A stopped process (SIGSTOP) ends when it is continued, or
+// is killed by the launcher, which kills the rest of a job when one of its processes has failed.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

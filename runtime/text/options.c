@@ -61,6 +61,7 @@ static const char *option_nearest(const struct options *options, const char *wor
     return nearest;
 }
 
+// Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
 static bool option_is_flag(const struct option_row *row) {
     return row->kind == OPTION_BOOL || (row->kind == OPTION_ENUM && strncmp(row->argument, "false|true|", 11) == 0);
 }
