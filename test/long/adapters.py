@@ -69,16 +69,6 @@ def make_adapters(folder, base, b_std, generator):
     model.save_pretrained(folder)
 
 
-def base_in_double(make_zoo, base):
-    """A copy of the base model in fp64, which computes in fp64 throughout."""
-    import make_golden
-    import torch
-
-    base.config.dtype = torch.float64
-    with make_golden.DoublePrecision():
-        return make_zoo.put(make_zoo.build(base.config, torch.float64), dict(base.named_parameters()))
-
-
 def train_peft(make_zoo, folder, adapters, tokens, double, epsilon):
     import make_golden
     import peft
@@ -86,7 +76,7 @@ def train_peft(make_zoo, folder, adapters, tokens, double, epsilon):
 
     base = make_zoo.open_folder(folder)
     if double:
-        base = base_in_double(make_zoo, base)
+        base = make_zoo.in_double(base)
         torch.set_default_dtype(torch.float32)
     model = peft.PeftModel.from_pretrained(base, adapters, is_trainable=True).eval()
     if double:
