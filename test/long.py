@@ -463,8 +463,8 @@ def page_of(rows, results):
              "[test/long_rows.tsv](../test/long_rows.tsv) is the table: `make test-long ROW=name` runs a row, within %d minutes, and goes" % (ROW_SECONDS // 60),
              "on where it was stopped; `.ci/run` runs one after `make test`, another for each commit. Builds have warnings as errors.",
              "`fp32` and `bf16` are the largest relative differences of a loss in 20 steps from the native build's fp32 losses",
-             "(`test/long/losses.py` has the bounds). `missing` is what the machine lacked; `incomplete` a row that its limit stopped; stale",
-             "is a result of more than %d commits ago." % STALE_COMMITS, "",
+             "(`test/long/losses.py` has the bounds); `adapters` the largest of LoRA's adapters from fp64's (`test/long/adapters.py`). `missing`",
+             "is what the machine lacked; `incomplete` a row that its limit stopped; stale is a result of more than %d commits ago." % STALE_COMMITS, "",
              "| row | what | with | status | tests | found | seconds | when |", "|---|---|---|---|---|---|---|---|"]
     for row in rows:
         settings = " ".join("%s=%s" % (name, value) for name, value in row.environment.items() if name != "DEPS" and ROOT not in value)

@@ -11,10 +11,11 @@ import shutil
 import struct
 import subprocess
 import unittest
+import warnings
 
 from finetune_shard import write_rows
 from test_cli import Case, PROGRAM, ROOT, run, write_shard
-from test_huggingface import elements, read_safetensors, write_safetensors
+from test_huggingface import elements, read_safetensors, write_safetensors, zoo_maker
 
 GOLDEN = os.path.join(ROOT, "test/golden")
 ZOO = os.path.join(GOLDEN, "zoo")
@@ -413,6 +414,16 @@ class Refusals(LoraCase):
 
 @unittest.skipUnless(HAS_PEFT, "peft is not installed")
 class Peft(LoraCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        zoo_maker()
+        # test/run.py counts lines of the form "NAME ... ok", which no warning may break up.
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        cls.addClassCleanup(quiet.__exit__)
+        warnings.simplefilter("ignore")
+
     def test_peft_opens_a_checkpoint(self):
         """With the loss that this program has, and again merged by peft."""
         import peft

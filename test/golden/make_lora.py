@@ -16,6 +16,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from make_golden import DoublePrecision
+from make_zoo import in_double
+
 HERE = Path(__file__).parent
 STEPS, B, T = 3, 2, 24
 ADAMW = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -28,6 +31,7 @@ MODELS = {
     "llama_masked": dict(base="huggingface/llama", seed=24, targets=["k_proj", "o_proj", "up_proj"], rank=4, alpha=8, masked=True),
     "qwen2": dict(base="huggingface/qwen2", seed=25, targets=["q_proj", "v_proj", "gate_proj", "down_proj"], rank=4, alpha=8, rslora=True),
     "gpt_neox": dict(base="zoo/gpt_neox", seed=26, targets=ALL, rank=3, alpha=8),
+    "smollm3": dict(base="zoo/smollm3", seed=34, targets=ALL, rank=2, alpha=4),  # a layer without rotary embedding
     "phi3": dict(base="zoo/phi3", seed=27, targets=["qkv_proj", "down_proj"], rank=1, alpha=2),
 }  # fmt: skip
 
@@ -41,6 +45,21 @@ def loss_of(model, tokens, learned):
     logits = model(tokens[:, :-1], use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return (losses * learned.flatten()).sum() / learned.sum()
+
+
+def train(model, tokens, learned):
+    """-> the losses and the gradients' norms of the steps"""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **ADAMW, foreach=False)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens, learned)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, 1, foreach=False).item())
+        optimizer.step()
+    return losses, norms
 
 
 def make(folder, base, seed, targets, rank, alpha, rslora=False, masked=False):
@@ -62,6 +81,9 @@ def make(folder, base, seed, targets, rank, alpha, rslora=False, masked=False):
     config["target_modules"] = sorted(config["target_modules"])  # peft's are a set, in any order
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
+    base_model = in_double(transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+    torch.set_default_dtype(torch.float32)
+    model = peft.PeftModel.from_pretrained(base_model, folder, is_trainable=True).eval()
     torch.set_default_dtype(torch.float64)
     model = model.double()
     # Samples overlap by a token, as in a shard.
@@ -71,18 +93,10 @@ def make(folder, base, seed, targets, rank, alpha, rslora=False, masked=False):
     if masked:
         learned = (torch.rand(B, T, generator=generator) < torch.tensor([[0.2], [0.7]])).double()
         learned[:, -1] = 0  # the next row's first token
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **ADAMW)
-    losses, norms = [], []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(model, tokens, learned)
-        loss.backward()
-        losses.append(loss.item())
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, 1).item())
-        optimizer.step()
-    with torch.no_grad():
-        last = loss_of(model, tokens, learned).item()
+    with DoublePrecision():
+        losses, norms = train(model, tokens, learned)
+        with torch.no_grad():
+            last = loss_of(model, tokens, learned).item()
     save_file(adapters_of(model), folder / "after.safetensors", metadata={"format": "pt"})
     expected = dict(base=base, seq_length=T, tokens=stream.tolist(), learned=learned.int().flatten().tolist(), losses=losses,
                     grad_norms=norms, last_loss=last, **{key: list(v) if isinstance(v, tuple) else v for key, v in ADAMW.items()})

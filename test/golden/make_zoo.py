@@ -180,6 +180,13 @@ def put(model, parameters):
     return model
 
 
+def in_double(model):
+    """A copy of a model that was opened in fp32, which computes in fp64 under DoublePrecision, tables of rotary embedding too."""
+    model.config.dtype = torch.float64
+    with DoublePrecision():
+        return put(build(model.config, torch.float64), dict(model.named_parameters()))
+
+
 def save(folder, name, size, parameters):
     """The folder as save_pretrained writes it, but for what ZOO leaves out of config.json."""
     zoo = ZOO[name]
