@@ -61,7 +61,7 @@ class Plan(Case):
 class OfAGPU(Plan):
     def test_a_build_without_cuda_plans_what_the_cuda_target_plans(self):
         rng, planned = random.Random(1), 0
-        for _ in range(chosen(400, 40)):
+        for _ in range(chosen(400, 24)):
             words = [*draw(rng), "--plan-gpu", rng.choice(sorted(GPUS))]
             (answer, mine), (expected, theirs) = (self.plan(*words, "--device", device, program=program)
                                                   for device, program in (("cpu", PROGRAM), ("cuda", CUDA_PROGRAM)))
@@ -69,10 +69,10 @@ class OfAGPU(Plan):
                 self.assertEqual(answer, expected)
                 if mine:
                     planned += 1
-                    a, b = mine.pop("predicted"), theirs.pop("predicted")
-                    self.assertAlmostEqual(a["step_ms"], b["step_ms"], delta=1e-12 * b["step_ms"])
+                    times = [plan.pop("predicted", {"step_ms": 0})["step_ms"] for plan in (mine, theirs)] # none by a sheet without a rate
+                    self.assertAlmostEqual(*times, delta=1e-12 * times[0])
                     self.assertEqual(mine, theirs)
-        self.assertGreater(planned, chosen(150, 12))
+        self.assertGreater(planned, chosen(150, 8))
 
     def test_a_build_without_cuda_plans_what_a_run_takes(self):
         """Of each compute capability: the plan of a run that trains there."""
