@@ -485,6 +485,26 @@ static void half_a_line_is_taken_back(void **state) {
     remove_folder(&run);
 }
 
+// What the user wrote into log.jsonl, and lines that were damaged, do not end what a resumed run keeps of it.
+static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
+    static const char kept[] = "# lr was too high\n"
+                               "{\"step\": 1, \"loss\": 5}\n"
+                               "\n"
+                               "{\"stxp\": 2, \"loss\": 5}\n"
+                               "  {\"loss\":4,\"step\":3}\r\n"
+                               "a note\n",
+                      *const later[] = {"{\"step\": 4, \"loss\": 4}\n{\"step\": 2}\n", "{\"step\": 3, \"lo", "half a note", ""};
+    struct run run = run_in_new_folder(1, 1);
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
+        FILE *const file = fopen(inside(&run, "log.jsonl"), "w");
+        assert_non_null(file);
+        fprintf(file, "%s%s", kept, later[i]);
+        fclose(file);
+        assert_int_equal(log_end_of_step(inside(&run, "log.jsonl"), 3), sizeof kept - 1);
+    }
+    remove_folder(&run);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_nests_and_separates),
@@ -502,6 +522,7 @@ int main(void) {
         cmocka_unit_test(folders_that_cannot_be_made_are_errors),
         cmocka_unit_test(a_full_disk_is_reported_once_and_training_goes_on),
         cmocka_unit_test(half_a_line_is_taken_back),
+        cmocka_unit_test(a_resumed_run_keeps_the_rows_of_steps_done),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,8 +66,15 @@ void log_make_folder(const char *path) {
     }
 }
 
+// Whether a line of log.jsonl is an object of a step after `last`.
+static bool log_is_after(const char *line, int64_t last) {
+    static const char key[] = "\"step\"";
+    const char *const found = strstr(line, key);
+    long long step = 0;
+    return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
+}
 // The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later
-// ones again.
+// ones again. A complete line that is no such object, as a note of the user's or a damaged line, stays.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -75,8 +82,7 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     int64_t end = 0;
     ssize_t bytes;
     while (file && (bytes = getline(&line, &room, file)) > 0) {
-        long long step = 0;
-        if (line[bytes - 1] != '\n' || sscanf(line, "{\"step\": %lld", &step) != 1 || step > last)
+        if (line[bytes - 1] != '\n' || log_is_after(line, last))
             break;
         end += bytes;
     }
