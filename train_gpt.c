@@ -14,7 +14,7 @@
 #include "run/start.h"               // options of a model's folder or of a checkpoint
 #include "run/version.h"             // --version
 #include "runtime/machine/error.h"   // fail
-#include "runtime/machine/process.h" // standard_files_open, stack_check_limit, spin_briefly
+#include "runtime/machine/process.h" // libraries_have_started, standard_files_open, spin_briefly
 #include <stdio.h>                   // printf
 
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
@@ -32,6 +32,7 @@ static void describe_build(void) {
 }
 
 int main(int argc, char **argv) {
+    libraries_have_started();
     standard_files_open();
     stack_check_limit();
     spin_briefly(argv);

@@ -676,12 +676,21 @@ class Runs(Case):
                                      ("ulimit -s 1024", "--threads 2", None),
                                      ("ulimit -s 512", "--threads 1", "the stack is limited to 512 KiB, and at least 1024 KiB are needed"),
                                      ("export OMP_STACKSIZE=1M", "--threads 2", None),
-                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB")):
+                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB"),
+                                     ("export OMP_STACKSIZE=32K", "--threads 2", "OMP_STACKSIZE")):  # no thread starts with it
             shutil.rmtree(self.path + "/stacks", ignore_errors=True)
             result = subprocess.run("%s; exec %s %s" % (before, command, after), shell=True, executable="/bin/bash", capture_output=True,
                                     text=True, timeout=60, check=False)
             self.assertEqual(result.returncode, 2 if words else 0, (before, result.stderr))
             self.assertIn(words or "", result.stderr)
+
+    @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
+    def test_too_little_memory_for_libraries(self):
+        """Their constructors would wait without end for memory, before main begins."""
+        result = subprocess.run("ulimit -v 200000; exec '%s' --version" % PROGRAM, shell=True, executable="/bin/bash",
+                                capture_output=True, text=True, timeout=60, check=False)
+        self.assertIn(result.returncode, (0, 2), result.stderr)  # 0: none of them takes so much
+        self.assertIn("raise the limit of ulimit -v or ulimit -d" if result.returncode else "", result.stderr)
 
     def test_names_that_would_act_on_a_terminal(self):
         """In the report and in messages; what is no name is as it was."""
