@@ -93,7 +93,11 @@ static int run_training(struct run *r) {
     report(r);
     if (r->finished >= c->train_steps)
         log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->train_steps);
-    if (!stop_asked_of_any(r)) {
+    const int stop = stop_asked_of_any(r);
+    if (stop)
+        log_event(&r->log, "%s: the run ends before its first step; there is nothing to save",
+                  strsignal(stop % STOP_SIGNALS));
+    else {
         repeat_validation(r);
         train(r);
     }

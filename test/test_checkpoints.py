@@ -615,7 +615,9 @@ class Disk(Case):
 
 class Signals(Case):
     def test_terminate_saves(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup a run goes on
             name = "stop_%d" % number
             process = self.start(name, "--train-steps", 100000, "--checkpoint-every", 0)
             self.wait_for_step(name, 3)
@@ -706,8 +708,10 @@ class Signals(Case):
             process = self.start("begin_%d" % i, "--train-steps", 100000)
             time.sleep(0.01 * i)
             process.terminate()
-            process.communicate(timeout=60)
-            self.assertIn(process.returncode, (-signal.SIGTERM, 3))  # before its first instruction, or saved
+            output = process.communicate(timeout=60)[0]
+            self.assertIn(process.returncode, (-signal.SIGTERM, 3))  # before its first instruction, or as it was asked to
+            said = "Terminated: the run is saved and ends" if self.steps("begin_%d" % i) else "the run ends before its first step"
+            self.assertIn(said if process.returncode == 3 else "", output)
 
     def test_exit_after(self):
         self.run_it("deadline", "--train-steps", 100000, "--exit-after", 0.02, expect=3)
