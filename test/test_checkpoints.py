@@ -608,9 +608,18 @@ class Disk(Case):
         os.makedirs(out + "/checkpoints")
         command = " ".join("'%s'" % a for a in self.command(name, "--train-steps", 4, "--checkpoint-every", 2))
         result = in_namespace("mount -t tmpfs -o ro none '%s/checkpoints'; %s" % (out, command))
-        self.assertEqual(result.returncode, 1, result.stderr)
-        self.assertIn("Read-only", result.stderr)
-        self.assertEqual(sorted(self.log(name)), [1, 2, 3, 4])
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
+        self.assertRegex(result.stderr, "read_only/checkpoints: cannot be written: Read-only.*--checkpoint-every 0")
+        self.assertEqual(self.log(name), {})  # no step is trained that could not be kept
+
+    def test_a_file_where_the_folder_should_be(self):
+        os.makedirs(self.path + "/in_place")
+        with open(self.path + "/in_place/checkpoints", "w", encoding="utf-8") as file:
+            file.write("mine")
+        result = self.run_it("in_place", "--train-steps", 4, "--checkpoint-every", 2, expect=2)
+        self.assertIn("in_place/checkpoints: is a file, where the folder of the checkpoints is to be", result.stderr)
+        self.assertEqual(read(self.path + "/in_place/checkpoints"), b"mine")
+        self.assertEqual(self.log("in_place"), {})
 
 
 class Signals(Case):
