@@ -5,6 +5,7 @@
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
+#include "run/unused_options.h"   // report_unused_options
 #include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
 
@@ -220,6 +221,7 @@ static void report(const struct run *r) {
         log_row("begins from", "%s%s%s", c->init_from, *c->lora_adapter ? " with the adapters of " : "",
                 c->lora_adapter);
     fit_advise(&r->fit, stdout);
+    report_unused_options(c);
     printf("\n");
     fflush(stdout);
 }

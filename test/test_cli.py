@@ -185,6 +185,27 @@ class Options(Case):
         self.refused(*full, "--recompute-method", "uniform", "--recompute-num-layers", 13, words=["12 layers"])
         self.refused("--plan", "--recompute-granularity", "selective", "--recompute-modules", "norm,mpl", words=["mpl"])
 
+    def test_options_that_do_nothing_are_said(self):
+        """Each that another option makes useless; none of a command without such."""
+        base = [*SMALL, "--plan"]
+        for options, needs in ((["--lr-decay-style", "constant", "--min-lr", "1e-5"], ["--min-lr .*than constant"]),
+                               (["--lr-wsd-decay-steps", 2], ["--lr-wsd-decay-steps 2 .*--lr-decay-style WSD"]),
+                               (["--val-steps", 3], ["--val-steps 3 .*--val-data"]),
+                               (["--top-k", 3], ["--top-k 3 .*--sample-every"]),
+                               (["--sample-every", 5, "--top-k", 3, "--temperature", 0], ["--top-k 3 .*--temperature above 0"]),
+                               (["--document-delimiter", "last"], ["--document-delimiter last .*--separate-documents"]),
+                               (["--allow-lossy-states"], ["--allow-lossy-states true .*--recompute-granularity auto"]),
+                               (["--zero-stage", 2, "--check-replicas", 1], ["--zero-stage 2 .*several", "--check-replicas 1 .*several"]),
+                               (["--world-size", 2, "--micro-batch-size", 1, "--zero-stage", 2], []),
+                               (["--sample-every", 5, "--top-k", 3, "--val-steps", 20, "--lr-decay-style", "WSD",
+                                 "--lr-wsd-decay-steps", 2, "--separate-documents", "--document-delimiter", "last"], [])):
+            result = run(*base, *options)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            notes = [line for line in result.stdout.split("\n") if "does nothing in this run: it needs" in line]
+            self.assertEqual(len(notes), len(needs), notes)
+            for note, need in zip(notes, needs):
+                self.assertRegex(note, "^note: " + need)
+
     def test_an_out_folder_that_is_a_file(self):
         self.refused(*SMALL, *self.data, "--out", self.path + "/t_train_000.bin", words=["--out"])
 
