@@ -5,6 +5,7 @@
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
+#include "run/same_files.h"       // report_same_files
 #include "run/unused_options.h"   // report_unused_options
 #include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
@@ -222,6 +223,8 @@ static void report(const struct run *r) {
                 c->lora_adapter);
     fit_advise(&r->fit, stdout);
     report_unused_options(c);
+    if (r->train)
+        report_same_files(r->train, r->val, stdout);
     printf("\n");
     fflush(stdout);
 }

@@ -240,6 +240,34 @@ class Data(Case):
     def test_no_file_matches(self):
         self.refused(*SMALL, "--train-data", self.path + "/none_*.bin", words=["--train-data", "none_"])
 
+    def test_names_with_the_signs_of_patterns(self):
+        """A name that exists is taken as it is where no other file matches; \\, is a comma in a pattern."""
+        for folder in ("run[2]", "a,b", "{x,y}", "back\\slash"):
+            os.makedirs(self.path + "/" + folder)
+            write_shard(self.path + "/" + folder + "/t_000.bin", [1] * 200)
+        for pattern, files in (("run[2]/t_000.bin", 1), ("a,b/t_000.bin", 1), ("a\\,b/t_*.bin", 1), ("{x,y}/t_000.bin", 1),
+                               ("back\\slash/t_000.bin", 1), ("t_train_000.bin,%s/a,b/t_000.bin" % self.path, 2)):
+            result = run(*SMALL, "--train-data", self.path + "/" + pattern, "--train-steps", 1, "--checkpoint-every", 0,
+                         "--out", self.path + "/signs")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(" tokens in %d files\n" % files, result.stdout)
+        self.refused(*SMALL, "--train-data", self.path + "/a,b/t_*.bin", words=["no file matches '%s/a'" % self.path, "\\,"])
+
+    def test_files_that_are_read_twice_are_said(self):
+        """Validation on training data, and one file by two names."""
+        os.symlink("t_train_000.bin", self.path + "/link_train.bin")
+        options = [*SMALL, "--train-steps", 1, "--checkpoint-every", 0, "--out", self.path + "/twice", "--train-data"]
+        overlap, link = "is in --train-data and in --val-data, ", "of --train-data are one file, whose tokens count twice"
+        for train, val, notes in (("t_*_000.bin", "t_val_*.bin", [overlap + "1 of 2 files"]), ("*_train*.bin", "t_val_*.bin", [link]),
+                                  ("t_train_000.bin", "link_train.bin", [overlap + "1 of 1 files"]), ("t_train_*.bin", "t_val_*.bin", [])):
+            result = run(*options, self.path + "/" + train, "--val-data", self.path + "/" + val)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            said = [line for line in result.stdout.split("\n") if line.startswith("note: ")]
+            self.assertEqual(len(said), len(notes), said)
+            for note, words in zip(said, notes):
+                self.assertIn(words, note)
+        os.remove(self.path + "/link_train.bin")
+
     def test_no_data_given(self):
         self.refused(*SMALL, words=["--train-data"])
 
