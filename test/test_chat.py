@@ -155,8 +155,10 @@ class Format(Case):
     def test_folders(self):
         folder = self.path + "/folder"
         os.makedirs(folder)
-        with self.assertRaisesRegex(chat_format.Unfit, "no such folder"):
-            chat_format.make(self.path + "/none/x")
+        for path in (self.path + "/none/x", self.path + "/none", folder):
+            with self.assertRaisesRegex(chat_format.Unfit, "holds no model, and is no prefix"):
+                chat_format.make(path)
+        self.assertEqual(os.listdir(folder), [])
         for name, value in (("tokenizer.json", {"added_tokens": [{"id": 5, "content": "<|im_end|>"}, {"id": 6, "content": "<end>"}]}),
                             ("tokenizer_config.json", {"chat_template": CHATML, "eos_token": "<end>"}),
                             ("generation_config.json", {"eos_token_id": [6, 5]})):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -764,6 +765,19 @@ class Runs(Case):
                 self.assertEqual([json.loads(line)["step"] for line in file], [1, 2, 3], closed)
             with open(out + "/.lock", encoding="utf-8") as file:
                 self.assertEqual(len(file.read().split()), 3, closed)
+
+    def test_a_picture_does_not_replace_its_log(self):
+        self.train("picture", "--train-steps", 2, "--checkpoint-every", 0)
+        log = self.path + "/picture/log.jsonl"
+        for arguments, words in (((log, "--out", self.path + "/picture/../picture/log.jsonl"), "is a log that is drawn"), ((log + "2",), "line 1: not JSON")):
+            with open(log + "2", "w", encoding="utf-8") as file:
+                file.write("[" * 100000 + "\n{}\n")
+            result = subprocess.run([sys.executable, ROOT + "/scripts/plot_loss.py", *arguments], capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(words, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+        with open(log, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [1, 2])
 
     def test_never_validate(self):
         result, log = self.train("never", "--train-steps", 3, "--val-every", 0)
