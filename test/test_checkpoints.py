@@ -188,6 +188,7 @@ class Resume(Case):
                                (("--seq-length", 8), ["--seq-length is 8"]),
                                (("--seed", 7), ["--seed is 7", "1234"]),
                                (("--precision", "bf16"), ["--precision", "fp32"]),
+                               (("--freeze", "*wte*"), ["--freeze is *wte*, but it is empty in"]),
                                (("--preset", "demo"), ["--preset"])):
             result = self.run_it("g", "--resume", "auto", "--precision", "fp32", *options, "--train-steps", 4, expect=2)
             for word in words:
@@ -218,6 +219,15 @@ class Resume(Case):
         self.assertRegex(result.stdout, r"passed over: .*step_00000004/trainer_state.json")
         self.assertIn("step_00000002", result.stdout)
         self.same_end("j", "j_whole", 6)
+        os.remove(middle + "/config.json")
+        os.mkfifo(middle + "/config.json")
+        result = self.run_it("j", "--resume", middle, expect=2)
+        self.assertIn("step_00000004/config.json: is not a regular file; its manifest lists it", result.stderr)
+        for path, words in (("", "is a run's folder; name one of its checkpoints"),
+                            ("/checkpoints/step_00000002/model.safetensors", "is one file of a model; name the folder that it lies in")):
+            result = subprocess.run([PROGRAM, "--init-from", self.path + "/j" + path, "--generate", "a"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(words, result.stderr)
         result = self.run_it("j", "--resume", newest + "/../step_00000099", expect=2)
 
     def test_one_that_is_older_than_some_options(self):
@@ -753,6 +763,16 @@ class SameFolder(Case):
         first.kill()
         first.communicate(timeout=60)
         self.run_it("killed", "--train-steps", 1)
+
+    def test_a_models_folder_is_not_written_to(self):
+        """The run's config.json would replace the model's, which nothing opens from then on."""
+        self.run_it("model", "--train-steps", 1, "--checkpoint-every", 1)
+        folder = "model/checkpoints/step_00000001"
+        before = read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))
+        for options in ([], ["--resume", "auto"], ["--resume", self.path + "/model"]):
+            result = self.run_it(folder, "--train-steps", 2, *options, expect=2)
+            self.assertIn("its config.json is not that of a run, but a model's or another program's", result.stderr)
+        self.assertEqual((read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))), before)
 
     def test_a_folder_that_both_make(self):
         """One of those that begin at once trains; a run that is refused for another mistake makes no folder."""

@@ -436,6 +436,7 @@ static void contradictions_name_what_to_change(void **state) {
     const struct config ramp = configure(&ramp_command, "--plan --global-batch-size 12 --rampup-batch-size 4,8,9");
     assert_true(ramp.ramp.start == 4 && ramp.ramp.increment == 8 && ramp.ramp.batch == 12 && ramp.ramp.samples == 9);
     assert_config_rejects("--plan --lr 1e-4 --min-lr 1e-3", "--min-lr 0.001|--lr 0.0001");
+    assert_config_rejects("--plan --plan-json a --plan-picture a", "--plan-json and --plan-picture both write a");
     assert_config_rejects("--plan --head-lr-mult 2", "--head-lr-mult 2 is of a head of its own|--untie-embeddings");
     struct command head_command;
     const struct config head = configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
