@@ -622,6 +622,15 @@ class Disk(Case):
         self.assertRegex(result.stderr, "read_only/checkpoints: cannot be written: Read-only.*--checkpoint-every 0")
         self.assertEqual(self.log(name), {})  # no step is trained that could not be kept
 
+    def test_a_folder_that_is_removed_meanwhile(self):
+        """The run ends with its last checkpoint in a new folder of that name."""
+        process = self.start("removed", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
+        self.wait_for_step("removed", 3)
+        os.rename(self.path + "/removed", self.path + "/removed_to")
+        process.terminate()
+        self.assertEqual((process.communicate(timeout=60)[1], process.returncode), ("", 3))
+        self.assertEqual(self.steps("removed"), [max(self.log("removed_to"))])
+
     def test_a_file_where_the_folder_should_be(self):
         os.makedirs(self.path + "/in_place")
         with open(self.path + "/in_place/checkpoints", "w", encoding="utf-8") as file:
