@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 from environment import ROOT
@@ -108,6 +110,19 @@ class Chat(Case):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn(b"what was said before is forgotten", result.stderr)
         self.assertIn(b"do not fit into the context of 64", result.stderr)
+
+    def test_a_signal_ends_a_chat_that_waits_for_a_turn(self):
+        self.write_format(PLAIN)
+        for number in (signal.SIGTERM, signal.SIGXCPU):
+            command = [PROGRAM, "--init-from", self.model, "--chat", "--threads", "1", "--precision", "fp32", "--sample-tokens", "2"]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                self.addCleanup(process.kill)
+                process.stdin.write(b"hi\n")
+                process.stdin.flush()
+                self.assertTrue(process.stdout.read(1))  # of the answer
+                time.sleep(0.2)
+                process.send_signal(number)
+                self.assertEqual(process.wait(20), 3)
 
     def test_mistakes(self):
         os.remove(self.model + "/chat_format.json") if os.path.exists(self.model + "/chat_format.json") else None
