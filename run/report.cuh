@@ -2,6 +2,7 @@
 #pragma once
 #include "run/environment.h"      // environment_describe
 #include "run/fp8_report.cuh"     // fp8_describe
+#include "run/other_tokenizer.h"  // report_other_tokenizer
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
@@ -223,6 +224,7 @@ static void report(const struct run *r) {
                 c->lora_adapter);
     fit_advise(&r->fit, stdout);
     report_unused_options(c);
+    report_other_tokenizer(r, stdout);
     if (r->train)
         report_same_files(r->train, r->val, stdout);
     printf("\n");

@@ -1,4 +1,5 @@
 """The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
+import itertools
 import json
 import os
 import random
@@ -268,6 +269,27 @@ class Data(Case):
             for note, words in zip(said, notes):
                 self.assertIn(words, note)
         os.remove(self.path + "/link_train.bin")
+
+    def test_data_of_another_tokenizer_are_said(self):
+        """Its ids are within the model's vocabulary. A model's spare tokens may have been given a meaning."""
+        def write(folder, tokens):
+            os.makedirs(self.path + "/" + folder, exist_ok=True)
+            shutil.copy(self.path + "/t_train_000.bin", self.path + "/" + folder)
+            ends = list(itertools.accumulate(map(len, tokens), initial=0))
+            with open(self.path + "/" + folder + "/t_vocabulary.bin", "wb") as f:
+                f.write(b"GPTVOCAB" + struct.pack("<4I", 1, len(tokens), 256, 0) + struct.pack("<%dI" % len(ends), *ends) + b"".join(tokens))
+
+        bytewise = [bytes([i]) for i in range(256)] + [b"<|endoftext|>"]
+        for folder, tokens, said in (("own", bytewise, False), ("same", bytewise, False), ("spare", [b"<user>", *bytewise[1:]], False),
+                                     ("other", [bytewise[i ^ 1] for i in range(256)] + bytewise[256:], True)):
+            write(folder, tokens)
+            model = ["--init-from", self.path + "/own/out/checkpoints/step_00000001", "--seq-length", 32, "--micro-batch-size", 4]
+            result = run(*(SMALL if folder == "own" else model), "--train-data", self.path + "/" + folder + "/t_train_000.bin", "--train-steps", 1,
+                         "--out", self.path + "/" + folder + "/out")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            note = "note: 256 of 257 tokens have another text in %s/other/t_vocabulary.bin than in" % self.path
+            self.assertEqual(result.stdout.count(note), said, result.stdout)
+            self.assertEqual(result.stdout.count("have another text"), said)
 
     def test_no_data_given(self):
         self.refused(*SMALL, words=["--train-data"])
