@@ -253,6 +253,11 @@ class Data(Case):
                          "--out", self.path + "/signs")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn(" tokens in %d files\n" % files, result.stdout)
+        twice = [*SMALL, "--train-steps", 1, "--checkpoint-every", 0, "--out", self.path + "/signs", "--lr", "1e-4", "--train-data", self.path + "/t_train_*.bin"]
+        for other, said in (("/a,b/t_000.bin", "train_gpt: --train-data is given twice; '%s/a,b/t_000.bin' counts, '%s/t_train_*.bin' does not\n"
+                             % (self.path, self.path)), ("/t_train_*.bin", "")):
+            result = run(*twice, "--train-data", self.path + other)
+            self.assertEqual((result.returncode, result.stderr), (0, said))
         self.refused(*SMALL, "--train-data", self.path + "/a,b/t_*.bin", words=["no file matches '%s/a'" % self.path, "\\,"])
 
     def test_files_that_are_read_twice_are_said(self):
@@ -262,6 +267,7 @@ class Data(Case):
         overlap, link = "is in --train-data and in --val-data, ", "of --train-data are one file, whose tokens count twice"
         for train, val, notes in (("t_*_000.bin", "t_val_*.bin", [overlap + "1 of 2 files"]), ("*_train*.bin", "t_val_*.bin", [link]),
                                   ("t_train_000.bin", "link_train.bin", [overlap + "1 of 1 files"]), ("t_train_*.bin", "t_val_*.bin", [])):
+            shutil.rmtree(self.path + "/twice", ignore_errors=True)
             result = run(*options, self.path + "/" + train, "--val-data", self.path + "/" + val)
             self.assertEqual(result.returncode, 0, result.stderr)
             said = [line for line in result.stdout.split("\n") if line.startswith("note: ")]

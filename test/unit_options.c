@@ -441,10 +441,6 @@ static void contradictions_name_what_to_change(void **state) {
     struct command head_command;
     const struct config head = configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
     assert_true(head.head_lr_mult == 2);
-    assert_config_rejects("--train-data a --lr 1 --lr 2 --train-data b", "--train-data is given twice, as 'a' and as 'b'");
-    struct command twice_command;
-    const struct config twice = configure(&twice_command, "--train-data a --lr 1 --lr 2 --train-data a");
-    assert_true(twice.lr == 2 && strcmp(twice.train_data, "a") == 0);
     assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
     assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
                           "--lr-wsd-decay-steps 500|--lr-warmup-steps 600|1000 steps");

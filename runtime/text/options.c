@@ -1,5 +1,6 @@
 #include "runtime/text/options.h"
 #include "runtime/machine/error.h" // fail
+#include "runtime/machine/say.h"   // say_warning
 #include <errno.h>                 // errno, ERANGE
 #include <limits.h>                // INT_MIN, INT_MAX
 #include <math.h>                  // isfinite
@@ -469,7 +470,7 @@ void options_parse(const struct options *options, void *values, bool *given, int
         }
         const char *const before = row->flags & OPTION_ONCE && given[parsed.row] ? option_text(text, row, values) : value;
         if (strcmp(before, value) != 0)
-            fail("--%s is given twice, as '%s' and as '%s'; give it once", name, before, value);
+            say_warning("--%s is given twice; '%s' counts, '%s' does not", name, value, before);
         option_set(row, values, value);
         given[parsed.row] = true;
     }

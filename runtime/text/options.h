@@ -35,7 +35,7 @@ struct option_row {
     const char *help;
     unsigned flags; // OPTION_ONCE; all others are the table's owner's, and not used here
 };
-// Flag of a row: given twice, with two values, the option ends the program. For one that users expect to add up.
+// Flag of a row: given twice, with two values, the option is warned of. For one whose values users may expect to add up.
 enum { OPTION_ONCE = 1u << 30 };
 // A row of a table for `struct type`: the field's name is the option's.
 #define OPTION_ROW(type, kind, field, ...)                                                                             \
@@ -60,7 +60,7 @@ __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
 // Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true
-// for each option on it, and is false before by the caller; of an option given twice, the last wins, unless it is OPTION_ONCE. Strings point into
+// for each option on it, and is false before by the caller; of an option given twice, the last wins. Strings point into
 // argv. --help and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
