@@ -25,9 +25,10 @@ static void check_fp8(const struct run *r) {
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
-    say_warning("OpenMP can't start %d threads: lower --threads, unset OMP_STACKSIZE, or raise the limits of processes and "
-                "memory (ulimit -u, ulimit -v)",
-                *(const int *)threads);
+    say_warning(
+        "OpenMP can't start %d threads: lower --threads, unset OMP_STACKSIZE, or raise the limits of processes and "
+        "memory (ulimit -u, ulimit -v)",
+        *(const int *)threads);
     _exit(EXIT_USAGE);
 }
 // Starts OpenMP's threads; ends the program where they can't start, or where the environment gives them less of a stack

@@ -33,10 +33,11 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     if ((size_t)snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, config->out) >= sizeof path)
         return error_format(error, "--out %.500s: the name is too long", config->out);
     if (out_is_foreign(config->out))
-        return error_format(error,
-                            "--out %.500s: its config.json is not that of a run, but a model's or another program's, and "
-                            "would be overwritten; name another folder",
-                            config->out);
+        return error_format(
+            error,
+            "--out %.500s: its config.json is not that of a run, but a model's or another program's, and "
+            "would be overwritten; name another folder",
+            config->out);
     switch (file_lock_take(&config->out_lock, path, &text)) {
     case FILE_LOCK_TAKEN:
     case FILE_LOCK_NO_FOLDER: break;

@@ -225,7 +225,7 @@ static void report(const struct run *r) {
     fit_advise(&r->fit, stdout);
     report_unused_options(c);
     report_other_tokenizer(r, stdout);
-    if (r->train)
+    if (r->train && c->rank == 0)
         report_same_files(r->train, r->val, stdout);
     printf("\n");
     fflush(stdout);

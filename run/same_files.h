@@ -13,8 +13,8 @@ struct file_identity {
     ino_t inode;
 };
 
-// The identities (dataloader_num_files(loader)) of a loader's files, which the caller frees; NULL: out of memory. A file
-// that is gone has that of no file.
+// The identities (dataloader_num_files(loader)) of a loader's files, which the caller frees; NULL: out of memory. The inode
+// of a file that is gone is 0.
 static struct file_identity *file_identities(const struct dataloader *loader) {
     const int count = dataloader_num_files(loader);
     struct file_identity *all = (struct file_identity *)calloc((size_t)count + 1, sizeof *all);
@@ -27,24 +27,25 @@ static struct file_identity *file_identities(const struct dataloader *loader) {
     }
     return all;
 }
+// Whether both are one file that is there.
 static bool is_same_file(struct file_identity a, struct file_identity b) {
     return a.inode != 0 && a.device == b.device && a.inode == b.inode;
 }
 
-// Notes on `out` the files that the training data have twice, and those that both training and validation data have.
+// Prints notes on `out`: on files that the training data have twice, and on those that validation data have too.
 // val: NULL where the run does not validate.
 static void report_same_files(const struct dataloader *train, const struct dataloader *val, FILE *out) {
     const int files = dataloader_num_files(train), val_files = val ? dataloader_num_files(val) : 0;
-    struct file_identity *mine = file_identities(train), *others = val ? file_identities(val) : NULL;
+    struct file_identity *trained = file_identities(train), *validated = val ? file_identities(val) : NULL;
     int shared = 0, first = 0, twice = 0, former = 0, later = 0;
-    for (int i = 0; mine && i < files; i++) {
+    for (int i = 0; trained && i < files; i++) {
         bool found = false;
-        for (int j = 0; others && j < val_files && !found; j++)
-            found = is_same_file(mine[i], others[j]);
+        for (int j = 0; validated && j < val_files && !found; j++)
+            found = is_same_file(trained[i], validated[j]);
         if (found && shared++ == 0)
             first = i;
         for (int j = 0; j < i; j++)
-            if (is_same_file(mine[i], mine[j]) && twice++ == 0) {
+            if (is_same_file(trained[i], trained[j]) && twice++ == 0) {
                 former = j;
                 later = i;
             }
@@ -55,6 +56,6 @@ static void report_same_files(const struct dataloader *train, const struct datal
     if (twice > 0)
         say(out, "note: %s and %s of --train-data are one file, whose tokens count twice\n",
             dataloader_path(train, former), dataloader_path(train, later));
-    free(mine);
-    free(others);
+    free(trained);
+    free(validated);
 }

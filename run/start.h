@@ -276,7 +276,8 @@ static const char *start_read_model(struct huggingface_config *model, const char
             problem = huggingface_parse_config(model, data, bytes, config_path, error);
         free(data);
         return problem && start_is_run(path)
-                   ? error_format(error, "%.500s: is a run's folder; name one of its checkpoints, %.500s/checkpoints/step_N",
+                   ? error_format(error,
+                                  "%.500s: is a run's folder; name one of its checkpoints, %.500s/checkpoints/step_N",
                                   path, path)
                    : problem;
     }

@@ -1,5 +1,5 @@
-// Options that were given and that another option makes useless. They change nothing, which is said: a user who gave them
-// expects otherwise. Options without which a run would be another one than was asked for end the program in config_resolve.
+// Options that were given and that another option makes useless. The report says so, since a user who gave one expects it
+// to change something. An option whose loss makes another model than was asked for ends the program in config_resolve.
 #pragma once
 #include "config.h" // struct config
 #include <stdio.h>  // printf

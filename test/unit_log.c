@@ -494,7 +494,8 @@ static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
                                "{\"stxp\": 2, \"loss\": 5}\n"
                                "  {\"loss\":4,\"step\":3}\r\n"
                                "a note\n",
-                      *const later[] = {"{\"step\": 4, \"loss\": 4}\n{\"step\": 2}\n", "{\"step\": 3, \"lo", "half a note", ""};
+                      *const later[] = {"{\"step\": 4, \"loss\": 4}\n{\"step\": 2}\n", "{\"step\": 3, \"lo",
+                                        "half a note", ""};
     struct run run = run_in_new_folder(1, 1);
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
         FILE *const file = fopen(inside(&run, "log.jsonl"), "w");

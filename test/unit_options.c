@@ -439,7 +439,8 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--plan --plan-json a --plan-picture a", "--plan-json and --plan-picture both write a");
     assert_config_rejects("--plan --head-lr-mult 2", "--head-lr-mult 2 is of a head of its own|--untie-embeddings");
     struct command head_command;
-    const struct config head = configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
+    const struct config head =
+        configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
     assert_true(head.head_lr_mult == 2);
     assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
     assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
@@ -453,7 +454,8 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--plan --train-steps 4294967297", "--train-steps: |out of range"); // 1 in 32 bits
     assert_config_rejects("--plan --train-steps 2147483648", "is out of range, more than can be held; expected");
     assert_config_rejects("--plan --max-shard-gib 1e40", "is out of range, more than can be held; expected");
-    assert_config_rejects("--plan --exit-after 1e-400", "is out of range, too near to 0 to be held; expected"); // 0: never
+    assert_config_rejects("--plan --exit-after 1e-400",
+                          "is out of range, too near to 0 to be held; expected"); // 0: never
     assert_config_rejects("--plan --weight-decay 1e-50", "is out of range, too near to 0 to be held; expected");
     assert_config_rejects("--plan --z-loss 0.00e0001e", "not understood");
     assert_config_rejects("--plan --vocab-size 0", "--vocab-size: '0' is out of range");

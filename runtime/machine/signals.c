@@ -37,7 +37,8 @@ static void on_stop_signal(int number) {
         received.stop_signal = number;
         return;
     }
-    if (repeats_itself(number) || clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
+    if (repeats_itself(number) ||
+        clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
         return;
     signal(number, SIG_DFL);
     raise(number); // blocked until this handler returns, then ends the process with the signal's exit status

@@ -468,7 +468,8 @@ void options_parse(const struct options *options, void *values, bool *given, int
                      next ? " (one that begins with dashes is written after a =)" : "");
             value = argv[++i];
         }
-        const char *const before = row->flags & OPTION_ONCE && given[parsed.row] ? option_text(text, row, values) : value;
+        const char *const before =
+            row->flags & OPTION_ONCE && given[parsed.row] ? option_text(text, row, values) : value;
         if (strcmp(before, value) != 0)
             say_warning("--%s is given twice; '%s' counts, '%s' does not", name, value, before);
         option_set(row, values, value);
