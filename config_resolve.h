@@ -265,6 +265,8 @@ static inline void config_check_scoring(const struct config *c) {
         fail("--eval-tasks-output %s needs --eval-tasks: name the files of tasks", c->eval_tasks_output);
     if (!*c->perplexity && config_given(c, perplexity_stride))
         fail("--perplexity-stride %d needs --perplexity: name the texts", c->perplexity_stride);
+    if (*c->perplexity && c->seq_length < 2)
+        fail("--perplexity with --seq-length %d: a window of one token has none to score; raise it", c->seq_length);
     if (c->perplexity_stride > c->seq_length)
         fail("--perplexity-stride %d is more than --seq-length %d, and would pass over tokens; lower it",
              c->perplexity_stride, c->seq_length);

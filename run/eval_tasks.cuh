@@ -123,6 +123,15 @@ static void check_kinds(const struct eval_tasks *tasks) {
     free(first);
 }
 
+// Ends the program where a file of --eval-tasks is given twice, since its items would count twice.
+static void check_task_files(char *const *paths, int count) {
+    struct stat one, other;
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++)
+            if (stat(paths[i], &one) == 0 && stat(paths[k], &other) == 0 && one.st_dev == other.st_dev &&
+                one.st_ino == other.st_ino)
+                fail("--eval-tasks: %s is given twice, and its items would count twice; give it once", paths[i]);
+}
 // Ends the program where --eval-tasks-output would replace one of the files that are scored.
 static void check_scores_file(const struct config *c) {
     const char *const lists[] = {c->eval_tasks, c->perplexity};
@@ -152,6 +161,7 @@ static void open_tasks(struct run *r) {
     check_scores_file(r->config);
     open_tokenizer(r, "eval-tasks");
     tasks->paths = list_elements(r->config->eval_tasks, &tasks->files);
+    check_task_files(tasks->paths, tasks->files);
     for (int i = 0; i < tasks->files; i++) {
         unsigned char *data;
         uint64_t bytes;

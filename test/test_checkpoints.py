@@ -223,6 +223,10 @@ class Resume(Case):
         os.mkfifo(middle + "/config.json")
         result = self.run_it("j", "--resume", middle, expect=2)
         self.assertIn("step_00000004/config.json: is not a regular file; its manifest lists it", result.stderr)
+        result = subprocess.run([PROGRAM, "--init-from", self.path + "/j/checkpoints/step_00000002", "--init-from-ema", "--eval-only", "--val-data",
+                                 self.path + "/t_val_*.bin"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("has no moving averages: --init-from-ema needs a checkpoint of a run with --ema-decay", result.stderr)
         for path, words in (("", "is a run's folder; name one of its checkpoints"),
                             ("/checkpoints/step_00000002/model.safetensors", "is one file of a model; name the folder that it lies in")):
             result = subprocess.run([PROGRAM, "--init-from", self.path + "/j" + path, "--generate", "a"], capture_output=True, text=True, timeout=60)

@@ -220,6 +220,8 @@ class Scores(Case):
         self.refused("--eval-tasks", items, words=["--init-from"])
         self.refused(*model, "--eval-tasks-output", "x", words=["--eval-tasks"])
         os.symlink(os.path.basename(items), self.path + "/to_good.jsonl")
+        self.refused(*model, "--eval-tasks", items, "--eval-tasks", self.path + "/to_good.jsonl", words=["given twice"])
+        self.refused(*model, "--perplexity", items, "--seq-length", 1, words=["--seq-length 1: a window of one token has none to score"])
         for output in (items, self.path + "/to_good.jsonl"):
             self.refused(*model, "--eval-tasks", items, "--eval-tasks-output", output, words=["would be overwritten"])
         with open(items) as f:
