@@ -7,7 +7,7 @@
 
 // Prints a note on each option that was given, has not its default, and is not used by this run.
 static void report_unused_options(const struct config *c) {
-    const bool samples = c->sample_every > 0 || *c->generate || c->chat;
+    const bool samples = c->sample_every > 0 || *c->generate != '\0' || c->chat;
     const bool documents = c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
     const bool decays = c->lr_decay_style != LR_DECAY_CONSTANT, wsd = c->lr_decay_style == LR_DECAY_WSD;
     static const char decay[] = "another --lr-decay-style than constant", several[] = "several ranks",
@@ -21,10 +21,10 @@ static void report_unused_options(const struct config *c) {
         {CONFIG_ROW(lr_decay_steps), decays, decay},
         {CONFIG_ROW(lr_wsd_decay_steps), wsd, "--lr-decay-style WSD"},
         {CONFIG_ROW(lr_wsd_decay_style), wsd, "--lr-decay-style WSD"},
-        {CONFIG_ROW(allow_lossy_states), c->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint,
+        {CONFIG_ROW(allow_lossy_states), c->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
          "--recompute-granularity auto"},
         {CONFIG_ROW(document_delimiter), documents, "--separate-documents"},
-        {CONFIG_ROW(val_steps), *c->val_data, "--val-data"},
+        {CONFIG_ROW(val_steps), *c->val_data != '\0', "--val-data"},
         {CONFIG_ROW(sample_tokens), samples, sampling},
         {CONFIG_ROW(sample_count), samples, sampling},
         {CONFIG_ROW(temperature), samples, sampling},
