@@ -635,10 +635,11 @@ def parse_options(arguments):
     chat.add_argument("--show", type=count, default=0, metavar="N", help="print N examples, with what is learned in colour")
     chat.add_argument("--drop-refused", action="store_true", help="leave out lines that are refused, and count them")
     options = parser.parse_args(arguments)
-    if not options.chat:
-        for name in ("template", "show", "drop_refused"):
-            if getattr(options, name):
-                parser.error(f"--{name.replace('_', '-')} is of --chat, which is not given")
+    of_text, of_chat = ("max_bytes", "jsonl_field"), ("seq_length", "train_on", "template", "show", "drop_refused")
+    for name in of_text if options.chat else of_chat:
+        if getattr(options, name) != parser.get_default(name):
+            why = "does nothing with --chat" if options.chat else "is of --chat, which is not given"
+            parser.error(f"--{name.replace('_', '-')} {why}")
     if options.tokenizer and os.path.isdir(options.tokenizer):
         options.tokenizer = os.path.join(options.tokenizer, TOKENIZER_FILES[0])
     if options.end_of_text and not options.tokenizer:
