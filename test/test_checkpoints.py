@@ -188,6 +188,7 @@ class Resume(Case):
                                (("--seq-length", 8), ["--seq-length is 8"]),
                                (("--seed", 7), ["--seed is 7", "1234"]),
                                (("--precision", "bf16"), ["--precision", "fp32"]),
+                               (("--lora-adapter", "x"), ["--lora-adapter x: the run in", "trains no adapters"]),
                                (("--freeze", "*wte*"), ["--freeze is *wte*, but it is empty in"]),
                                (("--preset", "demo"), ["--preset"])):
             result = self.run_it("g", "--resume", "auto", "--precision", "fp32", *options, "--train-steps", 4, expect=2)
