@@ -473,8 +473,9 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START),
 
     GROUP("Data and output"),
-    ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
-    ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
+    ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on; patterns are separated by commas",
+        OPTION_ONCE),
+    ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on", OPTION_ONCE),
     ROW(BOOL, separate_documents, "false", "", 0, 0, "The next three options together, but for those given too",
         CONFIG_FIXED),
     ROW(BOOL, reset_attention_mask, "false", "", 0, 0, "A token sees those of its own document alone", CONFIG_FIXED),

@@ -38,6 +38,9 @@ static inline void config_resolve_finetune(const struct config *c) {
     if (c->lora_rank > 0 && *c->freeze)
         fail("--freeze %s does not go with --lora-rank, which freezes all but the adapters; leave one of them out",
              c->freeze);
+    if (*c->checkpoint && *c->lora_adapter && c->lora_rank == 0)
+        fail("--lora-adapter %s: the run in %s trains no adapters; leave the option out", c->lora_adapter,
+             c->checkpoint);
     if (*c->lora_merge && !*c->lora_adapter)
         fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->lora_merge);
     if (c->frozen_weights_format != FROZEN_WEIGHTS_NONE && c->lora_rank == 0 && !*c->lora_adapter)

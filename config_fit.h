@@ -53,6 +53,8 @@ static inline void config_check_offload(const struct config *c) {
 
 static inline void config_resolve_fit(struct config *c) {
     config_check_offload(c);
+    if (*c->plan_json && strcmp(c->plan_json, c->plan_picture) == 0)
+        fail("--plan-json and --plan-picture both write %s; name two files", c->plan_json);
     if (*c->plan_gpu && !c->plan)
         fail("--plan-gpu is the GPU that --plan plans for; a run has the device that it is on");
     if (c->recompute_granularity == RECOMPUTE_AUTO && c->plan && c->memory_budget == 0 && !*c->plan_gpu)

@@ -82,6 +82,8 @@ static inline void config_check_rope(const struct config *c) {
         fail(
             "--rope-scaling-type, --rotary-percent, --rotary-base-local and --no-rope-freq are of rotary positions; add "
             "--position-embedding-type rope");
+    if (c->position_embedding_type != POSITION_ROPE && config_given(c, rotary_base) && c->rotary_base != 10000)
+        fail("--rotary-base %g is of rotary positions; add --position-embedding-type rope", (double)c->rotary_base);
     if (dims < 2 || dims % 2 != 0)
         fail("--rotary-percent %g rotates %d of a head's %d elements; expected an even number of them, 2 at least",
              c->rotary_percent, dims, c->kv_channels);
@@ -217,6 +219,10 @@ static inline void config_resolve_batches(struct config *c) {
 }
 
 static inline void config_resolve_schedule(struct config *c) {
+    if (c->head_lr_mult != 1 && !c->untie_embeddings_and_output_weights)
+        fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
+             "rate; or add --untie-embeddings-and-output-weights",
+             c->head_lr_mult);
     if (c->min_lr > c->lr)
         fail("--min-lr %g is above --lr %g; lower it", c->min_lr, c->lr);
     if (c->lr_decay_steps == 0)
@@ -259,6 +265,8 @@ static inline void config_check_scoring(const struct config *c) {
         fail("--eval-tasks-output %s needs --eval-tasks: name the files of tasks", c->eval_tasks_output);
     if (!*c->perplexity && config_given(c, perplexity_stride))
         fail("--perplexity-stride %d needs --perplexity: name the texts", c->perplexity_stride);
+    if (*c->perplexity && c->seq_length < 2)
+        fail("--perplexity with --seq-length %d: a window of one token has none to score; raise it", c->seq_length);
     if (c->perplexity_stride > c->seq_length)
         fail("--perplexity-stride %d is more than --seq-length %d, and would pass over tokens; lower it",
              c->perplexity_stride, c->seq_length);

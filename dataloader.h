@@ -26,10 +26,12 @@
 #include <stdint.h>   // uint64_t, int32_t
 #include <stdlib.h>   // calloc, qsort
 #include <string.h>   // memcpy, strcmp
+#include <sys/stat.h> // fstat
 #include <unistd.h>   // close
 
 #include "runtime/machine/error.h"      // fail
 #include "runtime/machine/error_text.h" // struct error_text
+#include "runtime/machine/say.h"        // say_warning
 #include "formats/finetune_shard.h"     // finetune_shard_read
 #include "formats/token_file.h"         // struct token_file
 #include "formats/token_paths.h"        // paths_find
@@ -76,13 +78,19 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 // The loader
 
 // A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
+// What tells that a file was written anew: rsync and cp -p keep both where they copy the same.
+struct file_stamp {
+    int64_t bytes;
+    struct timespec modified;
+};
 struct sample_reader {
-    uint64_t epoch;     // of `order`; UINT64_MAX before the first sample
-    int files;          // of this epoch
-    int *order;         // (files) the shards in this epoch's order
-    uint64_t *first;    // (files + 1) sample of the epoch at which shard order[i] begins
-    int file, fd;       // the open file, -1: none
-    unsigned char *raw; // (T+2) tokens as stored in the file
+    struct file_stamp *stamps; // (num_files) when the loader was opened, or when a change was last said
+    uint64_t epoch;            // of `order`; UINT64_MAX before the first sample
+    int files;                 // of this epoch
+    int *order;                // (files) the shards in this epoch's order
+    uint64_t *first;           // (files + 1) sample of the epoch at which shard order[i] begins
+    int file, fd;              // the open file, -1: none
+    unsigned char *raw;        // (T+2) tokens as stored in the file
 };
 
 // From first_epoch on, the data is the first `files` shards.
@@ -239,6 +247,21 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
     }
 }
 
+// Warns where a shard, which has just been opened again, was written anew since it was opened first. The samples read
+// before and after are of two data sets then.
+static void reader_check_stamp(struct sample_reader *reader, const struct dataloader *loader, int file) {
+    struct file_stamp *stamp = &reader->stamps[file];
+    struct stat status;
+    if (fstat(reader->fd, &status) != 0 ||
+        (status.st_size == stamp->bytes && status.st_mtim.tv_sec == stamp->modified.tv_sec &&
+         status.st_mtim.tv_nsec == stamp->modified.tv_nsec))
+        return;
+    say_warning("%s: %s was written anew while the run reads it; from now on its samples are of what it holds now",
+                loader->option, loader->files[file].path);
+    stamp->bytes = status.st_size;
+    stamp->modified = status.st_mtim;
+}
+
 // out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) = where their
 // documents begin, where the loader's rule asks for it, with BOUNDARY_BITS as finetune_shard_read marks it. Returns
 // NULL, or what is wrong, in `error`.
@@ -257,6 +280,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
         if (problem)
             return problem;
         reader->file = file;
+        reader_check_stamp(reader, loader, file);
     }
     RETURN_PROBLEM(
         token_file_read(out, tokens, reader->fd, first_token, loader->T + 1, loader->vocab_size, reader->raw, error));
@@ -440,6 +464,14 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->first = (uint64_t *)dataloader_alloc(loader->option, shards + 1, sizeof *reader->first);
     reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 2,
                                                     token_type_bytes(loader->files[0].type));
+    reader->stamps = (struct file_stamp *)dataloader_alloc(loader->option, shards, sizeof *reader->stamps);
+    for (int i = 0; i < loader->num_files; i++) {
+        struct stat status;
+        if (stat(loader->files[i].path, &status) != 0)
+            continue; // gone already: its first sample is an error
+        reader->stamps[i].bytes = status.st_size;
+        reader->stamps[i].modified = status.st_mtim;
+    }
     reader->file = reader->fd = -1;
 }
 
@@ -489,6 +521,7 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader->reader.order);
     free(loader->reader.first);
     free(loader->reader.raw);
+    free(loader->reader.stamps);
     for (int i = 0; i < loader->num_files; i++)
         token_file_close(&loader->files[i]);
     free(loader->files);

@@ -14,7 +14,7 @@
 #include "run/start.h"               // options of a model's folder or of a checkpoint
 #include "run/version.h"             // --version
 #include "runtime/machine/error.h"   // fail
-#include "runtime/machine/process.h" // standard_files_open, stack_check_limit, spin_briefly
+#include "runtime/machine/process.h" // libraries_have_started, standard_files_open, spin_briefly
 #include <stdio.h>                   // printf
 
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
@@ -32,6 +32,7 @@ static void describe_build(void) {
 }
 
 int main(int argc, char **argv) {
+    libraries_have_started();
     standard_files_open();
     stack_check_limit();
     spin_briefly(argv);
@@ -93,7 +94,11 @@ static int run_training(struct run *r) {
     report(r);
     if (r->finished >= c->train_steps)
         log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->train_steps);
-    if (!stop_asked_of_any(r)) {
+    const int stop = stop_asked_of_any(r);
+    if (stop)
+        log_event(&r->log, "%s: the run ends before its first step; there is nothing to save",
+                  strsignal(stop % STOP_SIGNALS));
+    else {
         repeat_validation(r);
         train(r);
     }

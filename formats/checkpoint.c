@@ -29,6 +29,11 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
+// Why checkpoint_open_regular opened no file.
+static const char *checkpoint_reason(int problem) {
+    return problem == EINVAL ? "is not a regular file" : strerror(problem);
+}
+
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -37,7 +42,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     snprintf(name, sizeof name, "%s/" MANIFEST_NAME, folder);
     const int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, MANIFEST_NAME);
     if (problem)
-        return error_format(error, "%.500s: %s; it is no complete checkpoint", name, strerror(problem));
+        return error_format(error, "%.500s: %s; it is no complete checkpoint", name, checkpoint_reason(problem));
     // Of a file that is too long, one byte more than the limit is read, so that the parser refuses it.
     const size_t room = bytes <= MANIFEST_BYTES ? (size_t)bytes : MANIFEST_BYTES + 1;
     char *const text = (char *)malloc(room + 1);
@@ -60,7 +65,8 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
     char found[HASH128_DIGITS + 1];
     int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, file->name);
     if (problem)
-        return error_format(error, "%.400s/%s: %s; its manifest lists it", folder, file->name, strerror(problem));
+        return error_format(error, "%.400s/%s: %s; its manifest lists it", folder, file->name,
+                            checkpoint_reason(problem));
     const bool sized = bytes == file->bytes;
     if (sized && hash)
         problem = checkpoint_hash_file(found, &bytes, fd); // the length may have changed since

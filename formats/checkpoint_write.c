@@ -60,10 +60,22 @@ static int checkpoint_fsync_folder(int fd) {
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
+// Makes the root, and the folder above it, the run's --out, where that was removed or renamed since the run began: its
+// checkpoints are all that is left of it. 0, or an errno.
+static int checkpoint_make_root(const char *root) {
+    char above[PATH_MAX];
+    const char *const slash = strrchr(root, '/');
+    if (mkdir(root, 0777) == 0)
+        return 0;
+    if (errno != ENOENT || !slash || (size_t)(slash - root) >= sizeof above)
+        return errno;
+    snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
+    return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
+}
 // Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 with errno on
 // failure.
 static int checkpoint_open_root(const char *root) {
-    const int refused = mkdir(root, 0777) == 0 ? 0 : errno;
+    const int refused = checkpoint_make_root(root);
     if (!refused) {
         char above[PATH_MAX + 4];
         snprintf(above, sizeof above, "%s/..", root);

@@ -5,51 +5,72 @@
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // calloc, qsort
 #include <string.h>                // strdup, strcmp
+#include <unistd.h>                // access
+
+// Adds the file whose name has exactly this text, as one with brackets that a shell completed. Returns glob's status.
+static int glob_name(glob_t *found, const char *name, int flags) {
+    char *const escaped = (char *)malloc(2 * strlen(name) + 1), *end = escaped;
+    if (!escaped)
+        return GLOB_NOSPACE;
+    for (const char *p = name; *p; *end++ = *p++)
+        if (strchr("*?[]\\", *p))
+            *end++ = '\\';
+    *end = '\0';
+    const int status = glob(escaped, flags & ~(GLOB_BRACE | GLOB_TILDE), NULL, found);
+    free(escaped);
+    return status;
+}
+// Adds the files that match one pattern or, where none does, the one of that name. Returns glob's status.
+static int glob_pattern(glob_t *found, const char *pattern, int flags) {
+    const int status = glob(pattern, flags | GLOB_BRACE | GLOB_TILDE, NULL, found);
+    return status == GLOB_NOMATCH ? glob_name(found, pattern, flags) : status;
+}
+// Whether a list of patterns is the name of one file, which has commas in it.
+static bool is_name(const char *patterns) { return strchr(patterns, ',') && access(patterns, F_OK) == 0; }
 
 // Adds the files that match one pattern; none ends the program.
 static void glob_add(glob_t *found, const char *pattern, const char *option) {
-    const int flags = GLOB_NOSORT | GLOB_BRACE | GLOB_TILDE | (found->gl_pathc > 0 ? GLOB_APPEND : 0);
-    const int status = glob(pattern, flags, NULL, found);
+    const int status = glob_pattern(found, pattern, GLOB_NOSORT | (found->gl_pathc > 0 ? GLOB_APPEND : 0));
     if (status == GLOB_NOMATCH)
-        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py", option,
-             pattern);
+        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py; a "
+             "comma separates patterns, \\, is one in a name",
+             option, pattern);
     if (status != 0)
         fail("%s: '%s' can't be searched: %s", option, pattern,
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// Adds the files of all patterns, which are separated by the commas outside {a,b}.
+// The length of the first of a list of patterns, which ends at a comma outside {a,b} that no backslash precedes.
+static size_t pattern_length(const char *patterns) {
+    size_t n = 0;
+    if (is_name(patterns))
+        return strlen(patterns);
+    for (int depth = 0; patterns[n] && (depth > 0 || patterns[n] != ','); n++) {
+        depth += (patterns[n] == '{') - (patterns[n] == '}' && depth > 0);
+        n += patterns[n] == '\\' && patterns[n + 1];
+    }
+    return n;
+}
+
+// Adds the files of all patterns.
 static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
-    char *copy = strdup(patterns);
-    if (!copy)
-        fail("%s: out of memory", option);
-    int depth = 0;
-    char *begin = copy;
-    for (char *p = copy;; p++) {
-        depth += (*p == '{') - (*p == '}' && depth > 0);
-        const char end = *p;
-        if (end != '\0' && (end != ',' || depth > 0))
-            continue;
-        *p = '\0';
-        if (*begin == '\0')
+    for (const char *at = patterns;; at++) {
+        const size_t length = pattern_length(at);
+        char *const pattern = strndup(at, length);
+        if (!pattern)
+            fail("%s: out of memory", option);
+        if (!*pattern)
             fail(
                 "%s: '%s' has an empty pattern; expected file patterns separated by commas, as in 'data/*_train_*.bin'",
                 option, patterns);
-        glob_add(found, begin, option);
-        if (end == '\0')
+        glob_add(found, pattern, option);
+        free(pattern);
+        at += length;
+        if (!*at)
             break;
-        begin = p + 1;
     }
-    free(copy);
 }
 
-// The length of the first of a list of patterns, which ends at a comma outside {a,b}.
-static size_t pattern_length(const char *patterns) {
-    size_t n = 0;
-    for (int depth = 0; patterns[n] && (depth > 0 || patterns[n] != ','); n++)
-        depth += (patterns[n] == '{') - (patterns[n] == '}' && depth > 0);
-    return n;
-}
 bool paths_any(const char *patterns, char *path, size_t size) {
     for (const char *at = patterns; *at;) {
         const size_t length = pattern_length(at);
@@ -57,7 +78,7 @@ bool paths_any(const char *patterns, char *path, size_t size) {
         glob_t found;
         memset(&found, 0, sizeof found);
         bool any = length < sizeof pattern && snprintf(pattern, sizeof pattern, "%.*s", (int)length, at) > 0 &&
-                   glob(pattern, GLOB_BRACE | GLOB_TILDE, NULL, &found) == 0 && found.gl_pathc > 0;
+                   glob_pattern(&found, pattern, 0) == 0 && found.gl_pathc > 0;
         any = any && (size_t)snprintf(path, size, "%s", found.gl_pathv[0]) < size;
         globfree(&found);
         if (any)

@@ -1,4 +1,5 @@
-// The files that a list of patterns names. Patterns are separated by the commas outside {a,b}.
+// The files that a list of patterns names. Patterns are separated by the commas outside {a,b} that no backslash precedes.
+// A pattern that matches nothing, or a list with commas, may be the name of a file as it is.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -124,6 +124,34 @@ static void check_kinds(const struct eval_tasks *tasks) {
     free(first);
 }
 
+// Ends the program where a file of --eval-tasks is given twice, since its items would count twice.
+static void check_task_files(char *const *paths, int count) {
+    struct stat one, other;
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++)
+            if (stat(paths[i], &one) == 0 && stat(paths[k], &other) == 0 && one.st_dev == other.st_dev &&
+                one.st_ino == other.st_ino)
+                fail("--eval-tasks: %s is given twice, and its items would count twice; give it once", paths[i]);
+}
+// Ends the program where --eval-tasks-output would replace one of the files that are scored.
+static void check_scores_file(const struct config *c) {
+    const char *const lists[] = {c->eval_tasks, c->perplexity};
+    struct stat output, input;
+    if (!*c->eval_tasks_output || stat(c->eval_tasks_output, &output) != 0)
+        return;
+    for (int k = 0; k < 2; k++) {
+        int count;
+        char **paths = list_elements(lists[k], &count);
+        for (int i = 0; i < count; i++)
+            if (stat(paths[i], &input) == 0 && input.st_dev == output.st_dev && input.st_ino == output.st_ino)
+                fail("--eval-tasks-output %s is a file that is scored, and would be overwritten; name another file",
+                     c->eval_tasks_output);
+        for (int i = 0; i < count; i++)
+            free(paths[i]);
+        free(paths);
+    }
+}
+
 // Reads and encodes the files of --eval-tasks. The data, if any, are open, since the tokenizer may be beside them.
 static void open_tasks(struct run *r) {
     enum { MOST_BYTES = 1 << 30 };
@@ -131,8 +159,10 @@ static void open_tasks(struct run *r) {
     struct error_text error;
     if (!tasks)
         fail("out of memory");
+    check_scores_file(r->config);
     open_tokenizer(r, "eval-tasks");
     tasks->paths = list_elements(r->config->eval_tasks, &tasks->files);
+    check_task_files(tasks->paths, tasks->files);
     for (int i = 0; i < tasks->files; i++) {
         unsigned char *data;
         uint64_t bytes;

@@ -139,8 +139,10 @@ static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
     sampler_open(&r->sampler, r->model);
-    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked))
+    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked)) {
+        say_warning("%s: the run ends without a result", strsignal(signals_stop_requested()));
         return EXIT_STOPPED;
+    }
     for (int b = 0; b < r->model->sequences; b++) {
         const int32_t *tokens = r->samples + (size_t)b * (size_t)n;
         const int last = r->prompt_tokens[b] + new_tokens < n ? r->prompt_tokens[b] + new_tokens : n;

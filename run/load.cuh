@@ -456,12 +456,20 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
 
 // Loads the moving averages of a checkpoint into the parameters.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;
     struct model_loader loader;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder);
     RETURN_PROBLEM(safetensors_open(&file, path, error));
+    state_tensor_entry(name, STATE_AVERAGES, &m->table.tensors[0], FORMAT_FP32, false, 0);
+    if (!safetensors_find(&file, name)) {
+        safetensors_close(&file);
+        return error_format(error,
+                            "%s: has no moving averages: --init-from-ema needs a checkpoint of a run with --ema-decay; "
+                            "leave the option out to take the parameters",
+                            path);
+    }
     const char *problem = model_loader_create(&loader, m, error);
     for (int i = 0; i < m->table.num_tensors && !problem; i++)
         problem = model_load_masters(&loader, &file, path, STATE_AVERAGES, &m->table.tensors[i], error);

@@ -22,13 +22,31 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Ends the program where the environment gives OpenMP's threads less of a stack than kernels on the CPU need.
-static void check_stacks(const struct config *c) {
+// Called by exit: where gcc's OpenMP ended the process since it could not start `*threads` threads, says what to change,
+// which its own message leaves out. *threads: 0 once they have started.
+static void explain_threads(int status, void *threads) {
+    if (*(const int *)threads == 0)
+        return;
+    say_warning(
+        "OpenMP can't start %d threads: lower --threads, unset OMP_STACKSIZE, or raise the limits of processes and "
+        "memory (ulimit -u, ulimit -v)",
+        *(const int *)threads);
+    _exit(EXIT_USAGE);
+}
+// Starts OpenMP's threads; ends the program where they can't start, or where the environment gives them less of a stack
+// than kernels on the CPU need.
+static void check_threads(const struct run *r) {
+    const struct config *c = r->config;
     size_t least = SIZE_MAX;
     if (c->device != DEVICE_CPU || c->plan)
         return;
+    int *const threads = (int *)malloc(sizeof *threads); // read when the process ends: freed by no one
+    if (!threads || on_exit(explain_threads, threads) != 0)
+        fail("out of memory");
+    *threads = r->dev.threads;
 #pragma omp parallel reduction(min : least)
     least = omp_get_thread_num() > 0 ? stack_bytes_here() : SIZE_MAX; // the first is the main thread
+    *threads = 0;
     if (least < STACK_BYTES)
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
@@ -38,7 +56,7 @@ static void open_device(struct run *r) {
     r->dev.threads = threads_to_take(r);
     omp_set_dynamic(0); // oneDNN's fp32 products are wrong where a parallel region gets fewer threads than it asked for
     omp_set_num_threads(r->dev.threads);
-    check_stacks(c);
+    check_threads(r);
     r->dev.planned = planned_capability(c);
     if (!c->plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,

@@ -7,10 +7,24 @@
 #include "config.h"                  // struct config
 #include "run/start.h"               // start_check_new
 #include "runtime/files/file_lock.h" // file_lock_take
+#include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/text/log.h"        // log_make_folder
 
 #define OUT_LOCK_NAME ".lock"
+
+// Whether a folder has a config.json that no run of this program wrote, as a model's folder has: the run's would replace it.
+static bool out_is_foreign(const char *folder) {
+    char path[PATH_MAX], text[4096];
+    if ((size_t)snprintf(path, sizeof path, "%s/config.json", folder) >= sizeof path || is_pipe(path))
+        return false;
+    FILE *const file = fopen(path, "r");
+    const size_t bytes = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    text[bytes] = '\0';
+    if (file)
+        fclose(file);
+    return bytes > 0 && !strstr(text, "\"preset\"");
+}
 
 // Takes the lock where the folder is there. Returns NULL, or why the run can't go on.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
@@ -18,6 +32,12 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     struct error_text text;
     if ((size_t)snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, config->out) >= sizeof path)
         return error_format(error, "--out %.500s: the name is too long", config->out);
+    if (out_is_foreign(config->out))
+        return error_format(
+            error,
+            "--out %.500s: its config.json is not that of a run, but a model's or another program's, and "
+            "would be overwritten; name another folder",
+            config->out);
     switch (file_lock_take(&config->out_lock, path, &text)) {
     case FILE_LOCK_TAKEN:
     case FILE_LOCK_NO_FOLDER: break;

@@ -238,7 +238,8 @@ static void grant_request(struct run *r, int request, int rank) {
         return;
     if (r->parallel)
         snprintf(whom, sizeof whom, " (rank %d)", rank);
-    log_event(&r->log, "%s%s: the run is saved and ends", signal ? strsignal(signal) : "--exit-after", whom);
+    log_event(&r->log, "%s%s: the run %s", signal ? strsignal(signal) : "--exit-after", whom,
+              config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
 // Looks for requests, once a step. A single rank follows its own at once; several ranks send theirs in their reports of

@@ -2,9 +2,12 @@
 #pragma once
 #include "run/environment.h"      // environment_describe
 #include "run/fp8_report.cuh"     // fp8_describe
+#include "run/other_tokenizer.h"  // report_other_tokenizer
 #include "run/plan_report.cuh"    // plan_offloads
 #include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
+#include "run/same_files.h"       // report_same_files
+#include "run/unused_options.h"   // report_unused_options
 #include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
 
@@ -230,6 +233,10 @@ static void report(const struct run *r) {
         log_row("begins from", "%s%s%s", c->init_from, *c->lora_adapter ? " with the adapters of " : "",
                 c->lora_adapter);
     fit_advise(&r->fit, stdout);
+    report_unused_options(c);
+    report_other_tokenizer(r, stdout);
+    if (r->train && c->rank == 0)
+        report_same_files(r->train, r->val, stdout);
     printf("\n");
     fflush(stdout);
 }

@@ -266,6 +266,22 @@ static void check_shared_folder(struct run *r) {
     exit(EXIT_USAGE);
 }
 
+// Ends the program where the folder of the checkpoints is there and can't take them: the first save, hours later, would
+// be the first to say so.
+static void check_checkpoints_folder(const struct run *r) {
+    const char *const folder = r->saver.job.root;
+    struct stat status;
+    if (r->config->checkpoint_every == 0 || stat(folder, &status) != 0)
+        return;
+    if (!S_ISDIR(status.st_mode))
+        fail("%s: is a file, where the folder of the checkpoints is to be; remove it, or name another folder by --out",
+             folder);
+    if (access(folder, W_OK | X_OK) != 0)
+        fail("%s: cannot be written: %s; name another folder by --out, or switch checkpoints off by "
+             "--checkpoint-every 0",
+             folder, strerror(errno));
+}
+
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each. What a
 // killed run has left among the checkpoints is removed, since this run may be at its last step and save no more.
 static void open_saver(struct run *r) {
@@ -273,6 +289,8 @@ static void open_saver(struct run *r) {
     struct error_text unused;
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
     saver_set_base(&r->saver, r->base_folder);
+    if (r->config->rank == 0)
+        check_checkpoints_folder(r);
     check_shared_folder(r);
     if (r->config->rank == 0)
         checkpoint_prune(r->saver.job.root, 0, 0, &unused); // no folder, no leftovers

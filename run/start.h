@@ -184,7 +184,8 @@ static void start_check(const struct config *config) {
         if (strcmp(now, then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
                  "from that model by --init-from and another --out",
-                 option_display(name, row->name), now, json_show(then).text, config->checkpoint);
+                 option_display(name, row->name), *now ? now : "empty", *then ? json_show(then).text : "empty",
+                 config->checkpoint);
     }
     const bool fp32 = strcmp(state.precision, "fp32") == 0;
     if (config->precision != (fp32 ? WITH_FP32 : WITH_BF16))
@@ -244,6 +245,18 @@ static void start_check_new(const struct config *config) {
 
 // ---- from a model ----
 
+// Whether a folder is the --out of a run, which holds models but is none.
+static bool start_is_run(const char *folder) {
+    char path[PATH_MAX];
+    struct stat status;
+    return (size_t)snprintf(path, sizeof path, "%s/checkpoints", folder) < sizeof path && stat(path, &status) == 0 &&
+           S_ISDIR(status.st_mode);
+}
+static bool start_ends_with(const char *path, const char *ending) {
+    const size_t length = strlen(path), n = strlen(ending);
+    return length >= n && strcmp(path + length - n, ending) == 0;
+}
+
 // *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
 // NULL, or what is wrong, in `error`; after NULL the caller frees the model.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
@@ -262,8 +275,14 @@ static const char *start_read_model(struct huggingface_config *model, const char
         if (!problem)
             problem = huggingface_parse_config(model, data, bytes, config_path, error);
         free(data);
-        return problem;
+        return problem && start_is_run(path)
+                   ? error_format(error,
+                                  "%.500s: is a run's folder; name one of its checkpoints, %.500s/checkpoints/step_N",
+                                  path, path)
+                   : problem;
     }
+    if (start_ends_with(path, ".safetensors") || start_ends_with(path, ".json"))
+        return error_format(error, "%.500s: is one file of a model; name the folder that it lies in", path);
     const char *problem = open_regular(&fd, &bytes, path, "a folder with config.json, or an llm.c checkpoint", error);
     if (problem)
         return problem;

@@ -104,7 +104,7 @@ def parse_line(line):
     """A line as ("chat", messages, tools), ("pair", prompt, completion) or ("text", text)."""
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"not JSON: {error}; expected one object a line") from None
     if not isinstance(value, dict):
         raise Refused(f"holds a {type(value).__name__}; expected an object")
@@ -112,7 +112,7 @@ def parse_line(line):
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refused("'tools' is text that is not JSON; expected a list of tools") from None
     if tools is not None and not isinstance(tools, list):
         raise Refused("'tools' is no list; expected a list of tools")

@@ -119,7 +119,7 @@ def stop_tokens(form, files):
     def parsed(name):
         try:
             return json.loads(files.get(name, b"{}"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unfit(f"{name} is not JSON: {error}") from None
 
     added = {token["id"]: token["content"] for token in parsed("tokenizer.json").get("added_tokens", [])}
@@ -148,8 +148,8 @@ def read_files(model):
 def make(model, name=None):
     """Writes the form of a model's chats; returns its path."""
     prefix, files = read_files(model)
-    if not os.path.isdir(os.path.dirname(prefix) or "."):
-        raise Unfit("no such folder")
+    if not files and not os.path.isfile(prefix + "vocabulary.bin"):
+        raise Unfit("holds no model, and is no prefix of what prepare_data.py wrote; name a folder with tokenizer.json or vocabulary.bin")
     template = chat_template.of_files(files, model, name or (None if "tokenizer.json" in files else "plain"))
     form, has_system = derive(template)
     check(form, template, has_system)

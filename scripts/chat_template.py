@@ -121,7 +121,7 @@ def of_files(contents, where, name=None):
     """The template of a tokenizer's files, {name: bytes}. name: of a file, of a builtin, or of one of several; None: the usual one."""
     try:
         config = json.loads(contents.get("tokenizer_config.json", b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TemplateError(f"{where}: tokenizer_config.json is not JSON: {error}") from None
     tokens = special_tokens(config)
     if name in BUILTIN:

@@ -158,7 +158,7 @@ def read_json(path):
     def parse(text):
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Bad("not JSON: %s; expected an object" % error) from None
         if not isinstance(row, dict):
             raise Bad("not an object; expected one")

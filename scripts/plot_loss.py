@@ -56,7 +56,7 @@ class Run:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line) if line.strip() else {}
-            except ValueError:
+            except (ValueError, RecursionError):
                 if number == len(lines):  # being written
                     continue
                 raise Mistake(f"{path}, line {number}: not JSON; expected one object a line") from None
@@ -373,6 +373,8 @@ def run_script(arguments):
         parser.error(f"--smooth is {options.smooth}; expected at least 1")
     logs = [os.path.join(log, "log.jsonl") if os.path.isdir(log) else log for log in options.logs]
     out = options.out or os.path.join(os.path.dirname(logs[0]), "loss.svg")
+    if any(os.path.realpath(log) == os.path.realpath(out) for log in logs):
+        parser.error(f"--out {out} is a log that is drawn, and would be lost; name another file")
 
     runs = [Run(log) for log in logs]
     averages = [moving_average(run.loss, options.smooth or len(run.loss) // 40) for run in runs]

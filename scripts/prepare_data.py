@@ -47,6 +47,7 @@ BYTE_END_OF_TEXT = 256
 VOCABULARY_MAGIC = b"GPTVOCAB"  # formats/vocabulary.h has the layout
 VOCABULARY_VERSION = 1
 NO_TOKEN = 0xFFFFFFFF
+MOST_SHARDS = 10_000  # more are --shard-tokens 100 for 100M, and a folder that takes hours to remove
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
                    "chat_template.jinja", "generation_config.json", "chat_format.json"]  # fmt: skip
@@ -170,7 +171,7 @@ def text_of_line(document, line, field):
     where = f"{document.path}, line {document.line}"
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Mistake(f"{where}: not JSON: {error}; expected one object a line") from None
     if not isinstance(value, dict):
         raise Mistake(f"{where}: holds a {type(value).__name__}; expected an object with the field '{field}'")
@@ -292,7 +293,7 @@ class HuggingFaceTokenizer:
 
     def find_end_of_text(self, path, wanted, chat):
         usual = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"]
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             eos = chat_template.special_tokens(json.loads(self.contents.get("tokenizer_config.json", b"{}"))).get("eos_token")
             usual = [eos, *usual] if chat and eos else usual
         for name in [wanted] if wanted else usual:
@@ -453,6 +454,10 @@ class ShardWriter:
     def begin_shard(self):
         if self.file:
             self.file.close()
+        if len(self.paths) == MOST_SHARDS:
+            raise Mistake(
+                f"--shard-tokens {self.shard_bytes // self.width} makes more than {MOST_SHARDS:,} shards of {self.split}; raise it"
+            )
         temporary = f"{self.path_of(len(self.paths))}.tmp"
         self.paths.append(temporary)
         self.file = open(temporary, "wb")
@@ -630,10 +635,11 @@ def parse_options(arguments):
     chat.add_argument("--show", type=count, default=0, metavar="N", help="print N examples, with what is learned in colour")
     chat.add_argument("--drop-refused", action="store_true", help="leave out lines that are refused, and count them")
     options = parser.parse_args(arguments)
-    if not options.chat:
-        for name in ("template", "show", "drop_refused"):
-            if getattr(options, name):
-                parser.error(f"--{name.replace('_', '-')} is of --chat, which is not given")
+    of_text, of_chat = ("max_bytes", "jsonl_field"), ("seq_length", "train_on", "template", "show", "drop_refused")
+    for name in of_text if options.chat else of_chat:
+        if getattr(options, name) != parser.get_default(name):
+            why = "does nothing with --chat" if options.chat else "is of --chat, which is not given"
+            parser.error(f"--{name.replace('_', '-')} {why}")
     if options.tokenizer and os.path.isdir(options.tokenizer):
         options.tokenizer = os.path.join(options.tokenizer, TOKENIZER_FILES[0])
     if options.end_of_text and not options.tokenizer:

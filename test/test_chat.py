@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 from environment import ROOT
@@ -109,6 +111,19 @@ class Chat(Case):
         self.assertIn(b"what was said before is forgotten", result.stderr)
         self.assertIn(b"do not fit into the context of 64", result.stderr)
 
+    def test_a_signal_ends_a_chat_that_waits_for_a_turn(self):
+        self.write_format(PLAIN)
+        for number in (signal.SIGTERM, signal.SIGXCPU):
+            command = [PROGRAM, "--init-from", self.model, "--chat", "--threads", "1", "--precision", "fp32", "--sample-tokens", "2"]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                self.addCleanup(process.kill)
+                process.stdin.write(b"hi\n")
+                process.stdin.flush()
+                self.assertTrue(process.stdout.read(1))  # of the answer
+                time.sleep(0.2)
+                process.send_signal(number)
+                self.assertEqual(process.wait(20), 3)
+
     def test_mistakes(self):
         os.remove(self.model + "/chat_format.json") if os.path.exists(self.model + "/chat_format.json") else None
         self.assertIn("scripts/chat_format.py " + self.model, self.chat("", expect=2))
@@ -155,8 +170,10 @@ class Format(Case):
     def test_folders(self):
         folder = self.path + "/folder"
         os.makedirs(folder)
-        with self.assertRaisesRegex(chat_format.Unfit, "no such folder"):
-            chat_format.make(self.path + "/none/x")
+        for path in (self.path + "/none/x", self.path + "/none", folder):
+            with self.assertRaisesRegex(chat_format.Unfit, "holds no model, and is no prefix"):
+                chat_format.make(path)
+        self.assertEqual(os.listdir(folder), [])
         for name, value in (("tokenizer.json", {"added_tokens": [{"id": 5, "content": "<|im_end|>"}, {"id": 6, "content": "<end>"}]}),
                             ("tokenizer_config.json", {"chat_template": CHATML, "eos_token": "<end>"}),
                             ("generation_config.json", {"eos_token_id": [6, 5]})):

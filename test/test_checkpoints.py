@@ -188,6 +188,8 @@ class Resume(Case):
                                (("--seq-length", 8), ["--seq-length is 8"]),
                                (("--seed", 7), ["--seed is 7", "1234"]),
                                (("--precision", "bf16"), ["--precision", "fp32"]),
+                               (("--lora-adapter", "x"), ["--lora-adapter x: the run in", "trains no adapters"]),
+                               (("--freeze", "*wte*"), ["--freeze is *wte*, but it is empty in"]),
                                (("--preset", "demo"), ["--preset"])):
             result = self.run_it("g", "--resume", "auto", "--precision", "fp32", *options, "--train-steps", 4, expect=2)
             for word in words:
@@ -218,6 +220,19 @@ class Resume(Case):
         self.assertRegex(result.stdout, r"passed over: .*step_00000004/trainer_state.json")
         self.assertIn("step_00000002", result.stdout)
         self.same_end("j", "j_whole", 6)
+        os.remove(middle + "/config.json")
+        os.mkfifo(middle + "/config.json")
+        result = self.run_it("j", "--resume", middle, expect=2)
+        self.assertIn("step_00000004/config.json: is not a regular file; its manifest lists it", result.stderr)
+        result = subprocess.run([PROGRAM, "--init-from", self.path + "/j/checkpoints/step_00000002", "--init-from-ema", "--eval-only", "--val-data",
+                                 self.path + "/t_val_*.bin"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("has no moving averages: --init-from-ema needs a checkpoint of a run with --ema-decay", result.stderr)
+        for path, words in (("", "is a run's folder; name one of its checkpoints"),
+                            ("/checkpoints/step_00000002/model.safetensors", "is one file of a model; name the folder that it lies in")):
+            result = subprocess.run([PROGRAM, "--init-from", self.path + "/j" + path, "--generate", "a"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(words, result.stderr)
         result = self.run_it("j", "--resume", newest + "/../step_00000099", expect=2)
 
     def test_one_that_is_older_than_some_options(self):
@@ -608,14 +623,34 @@ class Disk(Case):
         os.makedirs(out + "/checkpoints")
         command = " ".join("'%s'" % a for a in self.command(name, "--train-steps", 4, "--checkpoint-every", 2))
         result = in_namespace("mount -t tmpfs -o ro none '%s/checkpoints'; %s" % (out, command))
-        self.assertEqual(result.returncode, 1, result.stderr)
-        self.assertIn("Read-only", result.stderr)
-        self.assertEqual(sorted(self.log(name)), [1, 2, 3, 4])
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
+        self.assertRegex(result.stderr, "read_only/checkpoints: cannot be written: Read-only.*--checkpoint-every 0")
+        self.assertEqual(self.log(name), {})  # no step is trained that could not be kept
+
+    def test_a_folder_that_is_removed_meanwhile(self):
+        """The run ends with its last checkpoint in a new folder of that name."""
+        process = self.start("removed", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
+        self.wait_for_step("removed", 3)
+        os.rename(self.path + "/removed", self.path + "/removed_to")
+        process.terminate()
+        self.assertEqual((process.communicate(timeout=60)[1], process.returncode), ("", 3))
+        self.assertEqual(self.steps("removed"), [max(self.log("removed_to"))])
+
+    def test_a_file_where_the_folder_should_be(self):
+        os.makedirs(self.path + "/in_place")
+        with open(self.path + "/in_place/checkpoints", "w", encoding="utf-8") as file:
+            file.write("mine")
+        result = self.run_it("in_place", "--train-steps", 4, "--checkpoint-every", 2, expect=2)
+        self.assertIn("in_place/checkpoints: is a file, where the folder of the checkpoints is to be", result.stderr)
+        self.assertEqual(read(self.path + "/in_place/checkpoints"), b"mine")
+        self.assertEqual(self.log("in_place"), {})
 
 
 class Signals(Case):
     def test_terminate_saves(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup a run goes on
             name = "stop_%d" % number
             process = self.start(name, "--train-steps", 100000, "--checkpoint-every", 0)
             self.wait_for_step(name, 3)
@@ -706,8 +741,10 @@ class Signals(Case):
             process = self.start("begin_%d" % i, "--train-steps", 100000)
             time.sleep(0.01 * i)
             process.terminate()
-            process.communicate(timeout=60)
-            self.assertIn(process.returncode, (-signal.SIGTERM, 3))  # before its first instruction, or saved
+            output = process.communicate(timeout=60)[0]
+            self.assertIn(process.returncode, (-signal.SIGTERM, 3))  # before its first instruction, or as it was asked to
+            said = "Terminated: the run is saved and ends" if self.steps("begin_%d" % i) else "the run ends before its first step"
+            self.assertIn(said if process.returncode == 3 else "", output)
 
     def test_exit_after(self):
         self.run_it("deadline", "--train-steps", 100000, "--exit-after", 0.02, expect=3)
@@ -740,6 +777,16 @@ class SameFolder(Case):
         first.kill()
         first.communicate(timeout=60)
         self.run_it("killed", "--train-steps", 1)
+
+    def test_a_models_folder_is_not_written_to(self):
+        """The run's config.json would replace the model's, which nothing opens from then on."""
+        self.run_it("model", "--train-steps", 1, "--checkpoint-every", 1)
+        folder = "model/checkpoints/step_00000001"
+        before = read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))
+        for options in ([], ["--resume", "auto"], ["--resume", self.path + "/model"]):
+            result = self.run_it(folder, "--train-steps", 2, *options, expect=2)
+            self.assertIn("its config.json is not that of a run, but a model's or another program's", result.stderr)
+        self.assertEqual((read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))), before)
 
     def test_a_folder_that_both_make(self):
         """One of those that begin at once trains; a run that is refused for another mistake makes no folder."""

@@ -1,4 +1,5 @@
 """The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
+import itertools
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -185,6 +187,27 @@ class Options(Case):
         self.refused(*full, "--recompute-method", "uniform", "--recompute-num-layers", 13, words=["12 layers"])
         self.refused("--plan", "--recompute-granularity", "selective", "--recompute-modules", "norm,mpl", words=["mpl"])
 
+    def test_options_that_do_nothing_are_said(self):
+        """Each that another option makes useless; none of a command without such."""
+        base = [*SMALL, "--plan"]
+        for options, needs in ((["--lr-decay-style", "constant", "--min-lr", "1e-5"], ["--min-lr .*than constant"]),
+                               (["--lr-wsd-decay-steps", 2], ["--lr-wsd-decay-steps 2 .*--lr-decay-style WSD"]),
+                               (["--val-steps", 3], ["--val-steps 3 .*--val-data"]),
+                               (["--top-k", 3], ["--top-k 3 .*--sample-every"]),
+                               (["--sample-every", 5, "--top-k", 3, "--temperature", 0], ["--top-k 3 .*--temperature above 0"]),
+                               (["--document-delimiter", "last"], ["--document-delimiter last .*--separate-documents"]),
+                               (["--allow-lossy-states"], ["--allow-lossy-states true .*--recompute-granularity auto"]),
+                               (["--zero-stage", 2, "--check-replicas", 1], ["--zero-stage 2 .*several", "--check-replicas 1 .*several"]),
+                               (["--world-size", 2, "--micro-batch-size", 1, "--zero-stage", 2], []),
+                               (["--sample-every", 5, "--top-k", 3, "--val-steps", 20, "--lr-decay-style", "WSD",
+                                 "--lr-wsd-decay-steps", 2, "--separate-documents", "--document-delimiter", "last"], [])):
+            result = run(*base, *options)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            notes = [line for line in result.stdout.split("\n") if "does nothing in this run: it needs" in line]
+            self.assertEqual(len(notes), len(needs), notes)
+            for note, need in zip(notes, needs):
+                self.assertRegex(note, "^note: " + need)
+
     def test_an_out_folder_that_is_a_file(self):
         self.refused(*SMALL, *self.data, "--out", self.path + "/t_train_000.bin", words=["--out"])
 
@@ -218,6 +241,61 @@ class Data(Case):
 
     def test_no_file_matches(self):
         self.refused(*SMALL, "--train-data", self.path + "/none_*.bin", words=["--train-data", "none_"])
+
+    def test_names_with_the_signs_of_patterns(self):
+        """A name that exists is taken as it is where no other file matches; \\, is a comma in a pattern."""
+        for folder in ("run[2]", "a,b", "{x,y}", "back\\slash"):
+            os.makedirs(self.path + "/" + folder)
+            write_shard(self.path + "/" + folder + "/t_000.bin", [1] * 200)
+        for pattern, files in (("run[2]/t_000.bin", 1), ("a,b/t_000.bin", 1), ("a\\,b/t_*.bin", 1), ("{x,y}/t_000.bin", 1),
+                               ("back\\slash/t_000.bin", 1), ("t_train_000.bin,%s/a,b/t_000.bin" % self.path, 2)):
+            result = run(*SMALL, "--train-data", self.path + "/" + pattern, "--train-steps", 1, "--checkpoint-every", 0,
+                         "--out", self.path + "/signs")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(" tokens in %d files\n" % files, result.stdout)
+        twice = [*SMALL, "--train-steps", 1, "--checkpoint-every", 0, "--out", self.path + "/signs", "--lr", "1e-4", "--train-data", self.path + "/t_train_*.bin"]
+        for other, said in (("/a,b/t_000.bin", "train_gpt: --train-data is given twice; '%s/a,b/t_000.bin' counts, '%s/t_train_*.bin' does not\n"
+                             % (self.path, self.path)), ("/t_train_*.bin", "")):
+            result = run(*twice, "--train-data", self.path + other)
+            self.assertEqual((result.returncode, result.stderr), (0, said))
+        self.refused(*SMALL, "--train-data", self.path + "/a,b/t_*.bin", words=["no file matches '%s/a'" % self.path, "\\,"])
+
+    def test_files_that_are_read_twice_are_said(self):
+        """Validation on training data, and one file by two names."""
+        os.symlink("t_train_000.bin", self.path + "/link_train.bin")
+        options = [*SMALL, "--train-steps", 1, "--checkpoint-every", 0, "--out", self.path + "/twice", "--train-data"]
+        overlap, link = "is in --train-data and in --val-data, ", "of --train-data are one file, whose tokens count twice"
+        for train, val, notes in (("t_*_000.bin", "t_val_*.bin", [overlap + "1 of 2 files"]), ("*_train*.bin", "t_val_*.bin", [link]),
+                                  ("t_train_000.bin", "link_train.bin", [overlap + "1 of 1 files"]), ("t_train_*.bin", "t_val_*.bin", [])):
+            shutil.rmtree(self.path + "/twice", ignore_errors=True)
+            result = run(*options, self.path + "/" + train, "--val-data", self.path + "/" + val)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            said = [line for line in result.stdout.split("\n") if line.startswith("note: ")]
+            self.assertEqual(len(said), len(notes), said)
+            for note, words in zip(said, notes):
+                self.assertIn(words, note)
+        os.remove(self.path + "/link_train.bin")
+
+    def test_data_of_another_tokenizer_are_said(self):
+        """Its ids are within the model's vocabulary. A model's spare tokens may have been given a meaning."""
+        def write(folder, tokens):
+            os.makedirs(self.path + "/" + folder, exist_ok=True)
+            shutil.copy(self.path + "/t_train_000.bin", self.path + "/" + folder)
+            ends = list(itertools.accumulate(map(len, tokens), initial=0))
+            with open(self.path + "/" + folder + "/t_vocabulary.bin", "wb") as f:
+                f.write(b"GPTVOCAB" + struct.pack("<4I", 1, len(tokens), 256, 0) + struct.pack("<%dI" % len(ends), *ends) + b"".join(tokens))
+
+        bytewise = [bytes([i]) for i in range(256)] + [b"<|endoftext|>"]
+        for folder, tokens, said in (("own", bytewise, False), ("same", bytewise, False), ("spare", [b"<user>", *bytewise[1:]], False),
+                                     ("other", [bytewise[i ^ 1] for i in range(256)] + bytewise[256:], True)):
+            write(folder, tokens)
+            model = ["--init-from", self.path + "/own/out/checkpoints/step_00000001", "--seq-length", 32, "--micro-batch-size", 4]
+            result = run(*(SMALL if folder == "own" else model), "--train-data", self.path + "/" + folder + "/t_train_000.bin", "--train-steps", 1,
+                         "--out", self.path + "/" + folder + "/out")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            note = "note: 256 of 257 tokens have another text in %s/other/t_vocabulary.bin than in" % self.path
+            self.assertEqual(result.stdout.count(note), said, result.stdout)
+            self.assertEqual(result.stdout.count("have another text"), said)
 
     def test_no_data_given(self):
         self.refused(*SMALL, words=["--train-data"])
@@ -676,12 +754,21 @@ class Runs(Case):
                                      ("ulimit -s 1024", "--threads 2", None),
                                      ("ulimit -s 512", "--threads 1", "the stack is limited to 512 KiB, and at least 1024 KiB are needed"),
                                      ("export OMP_STACKSIZE=1M", "--threads 2", None),
-                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB")):
+                                     ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB"),
+                                     ("export OMP_STACKSIZE=32K", "--threads 2", "OMP_STACKSIZE")):  # no thread starts with it
             shutil.rmtree(self.path + "/stacks", ignore_errors=True)
             result = subprocess.run("%s; exec %s %s" % (before, command, after), shell=True, executable="/bin/bash", capture_output=True,
                                     text=True, timeout=60, check=False)
             self.assertEqual(result.returncode, 2 if words else 0, (before, result.stderr))
             self.assertIn(words or "", result.stderr)
+
+    @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
+    def test_too_little_memory_for_libraries(self):
+        """Their constructors would wait without end for memory, before main begins."""
+        result = subprocess.run("ulimit -v 200000; exec '%s' --version" % PROGRAM, shell=True, executable="/bin/bash",
+                                capture_output=True, text=True, timeout=60, check=False)
+        self.assertIn(result.returncode, (0, 2), result.stderr)  # 0: none of them takes so much
+        self.assertIn("raise the limit of ulimit -v or ulimit -d" if result.returncode else "", result.stderr)
 
     def test_names_that_would_act_on_a_terminal(self):
         """In the report and in messages; what is no name is as it was."""
@@ -706,6 +793,19 @@ class Runs(Case):
                 self.assertEqual([json.loads(line)["step"] for line in file], [1, 2, 3], closed)
             with open(out + "/.lock", encoding="utf-8") as file:
                 self.assertEqual(len(file.read().split()), 3, closed)
+
+    def test_a_picture_does_not_replace_its_log(self):
+        self.train("picture", "--train-steps", 2, "--checkpoint-every", 0)
+        log = self.path + "/picture/log.jsonl"
+        for arguments, words in (((log, "--out", self.path + "/picture/../picture/log.jsonl"), "is a log that is drawn"), ((log + "2",), "line 1: not JSON")):
+            with open(log + "2", "w", encoding="utf-8") as file:
+                file.write("[" * 100000 + "\n{}\n")
+            result = subprocess.run([sys.executable, ROOT + "/scripts/plot_loss.py", *arguments], capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(words, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+        with open(log, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [1, 2])
 
     def test_never_validate(self):
         result, log = self.train("never", "--train-steps", 3, "--val-every", 0)

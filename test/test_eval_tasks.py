@@ -219,6 +219,13 @@ class Scores(Case):
         self.refused("--init-from", self.path + "/bare", *FAST, "--eval-tasks", items, words=["tokenizer.json", "bare"])
         self.refused("--eval-tasks", items, words=["--init-from"])
         self.refused(*model, "--eval-tasks-output", "x", words=["--eval-tasks"])
+        os.symlink(os.path.basename(items), self.path + "/to_good.jsonl")
+        self.refused(*model, "--eval-tasks", items, "--eval-tasks", self.path + "/to_good.jsonl", words=["given twice"])
+        self.refused(*model, "--perplexity", items, "--seq-length", 1, words=["--seq-length 1: a window of one token has none to score"])
+        for output in (items, self.path + "/to_good.jsonl"):
+            self.refused(*model, "--eval-tasks", items, "--eval-tasks-output", output, words=["would be overwritten"])
+        with open(items) as f:
+            self.assertEqual(json.load(f), json.loads(good))
         self.refused(*model, "--eval-tasks", items, "--generate", "a", words=["two runs"])
         self.refused(*model, "--perplexity", items, "--perplexity-stride", 97, "--seq-length", 96, words=["--perplexity-stride 97"])
         self.refused(*model, "--perplexity", empty, words=[empty, "expected at least 2"])

@@ -255,6 +255,7 @@ class Jsonl(Case):
             ({"body": "b", "id": 3}, "line 3: has no text in the field 'text'; fields with text: 'body'"),
             ({"text": None}, "line 3: has no text"),
             ("\xff\xfe", "line 3: not JSON"),
+            ('{"text": ' + "[" * 100000, "line 3: not JSON"),
         ]:
             with self.subTest(words):
                 path = self.write_lines(good, "", bad, good)
@@ -284,6 +285,13 @@ class Mistakes(Case):
         self.assert_mistake("fell to val", text, "--val-fraction", "0.000001")
         self.assert_mistake("--end-of-text names a token of --tokenizer", text, "--end-of-text", "</s>")
         self.assert_mistake("unrecognized arguments: --incl", text, "--incl", "*")
+        self.assert_mistake("--seq-length is of --chat, which is not given", text, "--seq-length", "64")
+        self.assert_mistake("--train-on is of --chat, which is not given", text, "--train-on", "last")
+        self.assert_mistake("--max-bytes does nothing with --chat", text, "--chat", "--max-bytes", "5")
+        self.assert_mistake("--jsonl-field does nothing with --chat", text, "--chat", "--jsonl-field", "body")
+        with mock.patch.object(prepare_data, "MOST_SHARDS", 3):
+            self.assert_mistake("--shard-tokens 1 makes more than 3 shards of train; raise it", text, "--val-fraction", "0", "--shard-tokens", "1")
+        self.assertFalse(os.listdir(self.folder / "out"))
         with mock.patch.dict(sys.modules, {"tokenizers": None}):
             self.assert_mistake("pip install tokenizers", text, "--tokenizer", "tokenizer.json")
 

@@ -639,6 +639,29 @@ static void test_file_that_shrinks_during_the_run(void **state) {
     assert_fails(read_file_that_shrinks, NULL, "shrinks.bin: ends at byte 1044|don't change it");
 }
 
+// Reads two epochs of two shards, the first of which is written anew after the loader was opened: the same, or other, tokens.
+static void read_a_shard_written_anew(void *other) {
+    struct dataloader *loader = dataloader_open(in_folder("anew_?.bin"), 8, 1, true, 100, 0, 1, 1, 0, "--train-data");
+    int32_t inputs[8], targets[8];
+    if (other)
+        shard_write("anew_a.bin", 2, *(int *)other, 49);
+    for (uint64_t i = 0; i < 2 * dataloader_samples_per_epoch(loader); i++)
+        dataloader_read(loader, inputs, targets, 1);
+    dataloader_close(loader);
+}
+static void test_a_shard_that_is_written_anew_is_said_once(void **state) {
+    char message[1024];
+    int first = 10;
+    shard_write("anew_a.bin", 2, 0, 50);
+    shard_write("anew_b.bin", 2, 0, 50);
+    assert_int_equal(run_in_child(read_a_shard_written_anew, NULL, message, sizeof message), 0);
+    assert_string_equal(message, "");
+    assert_int_equal(run_in_child(read_a_shard_written_anew, &first, message, sizeof message), 0);
+    const char *const said = strstr(message, "anew_a.bin was written anew while the run reads it");
+    assert_non_null(said);
+    assert_null(strstr(strchr(said, '\n'), "written anew")); // once
+}
+
 // Above 2 GiB, and above 4 GiB: sparse, so that it takes no disk; only the far end holds tokens.
 static void far_end_read(int width, int64_t tokens) {
     struct bytes far;
@@ -730,6 +753,7 @@ int main(void) {
         cmocka_unit_test(test_mistakes_end_with_a_message),
         cmocka_unit_test(test_tokens_outside_the_vocabulary),
         cmocka_unit_test(test_file_that_shrinks_during_the_run),
+        cmocka_unit_test(test_a_shard_that_is_written_anew_is_said_once),
         cmocka_unit_test(test_shards_above_2_and_4_GiB),
         cmocka_unit_test(test_resident_memory_is_flat),
     };

@@ -214,6 +214,7 @@ static const char *inside(const struct run *run, const char *name) {
 }
 static void remove_folder(const struct run *run) {
     unlink(inside(run, "log.jsonl"));
+    unlink(inside(run, "log.jsonl.old")); // of a test with two runs
     assert_int_equal(rmdir(run->folder), 0);
 }
 static int count(const char *text, const char *part) {
@@ -485,6 +486,45 @@ static void half_a_line_is_taken_back(void **state) {
     remove_folder(&run);
 }
 
+// What the user wrote into log.jsonl, and lines that were damaged, do not end what a resumed run keeps of it.
+static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
+    static const char kept[] = "# lr was too high\n"
+                               "{\"step\": 1, \"loss\": 5}\n"
+                               "\n"
+                               "{\"stxp\": 2, \"loss\": 5}\n"
+                               "  {\"loss\":4,\"step\":3}\r\n"
+                               "a note\n",
+                      *const later[] = {"{\"step\": 4, \"loss\": 4}\n{\"step\": 2}\n", "{\"step\": 3, \"lo",
+                                        "half a note", ""};
+    struct run run = run_in_new_folder(1, 1);
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
+        FILE *const file = fopen(inside(&run, "log.jsonl"), "w");
+        assert_non_null(file);
+        fprintf(file, "%s%s", kept, later[i]);
+        fclose(file);
+        assert_int_equal(log_end_of_step(inside(&run, "log.jsonl"), 3), sizeof kept - 1);
+    }
+    remove_folder(&run);
+}
+
+// Without a checkpoint to go on from, a run begins a log of its own.
+static void the_log_of_an_earlier_run_is_kept(void **state) {
+    struct run run = run_in_new_folder(3, 5);
+    char output[8192];
+    FILE *const file = fopen(inside(&run, "log.jsonl"), "w");
+    assert_non_null(file);
+    fputs("{\"step\": 1}\n", file);
+    fclose(file);
+    assert_int_equal(run_in_child(run_into_pipe, &run, output, sizeof output), 0);
+    assert_int_equal(count(output, "note: the log of an earlier run that is there is now "), 1);
+    char *const former = read_text(inside(&run, "log.jsonl.old")), *const text = read_text(inside(&run, "log.jsonl"));
+    assert_string_equal(former, "{\"step\": 1}\n");
+    assert_int_equal(count_objects(text), 3);
+    free(former);
+    free(text);
+    remove_folder(&run);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_nests_and_separates),
@@ -502,6 +542,8 @@ int main(void) {
         cmocka_unit_test(folders_that_cannot_be_made_are_errors),
         cmocka_unit_test(a_full_disk_is_reported_once_and_training_goes_on),
         cmocka_unit_test(half_a_line_is_taken_back),
+        cmocka_unit_test(the_log_of_an_earlier_run_is_kept),
+        cmocka_unit_test(a_resumed_run_keeps_the_rows_of_steps_done),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

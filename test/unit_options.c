@@ -451,6 +451,12 @@ static void contradictions_name_what_to_change(void **state) {
     const struct config ramp = configure(&ramp_command, "--plan --global-batch-size 12 --rampup-batch-size 4,8,9");
     assert_true(ramp.ramp.start == 4 && ramp.ramp.increment == 8 && ramp.ramp.batch == 12 && ramp.ramp.samples == 9);
     assert_config_rejects("--plan --lr 1e-4 --min-lr 1e-3", "--min-lr 0.001|--lr 0.0001");
+    assert_config_rejects("--plan --plan-json a --plan-picture a", "--plan-json and --plan-picture both write a");
+    assert_config_rejects("--plan --head-lr-mult 2", "--head-lr-mult 2 is of a head of its own|--untie-embeddings");
+    struct command head_command;
+    const struct config head =
+        configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
+    assert_true(head.head_lr_mult == 2);
     assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
     assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
                           "--lr-wsd-decay-steps 500|--lr-warmup-steps 600|1000 steps");
@@ -461,6 +467,12 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--train-data x --seq-length 64 --sample-tokens 65", "--sample-tokens 65|--seq-length 64");
     assert_config_rejects("--plan --num-layers=-1", "--num-layers: '-1' is out of range");
     assert_config_rejects("--plan --train-steps 4294967297", "--train-steps: |out of range"); // 1 in 32 bits
+    assert_config_rejects("--plan --train-steps 2147483648", "is out of range, more than can be held; expected");
+    assert_config_rejects("--plan --max-shard-gib 1e40", "is out of range, more than can be held; expected");
+    assert_config_rejects("--plan --exit-after 1e-400",
+                          "is out of range, too near to 0 to be held; expected"); // 0: never
+    assert_config_rejects("--plan --weight-decay 1e-50", "is out of range, too near to 0 to be held; expected");
+    assert_config_rejects("--plan --z-loss 0.00e0001e", "not understood");
     assert_config_rejects("--plan --vocab-size 0", "--vocab-size: '0' is out of range");
     assert_config_rejects("--plan --hidden-dropout 1", "--hidden-dropout: '1' is out of range");
     assert_config_rejects("--plan --attention-dropout -0.5", "--attention-dropout: '-0.5' is out of range");
@@ -720,8 +732,8 @@ static void rotary_settings_are_of_rotary_positions(void **state) {
     c = configure(&command, ROPE "--window-size 8 --rotary-base-local 10000");
     assert_true(c.rotary_base_local == 10000);
     static const char *const alone[] = {"--rope-scaling-type linear", "--rotary-percent 0.5", "--no-rope-freq 2",
-                                        "--window-size 8 --rotary-base-local 10000"};
-    for (int i = 0; i < 4; i++) {
+                                        "--window-size 8 --rotary-base-local 10000", "--rotary-base 500000"};
+    for (int i = 0; i < 5; i++) {
         char words[128];
         snprintf(words, sizeof words, "--plan %s", alone[i]);
         assert_config_rejects(words, "of rotary positions; add --position-embedding-type rope");

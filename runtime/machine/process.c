@@ -4,10 +4,50 @@
 #include <fcntl.h>                 // open, fcntl
 #include <pthread.h>               // pthread_getattr_np
 #include <sched.h>                 // sched_getaffinity
+#include <signal.h>                // signal
+#include <stdbool.h>               // bool
 #include <stdlib.h>                // getenv, setenv
 #include <string.h>                // strerror
 #include <sys/resource.h>          // getrlimit
+#include <sys/time.h>              // setitimer
 #include <unistd.h>                // STDIN_FILENO
+
+// ---- before main ----
+
+// Ends the process where its libraries could not start.
+static void on_start_timeout(int number) {
+    static const char text[] =
+        "train_gpt: the libraries that this program needs do not get the memory that they start with, and would wait for "
+        "it without end: raise the limit of ulimit -v or ulimit -d; OpenBLAS takes 128 MiB a core\n";
+    const ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(written > 0 ? EXIT_USAGE : EXIT_FAILURE);
+}
+static bool is_limited(int resource) {
+    struct rlimit limit;
+    return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+}
+// Where the process's address space is limited, gives its libraries some seconds of CPU time to start: OpenBLAS asks for
+// its buffers again and again until it gets them (seen in 0.3.21), before main begins. libraries_have_started ends this.
+static void watch_libraries(int argc, char **argv, char **environment) {
+    const struct itimerval seconds = {{0, 0}, {2, 0}};
+    if (!is_limited(RLIMIT_AS) && !is_limited(RLIMIT_DATA))
+        return;
+    signal(SIGPROF, on_start_timeout);
+    setitimer(ITIMER_PROF, &seconds, NULL);
+}
+// Called before the constructors of all libraries.
+__attribute__((section(".preinit_array"), used)) static void (*const watch)(int, char **, char **) = watch_libraries;
+
+void libraries_have_started(void) {
+    const struct itimerval never = {{0, 0}, {0, 0}};
+    struct sigaction action;
+    if (sigaction(SIGPROF, NULL, &action) != 0 || action.sa_handler != on_start_timeout)
+        return; // not watched, or a profiler has taken the timer
+    setitimer(ITIMER_PROF, &never, NULL);
+    signal(SIGPROF, SIG_DFL);
+}
+
+// ---- in main ----
 
 void standard_files_open(void) {
     for (int number = STDIN_FILENO; number <= STDERR_FILENO; number++) {

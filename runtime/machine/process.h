@@ -2,6 +2,9 @@
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
+// Says that main has begun: where ulimit -v or ulimit -d limits the process, one whose libraries take seconds of CPU time
+// to start ends with status 2 and a message, since they would wait without end for memory that they don't get.
+void libraries_have_started(void);
 
 // Bytes of a stack that a thread needs, since an overflow ends the process without a word: the backward pass of flash
 // attention has tiles of 494 KiB there; the frames around it, those of the libraries, and the arguments and environment

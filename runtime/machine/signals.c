@@ -27,13 +27,18 @@ static unsigned clock_centiseconds(void) {
 
 static void on_save_signal(int number) { received.save = 1; }
 
+// Whether a signal that asks to stop may ask again while it is obeyed. The kernel repeats SIGXCPU every second, and a
+// terminal that goes sends SIGHUP once for the shell and once for its end: neither is a user who is tired of waiting.
+static bool repeats_itself(int number) { return number == SIGHUP || number == SIGXCPU; }
+
 static void on_stop_signal(int number) {
     if (!received.stop_signal) {
         received.stop_requested_centiseconds = (sig_atomic_t)clock_centiseconds();
         received.stop_signal = number;
         return;
     }
-    if (clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
+    if (repeats_itself(number) ||
+        clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
         return;
     signal(number, SIG_DFL);
     raise(number); // blocked until this handler returns, then ends the process with the signal's exit status
@@ -51,6 +56,7 @@ static void use_alternate_stack(void) {
 }
 
 void signals_install(void) {
+    static const int unless_ignored[] = {SIGINT, SIGHUP, SIGXCPU};
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
     use_alternate_stack();
@@ -60,8 +66,9 @@ void signals_install(void) {
     sigaction(SIGUSR1, &action, NULL);
     action.sa_handler = on_stop_signal;
     sigaction(SIGTERM, &action, NULL);
-    if (sigaction(SIGINT, NULL, &before) != 0 || before.sa_handler != SIG_IGN)
-        sigaction(SIGINT, &action, NULL);
+    for (size_t i = 0; i < sizeof unless_ignored / sizeof *unless_ignored; i++)
+        if (sigaction(unless_ignored[i], NULL, &before) != 0 || before.sa_handler != SIG_IGN)
+            sigaction(unless_ignored[i], &action, NULL);
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -83,9 +90,11 @@ bool signals_take_interrupt(void) {
 }
 
 void signals_interrupt_reads(void) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGXCPU};
     struct sigaction action;
-    if (sigaction(SIGINT, NULL, &action) == 0 && action.sa_handler == on_stop_signal) {
-        action.sa_flags &= ~SA_RESTART;
-        sigaction(SIGINT, &action, NULL);
-    }
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler == on_stop_signal) {
+            action.sa_flags &= ~SA_RESTART;
+            sigaction(numbers[i], &action, NULL);
+        }
 }

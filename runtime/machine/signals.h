@@ -2,14 +2,15 @@
 //
 //   SIGUSR1          save a checkpoint, and go on
 //   SIGTERM, SIGINT  save a checkpoint, and stop; a second one while stopping ends the process at once
+//   SIGHUP, SIGXCPU  save a checkpoint, and stop: the terminal was closed, or the CPU time of ulimit -t is spent
 //   SIGXFSZ, SIGPIPE ignored, so that a write that fails returns an error, which has a message
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers. An ignored SIGINT stays ignored: a shell starts background jobs so, which the interrupt key is
-// not meant for. To be called by the process's first thread, to which the kernel delivers a process's signals.
+// Installs the handlers. SIGINT, SIGHUP and SIGXCPU stay ignored where they are: a shell starts background jobs with
+// SIGINT ignored, which the interrupt key is not meant for, and nohup starts its job without SIGHUP. To be called by the process's first thread, to which the kernel delivers a process's signals.
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. A SIGUSR1 that arrives during the save asks for
 // another one, of a later step.
@@ -18,6 +19,6 @@ bool signals_take_save_request(void);
 int signals_stop_requested(void);
 // Whether to stop was asked for by SIGINT, the interrupt key; takes that request.
 bool signals_take_interrupt(void);
-// From now on SIGINT ends a read that waits, with EINTR.
+// From now on a signal that asks to stop ends a read that waits, with EINTR.
 void signals_interrupt_reads(void);
 __END_DECLS

@@ -1,7 +1,7 @@
 #include "runtime/text/log.h"
 #include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/error.h"   // fail
-#include "runtime/machine/say.h"     // say_list, say_warning
+#include "runtime/machine/say.h"     // say, say_list, say_warning
 #include "runtime/text/json.h"       // json_writer
 #include <errno.h>                   // errno
 #include <fcntl.h>                   // open
@@ -66,8 +66,15 @@ void log_make_folder(const char *path) {
     }
 }
 
+// Whether a line of log.jsonl is an object of a step after `last`.
+static bool log_is_after(const char *line, int64_t last) {
+    static const char key[] = "\"step\"";
+    const char *const found = strstr(line, key);
+    long long step = 0;
+    return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
+}
 // The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later
-// ones again.
+// ones again. A complete line that is no such object, as a note of the user's or a damaged line, stays.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -75,8 +82,7 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     int64_t end = 0;
     ssize_t bytes;
     while (file && (bytes = getline(&line, &room, file)) > 0) {
-        long long step = 0;
-        if (line[bytes - 1] != '\n' || sscanf(line, "{\"step\": %lld", &step) != 1 || step > last)
+        if (line[bytes - 1] != '\n' || log_is_after(line, last))
             break;
         end += bytes;
     }
@@ -84,6 +90,16 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     if (file)
         fclose(file);
     return end;
+}
+
+// Keeps the log of an earlier run as PATH.old: a run that saved no checkpoint has nothing else that tells of it, and a
+// command given again by mistake would remove it.
+static void log_keep_former(const char *path) {
+    char old[PATH_MAX];
+    struct stat status;
+    if (lstat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
+        (size_t)snprintf(old, sizeof old, "%s.old", path) < sizeof old && rename(path, old) == 0)
+        say(stdout, "note: the log of an earlier run that is there is now %s\n", old);
 }
 
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
@@ -100,6 +116,8 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
         fail("--out %s: the name is too long", folder);
     if (is_pipe(log->path))
         fail("%s: is a pipe, not a regular file; remove it, or name another folder by --out", log->path);
+    if (first_step == 0)
+        log_keep_former(log->path);
     log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
     log->file = open(log->path, O_WRONLY | O_CREAT | (first_step > 0 ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0666);
     if (log->file >= 0 && first_step > 0 && ftruncate(log->file, (off_t)log->good_bytes) != 0)

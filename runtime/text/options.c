@@ -1,5 +1,6 @@
 #include "runtime/text/options.h"
 #include "runtime/machine/error.h" // fail
+#include "runtime/machine/say.h"   // say_warning
 #include <errno.h>                 // errno, ERANGE
 #include <limits.h>                // INT_MIN, INT_MAX
 #include <math.h>                  // isfinite
@@ -154,7 +155,8 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         snprintf(text + used, OPTION_TEXT - used, " and below %.10g", row->below);
 }
 
-// The four parsers return false where the text is not a number of their kind; *overflow: the type can't hold it.
+// The four parsers return false where the text is not a number of their kind; *overflow: the type can't hold it, as a
+// number that is not 0 and would be.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -175,7 +177,8 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = false;
     if (end == text || *end || text[strspn(text, "0123456789+-.eE")]) // strtod takes nan, inf, blanks, 0x10 as well
         return false;
-    *overflow = isinf(*value);
+    const char first = text[strcspn(text, "123456789eE")]; // a digit before the exponent: the number is not 0
+    *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
 // A size in GNU's units: K = KiB = 1024, KB = 1000. A long double holds every 64-bit count exactly.
@@ -252,6 +255,15 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
+// What is wrong with a number, where the limits that the message goes on with may not say it.
+static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
+    if (overflow && number > -1 && number < 1)
+        return "out of range, too near to 0 to be held";
+    if (overflow && number > 0 && isinf(row->below))
+        return "out of range, more than can be held";
+    return "out of range";
+}
+
 static const char *option_read_number(const struct option_row *row, void *field, const char *text) {
     bool is_number = false, overflow = false;
     long long integer = 0;
@@ -274,11 +286,11 @@ static const char *option_read_number(const struct option_row *row, void *field,
         break;
     case OPTION_BYTES:
         is_number = option_parse_bytes(text, &bytes, &overflow);
-        number = (double)bytes;
+        number = overflow ? INFINITY : (double)bytes;
         break;
     case OPTION_FLOAT:
         is_number = option_parse_number(text, &number, &overflow);
-        overflow = overflow || isinf((float)number);
+        overflow = overflow || isinf((float)number) || (number != 0 && (float)number == 0);
         number = (float)number; // the limits are for the value that is used: 0.999999999 is 1 as a float
         break;
     case OPTION_DOUBLE: is_number = option_parse_number(text, &number, &overflow); break;
@@ -291,7 +303,7 @@ static const char *option_read_number(const struct option_row *row, void *field,
     if (!is_number)
         return "not understood";
     if (overflow || !option_in_range(row, number))
-        return "out of range";
+        return option_out_of_range(row, overflow, number);
     switch (row->kind) {
     case OPTION_INT: *(int *)field = (int)integer; break;
     case OPTION_INT64: *(int64_t *)field = integer; break;
@@ -455,7 +467,7 @@ void options_parse(const struct options *options, void *values, bool *given, int
         const struct option_row *row = &options->rows[parsed.row];
         const char *value = parsed.value;
         const char *const next = i + 1 < argc ? argv[i + 1] : NULL;
-        char name[OPTION_NAME], expected[OPTION_TEXT];
+        char name[OPTION_NAME], expected[OPTION_TEXT], text[OPTION_TEXT];
         option_display(name, row->name);
         if (option_is_flag(row) && !value) {
             value = parsed.negated ? "false" : "true";
@@ -468,6 +480,10 @@ void options_parse(const struct options *options, void *values, bool *given, int
                      next ? " (one that begins with dashes is written after a =)" : "");
             value = argv[++i];
         }
+        const char *const before =
+            row->flags & OPTION_ONCE && given[parsed.row] ? option_text(text, row, values) : value;
+        if (strcmp(before, value) != 0)
+            say_warning("--%s is given twice; '%s' counts, '%s' does not", name, value, before);
         option_set(row, values, value);
         given[parsed.row] = true;
     }

@@ -35,8 +35,10 @@ struct option_row {
     const char *argument;     // the value's name in the help: N, FILE
     double least, below;      // least <= number < below; both 0: no limits but the type's
     const char *help;
-    unsigned flags; // for the table's owner; not used here
+    unsigned flags; // OPTION_ONCE; all others are the table's owner's, and not used here
 };
+// Flag of a row: given twice, with two values, the option is warned of. For one whose values users may expect to add up.
+enum { OPTION_ONCE = 1u << 30 };
 // A row of a table for `struct type`: the field's name is the option's.
 #define OPTION_ROW(type, kind, field, ...)                                                                             \
     { #field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field), __VA_ARGS__ }

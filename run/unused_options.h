@@ -1,0 +1,45 @@
+// Options that were given and that another option makes useless. The report says so, since a user who gave one expects it
+// to change something. An option whose loss makes another model than was asked for ends the program in config_resolve.
+#pragma once
+#include "config.h" // struct config
+#include <stdio.h>  // printf
+#include <string.h> // strcmp
+
+// Prints a note on each option that was given, has not its default, and is not used by this run.
+static void report_unused_options(const struct config *c) {
+    const bool samples = c->sample_every > 0 || *c->generate != '\0' || c->chat;
+    const bool documents = c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
+    const bool decays = c->lr_decay_style != LR_DECAY_CONSTANT, wsd = c->lr_decay_style == LR_DECAY_WSD;
+    static const char decay[] = "another --lr-decay-style than constant", several[] = "several ranks",
+                      sampling[] = "--sample-every, --generate or --chat";
+    const struct {
+        int row;
+        bool used;
+        const char *needs;
+    } options[] = {
+        {CONFIG_ROW(min_lr), decays, decay},
+        {CONFIG_ROW(lr_decay_steps), decays, decay},
+        {CONFIG_ROW(lr_wsd_decay_steps), wsd, "--lr-decay-style WSD"},
+        {CONFIG_ROW(lr_wsd_decay_style), wsd, "--lr-decay-style WSD"},
+        {CONFIG_ROW(allow_lossy_states), c->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
+         "--recompute-granularity auto"},
+        {CONFIG_ROW(document_delimiter), documents, "--separate-documents"},
+        {CONFIG_ROW(val_steps), *c->val_data != '\0', "--val-data"},
+        {CONFIG_ROW(sample_tokens), samples, sampling},
+        {CONFIG_ROW(sample_count), samples, sampling},
+        {CONFIG_ROW(temperature), samples, sampling},
+        {CONFIG_ROW(top_k), samples && c->temperature > 0, samples ? "a --temperature above 0" : sampling},
+        {CONFIG_ROW(top_p), samples && c->temperature > 0, samples ? "a --temperature above 0" : sampling},
+        {CONFIG_ROW(zero_stage), c->ranks > 1, several},
+        {CONFIG_ROW(grad_reduce_in_bf16), c->ranks > 1, several},
+        {CONFIG_ROW(check_replicas), c->ranks > 1, several},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        const struct option_row *row = &config_rows[options[i].row];
+        char text[OPTION_TEXT], name[OPTION_NAME];
+        const char *value = option_text(text, row, c->asked ? c->asked : c);
+        if (c->given[options[i].row] && !options[i].used && strcmp(value, row->default_text) != 0)
+            printf("note: --%s %s does nothing in this run: it needs %s\n", option_display(name, row->name), value,
+                   options[i].needs);
+    }
+}
