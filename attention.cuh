@@ -5,16 +5,16 @@
 // log-sum-exp per row, unfused the T x T probabilities. On the cuda target there are two flash backends; the one for
 // compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
-#include "kernels/attention_cudnn.cuh"   // what fused_* are
+#include "kernels/attention_cudnn.cuh"       // what fused_* are
 #include "kernels/attention_cudnn_rules.cuh" // fused_leads_on
-#include "kernels/attention_decode.cuh"  // attention_decode
-#include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
-#include "kernels/attention_shape.cuh"   // struct attention_shape
-#include "kernels/attention_unfused.cuh" // what unfused_* are
-#include "kernels/rope.cuh"              // rope_backward
-#include "runtime/machine/error.h"       // fail
-#include <stdio.h>                       // snprintf
-#include <stdlib.h>                      // getenv
+#include "kernels/attention_decode.cuh"      // attention_decode
+#include "kernels/attention_flash.cuh"       // what flash_* and sm90_* are
+#include "kernels/attention_shape.cuh"       // struct attention_shape
+#include "kernels/attention_unfused.cuh"     // what unfused_* are
+#include "kernels/rope.cuh"                  // rope_backward
+#include "runtime/machine/error.h"           // fail
+#include <stdio.h>                           // snprintf
+#include <stdlib.h>                          // getenv
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
 // Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends. Where fused
@@ -173,7 +173,8 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
     if (*reason)
         return;
     if (fused_leads_on(dev->planned.major, own))
-        snprintf(reason, size, "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
+        snprintf(reason, size,
+                 "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
                  fused_gpu(gpu, sizeof gpu, dev));
     else
         snprintf(reason, size, "fused: not taken by auto on %s: --attention-backend fused tries it",
@@ -191,10 +192,10 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
     choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
     if (!sm90 && device_is_gpu(dev))
         snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
-    snprintf(choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
-             wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
-                                       : "memory linear in the sequence length",
-             not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
+    snprintf(
+        choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
+        wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
+        not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape, bool any_order,

@@ -315,7 +315,8 @@ static const struct option_row config_rows[] = {
 
     GROUP("Memory"),
     ROW(ENUM, plan, "false", CHOICES(PLANS), 0, 0,
-        "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing", CONFIG_THIS_START),
+        "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing",
+        CONFIG_THIS_START),
     ROW(STRING, plan_gpu, "", "NAME", 0, 0,
         "--plan: GPU whose memory is planned and whose data sheet predicts times, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
         CONFIG_THIS_START),

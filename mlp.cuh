@@ -217,8 +217,8 @@ static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *
     const int C = m->shape.layer.C;
     const floatX *w = param(m, PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias), *mean = mean_of(m, stats, n);
-    void *ws = workspace(m, larger(norm_backward_workspace_bytes(c.most, C, m->dev),
-                                   norm_backward_workspace_bytes(c.last, C, m->dev)));
+    void *ws = workspace(
+        m, larger(norm_backward_workspace_bytes(c.most, C, m->dev), norm_backward_workspace_bytes(c.last, C, m->dev)));
     RUN(m, norm_backward(dx, NULL, dw, db, residual, dout, x, w, mean ? mean + first : NULL, stats + first, c.rows, C,
                          adds(m) || c.first > 0, norm_options_of(m, NULL), ws, m->dev));
 }

@@ -58,21 +58,21 @@ int main(int argc, char **argv) {
 
 #else
 
-#include "run/chat.cuh"        // talking to the model
-#include "run/generate.cuh"    // prompts, samples, tokens to text
-#include "run/eval_tasks.cuh"  // tasks
-#include "run/open.cuh"        // device, plan, data
-#include "run/out_lock.h"      // one run at a time in --out
-#include "run/perplexity.cuh"  // perplexity of texts
-#include "run/ranks.cuh"       // several processes
-#include "run/report.cuh"      // the start-up report
-#include "run/resume.cuh"      // a run's state from and to checkpoints
-#include "run/plan_report.cuh" // the plan as tables
+#include "run/chat.cuh"         // talking to the model
+#include "run/generate.cuh"     // prompts, samples, tokens to text
+#include "run/eval_tasks.cuh"   // tasks
+#include "run/open.cuh"         // device, plan, data
+#include "run/out_lock.h"       // one run at a time in --out
+#include "run/perplexity.cuh"   // perplexity of texts
+#include "run/ranks.cuh"        // several processes
+#include "run/report.cuh"       // the start-up report
+#include "run/resume.cuh"       // a run's state from and to checkpoints
+#include "run/plan_report.cuh"  // the plan as tables
 #include "run/plan_summary.cuh" // the plan in ten lines
-#include "run/run.cuh"         // struct run
-#include "run/train.cuh"       // the training loop
-#include "run/tune.cuh"        // the matrix products' algorithms
-#include "run/validate.cuh"    // validation
+#include "run/run.cuh"          // struct run
+#include "run/train.cuh"        // the training loop
+#include "run/tune.cuh"         // the matrix products' algorithms
+#include "run/validate.cuh"     // validation
 
 // A run that trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
 static int run_training(struct run *r) {

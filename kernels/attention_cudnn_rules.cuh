@@ -25,7 +25,7 @@ static inline size_t fused_wide_from(int major) {
 // pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
 // 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
-                          bool any_order) {
+                                 bool any_order) {
     const size_t wide_from = fused_wide_from(major);
     const int widest = wide_from != SIZE_MAX && version >= wide_from ? 256 : 128;
     char before[32] = "";

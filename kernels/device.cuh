@@ -107,7 +107,8 @@ struct device {
     uint32_t recordings;               // begun so far
     struct work_segments *segments;    // being recorded or enqueued again (kernels/work_segments.cuh); NULL: none
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
-    struct compute_capability planned; // of the GPU that --plan-gpu names; major 0: none, the device itself is planned for
+    struct compute_capability
+        planned; // of the GPU that --plan-gpu names; major 0: none, the device itself is planned for
 };
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
@@ -138,8 +139,8 @@ static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((
 #else
 
 struct device {
-    int threads;                   // OpenMP threads
-    struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
+    int threads;                       // OpenMP threads
+    struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
     struct compute_capability planned; // of the GPU that --plan-gpu names, which this build cannot run; major 0: none
 };
 enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1 };

@@ -8,7 +8,7 @@
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/files/hash.h"      // hash64
 #include "runtime/text/json_parse.h" // json_show
-#include "runtime/sort.h" // compare_doubles
+#include "runtime/sort.h"            // compare_doubles
 
 struct eval_tasks {
     int files, count, documents_count, names_count;

@@ -284,9 +284,8 @@ static void fit_suggest_sizes(struct fit_advice *a) {
     if (config_trains(c))
         fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
     changed = *c;
-    changed.mlp_chunk_tokens =
-        (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length,
-                               fit_flops_per_byte(a->f->dev));
+    changed.mlp_chunk_tokens = (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length,
+                                                      fit_flops_per_byte(a->f->dev));
     snprintf(option, sizeof option, "--mlp-chunk-tokens %d", changed.mlp_chunk_tokens);
     if (c->mlp_chunk_tokens == 0 && changed.mlp_chunk_tokens > 0 && c->fp8_format == FP8_FORMAT_NONE)
         fit_suggest_options(a, option, &changed);

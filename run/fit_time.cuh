@@ -87,8 +87,9 @@ static struct fit_rates fit_rates_of(const struct config *c, struct device *dev)
         gpu = gpu_peak_find(name);
     if (*c->plan_gpu && fit_sheet_flops(gpu) == 0) {
         if (c->recompute_granularity == RECOMPUTE_AUTO)
-            fail("--plan-gpu '%s': its data sheet gives no rate of %s, by which --recompute-granularity auto would choose",
-                 c->plan_gpu, FLOATX_NAME);
+            fail(
+                "--plan-gpu '%s': its data sheet gives no rate of %s, by which --recompute-granularity auto would choose",
+                c->plan_gpu, FLOATX_NAME);
         return r; // nothing is predicted
     }
     if (fit_sheet_flops(gpu) > 0)

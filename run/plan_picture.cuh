@@ -23,20 +23,34 @@ static const char *plan_category_colour(const char *category) {
     static const struct {
         const char *category, *colour;
     } rows[] = {
-        {"activations: residual", "#4e79a7"},        {"activations: norm", "#a0cbe8"},
-        {"activations: qkv", "#f28e2b"},             {"activations: core attention", "#ffbe7d"},
-        {"activations: residual branch", "#1f4e79"}, {"activations: mlp", "#59a14f"},
-        {"activations: mlp activation", "#a6d854"},  {"chunk of the mlp", "#2e6b34"},
-        {"recomputed activations", "#76b7b2"},       {"offloaded activations", "#17becf"},
-        {"gradients of activations", "#e15759"},     {"sums of bias gradients", "#ff9da7"},
-        {"gradients of a unit", "#b07aa1"},          {"parameters of a unit", "#7f3c8d"},
-        {"logits and loss", "#edc948"},              {"workspace", "#c7c7c7"},
-        {"update", "#9c755f"},                       {"tokens", "#000000"},
-        {"attention spans", "#6b6b6b"},              {"forward", "#86bcb6"},
-        {"evaluate", "#bcbd22"},                     {"prefill", "#d37295"},
-        {"generate", "#fabfd2"},                     {"kv cache", "#d4a6c8"},
-        {"fp8 row form", "#b6992d"},                 {"fp8 column form", "#f1ce63"},
-        {"fp8 weight", "#d7b5a6"},                   {"fp8 gradients", "#79706e"},
+        {"activations: residual", "#4e79a7"},
+        {"activations: norm", "#a0cbe8"},
+        {"activations: qkv", "#f28e2b"},
+        {"activations: core attention", "#ffbe7d"},
+        {"activations: residual branch", "#1f4e79"},
+        {"activations: mlp", "#59a14f"},
+        {"activations: mlp activation", "#a6d854"},
+        {"chunk of the mlp", "#2e6b34"},
+        {"recomputed activations", "#76b7b2"},
+        {"offloaded activations", "#17becf"},
+        {"gradients of activations", "#e15759"},
+        {"sums of bias gradients", "#ff9da7"},
+        {"gradients of a unit", "#b07aa1"},
+        {"parameters of a unit", "#7f3c8d"},
+        {"logits and loss", "#edc948"},
+        {"workspace", "#c7c7c7"},
+        {"update", "#9c755f"},
+        {"tokens", "#000000"},
+        {"attention spans", "#6b6b6b"},
+        {"forward", "#86bcb6"},
+        {"evaluate", "#bcbd22"},
+        {"prefill", "#d37295"},
+        {"generate", "#fabfd2"},
+        {"kv cache", "#d4a6c8"},
+        {"fp8 row form", "#b6992d"},
+        {"fp8 column form", "#f1ce63"},
+        {"fp8 weight", "#d7b5a6"},
+        {"fp8 gradients", "#79706e"},
         {"fp8 sources", "#8cd17d"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -115,10 +129,11 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
         if (plan_arena_memory((enum plan_arena)a) != memory)
             continue;
         const double bottom = plan_y_of(picture, at, most), top = plan_y_of(picture, at + plan->arena_bytes[a], most);
-        fprintf(picture->file,
-                "<rect x=\"%.2f\" y=\"%.2f\" width=\"%d\" height=\"%.2f\" fill=\"%s\"><title>%s (%zu bytes)</title></rect>\n",
-                x, top, PLAN_BAR_WIDTH, bottom - top, plan_arena_colour((enum plan_arena)a),
-                plan_arena_name((enum plan_arena)a), plan->arena_bytes[a]);
+        fprintf(
+            picture->file,
+            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%d\" height=\"%.2f\" fill=\"%s\"><title>%s (%zu bytes)</title></rect>\n",
+            x, top, PLAN_BAR_WIDTH, bottom - top, plan_arena_colour((enum plan_arena)a),
+            plan_arena_name((enum plan_arena)a), plan->arena_bytes[a]);
         if (a == ARENA_ACTIVATIONS) {
             activations[0] = bottom;
             activations[1] = top;
@@ -134,10 +149,11 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
                 x + PLAN_BAR_WIDTH / 2, picture->top - 5, log_bytes(bytes, (int64_t)budget));
     else if (budget != SIZE_MAX) {
         const double y = plan_y_of(picture, budget, most);
-        fprintf(picture->file,
-                "<line class=\"budget\" x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" stroke=\"#c00\" stroke-width=\"2\" "
-                "stroke-dasharray=\"5 3\"/><text x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\" fill=\"#c00\">%s</text>\n",
-                x - 8, x + PLAN_BAR_WIDTH + 8, y, y, x + PLAN_BAR_WIDTH / 2, y - 5, log_bytes(bytes, (int64_t)budget));
+        fprintf(
+            picture->file,
+            "<line class=\"budget\" x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" stroke=\"#c00\" stroke-width=\"2\" "
+            "stroke-dasharray=\"5 3\"/><text x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\" fill=\"#c00\">%s</text>\n",
+            x - 8, x + PLAN_BAR_WIDTH + 8, y, y, x + PLAN_BAR_WIDTH / 2, y - 5, log_bytes(bytes, (int64_t)budget));
     }
     fputs("</g>\n", picture->file);
 }
@@ -150,10 +166,11 @@ static void plan_svg_bars(const struct plan_picture *picture, const size_t budge
     if (offloads)
         plan_svg_bar(picture, host_x, MEMORY_HOST, "host", budget[MEMORY_HOST], activations);
     plan_svg_bar(picture, device_x, MEMORY_DEVICE, "device", budget[MEMORY_DEVICE], activations);
-    fprintf(picture->file,
-            "<path d=\"M%.2f %.2f L%.2f %.2f M%.2f %.2f L%.2f %.2f\" stroke=\"#999\" stroke-dasharray=\"2 3\" fill=\"none\"/>\n",
-            end, activations[0], picture->left, picture->height - picture->bottom, end, activations[1], picture->left,
-            picture->top);
+    fprintf(
+        picture->file,
+        "<path d=\"M%.2f %.2f L%.2f %.2f M%.2f %.2f L%.2f %.2f\" stroke=\"#999\" stroke-dasharray=\"2 3\" fill=\"none\"/>\n",
+        end, activations[0], picture->left, picture->height - picture->bottom, end, activations[1], picture->left,
+        picture->top);
 }
 
 // ---- the plot ----
@@ -182,8 +199,10 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
 static int plan_section_chars(const char *phase) { return (int)strcspn(phase, " :"); }
 // Whether two phases are of one section; recomputation is a part of backward.
 static bool plan_same_section(const char *a, const char *b) {
-    const char *const section_a = strncmp(a, "recompute", 9) == 0 ? "backward" : a,
-                      *const section_b = strncmp(b, "recompute", 9) == 0 ? "backward" : b;
+    const char *const section_a = strncmp(a, "recompute", 9) == 0 ? "backward" : a, *const section_b =
+                                                                                        strncmp(b, "recompute", 9) == 0
+                                                                                            ? "backward"
+                                                                                            : b;
     const int chars = plan_section_chars(section_a);
     return chars == plan_section_chars(section_b) && strncmp(section_a, section_b, (size_t)chars) == 0;
 }
@@ -354,9 +373,10 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
     fputs("</g>\n", out.file);
     plan_svg_live(&picture);
     plan_svg_legend(&picture);
-    fprintf(out.file,
-            "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of the step, by layer; upwards: "
-            "addresses in the activations arena</text>\n</svg>\n",
-            (picture.width + picture.left - picture.right) / 2, picture.height - 14);
+    fprintf(
+        out.file,
+        "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of the step, by layer; upwards: "
+        "addresses in the activations arena</text>\n</svg>\n",
+        (picture.width + picture.left - picture.right) / 2, picture.height - 14);
     report_file_close(&out);
 }

@@ -1,14 +1,14 @@
 // Reports of a memory plan: tables on the terminal (--plan=full) and every buffer as JSON (--plan-json). The plan must have
 // been placed (plan_place). run/plan_picture.cuh draws it.
 #pragma once
-#include "memory.cuh"              // struct plan
-#include "run/report_file.h"       // report_file_open
-#include "runtime/text/json.h"     // json_writer
-#include "runtime/text/log.h"      // log_bytes, log_count
-#include <stdbool.h>               // bool
-#include <stdint.h>                // SIZE_MAX
-#include <stdio.h>                 // FILE, fprintf
-#include <stdlib.h>                // free
+#include "memory.cuh"          // struct plan
+#include "run/report_file.h"   // report_file_open
+#include "runtime/text/json.h" // json_writer
+#include "runtime/text/log.h"  // log_bytes, log_count
+#include <stdbool.h>           // bool
+#include <stdint.h>            // SIZE_MAX
+#include <stdio.h>             // FILE, fprintf
+#include <stdlib.h>            // free
 
 // Prints one row per category of the device's memory: its live bytes in the peak phase, and the most in any phase. The
 // rows sum up to the peak. Below them the host's arenas, and transfer_bytes: what a step copies each way.

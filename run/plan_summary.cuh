@@ -24,7 +24,9 @@ static void summary_verdict(const struct run *r, size_t limit) {
     const struct plan *plan = &r->model->timeline.plan;
     const bool on_gpu = device_is_gpu(&r->dev);
     const size_t need = summary_need(r);
-    const char *whose = c->memory_budget > 0 ? "--memory-budget allows" : on_gpu ? "this GPU leaves" : "this machine leaves";
+    const char *whose = c->memory_budget > 0 ? "--memory-budget allows"
+                        : on_gpu             ? "this GPU leaves"
+                                             : "this machine leaves";
     char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER], host[LOG_NUMBER + 32] = "";
     log_bytes(all, (int64_t)need);
     if (on_gpu && plan_offloads(plan))
@@ -44,9 +46,9 @@ static void summary_parts(const struct plan *plan) {
     size_t used = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
         if (plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE && plan->arena_bytes[a] > 0 && used < sizeof text)
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used > 0 ? ", " : "",
-                                     plan_arena_name((enum plan_arena)a),
-                                     log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
+            used +=
+                (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used > 0 ? ", " : "",
+                                 plan_arena_name((enum plan_arena)a), log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
     log_row("parts", "%s", text);
 }
 
@@ -145,12 +147,13 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
     const bool by_auto = r->chosen.count > 0;
     if (change.bytes.device > limit && !by_auto)
         return false;
-    log_row("next",
-            "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %s%.2g times the tokens/s, in %s; "
-            "a larger batch trains otherwise",
-            100 * p->update_ms / p->step_ms, changed.global_batch_size, 100 * change.time.update_s / change.time.step_s,
-            by_auto ? "about " : "", times * p->step_ms / (1e3 * change.time.step_s),
-            by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
+    log_row(
+        "next",
+        "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %s%.2g times the tokens/s, in %s; "
+        "a larger batch trains otherwise",
+        100 * p->update_ms / p->step_ms, changed.global_batch_size, 100 * change.time.update_s / change.time.step_s,
+        by_auto ? "about " : "", times * p->step_ms / (1e3 * change.time.step_s),
+        by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
 // Where the plan fits without recomputation too, prints its peak without. Returns whether it printed.

@@ -2,7 +2,7 @@
 // and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
 #include "kernels/collectives.cuh"     // enum collectives_kind
-#include "run/planned_gpu.cuh"           // planned_gpu_bytes
+#include "run/planned_gpu.cuh"         // planned_gpu_bytes
 #include "run/run.cuh"                 // struct run
 #include "runtime/files/file_read.h"   // open_regular, read_exactly
 #include "runtime/files/hash.h"        // hash64

@@ -100,7 +100,8 @@ static struct buffers buffers_create(void) {
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
     const struct rope_settings rope = rope_unscaled(64, 10000);
     rope_table(b.table, T, &rope);
-    b.workspace = fresh(norm_backward_workspace_bytes(N, C, &b.device)); // no smaller than QK-norm's, of twice C columns
+    b.workspace =
+        fresh(norm_backward_workspace_bytes(N, C, &b.device)); // no smaller than QK-norm's, of twice C columns
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
         b.tokens[i] = (int32_t)(random_uniform(7, 8, (uint64_t)i) * V);

@@ -3,7 +3,7 @@
 // operands, and for any number of threads where the backend promises them.
 #ifdef TARGET_CUDA
 #include "kernels/gpu_sizes.cuh" // GPU_MATMUL_BYTES
-#include "kernels/matmul.cu" // the plans and choices under test
+#include "kernels/matmul.cu"     // the plans and choices under test
 #else
 #include "kernels/matmul.cuh"
 #if defined HAVE_ONEDNN && defined PRECISION_BF16

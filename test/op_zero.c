@@ -497,8 +497,8 @@ static void memory_body(struct parallel *parallel, int delayed) {
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t tables =
             rounded(optimizer_tensors_bytes(&m->table)) + rounded(optimizer_buckets_bytes(&m->zero.shards));
-        const size_t scratch =
-            rounded(collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false, 0, m->dev));
+        const size_t scratch = rounded(
+            collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false, 0, m->dev));
         size_t allocated[MEMORY_COUNT] = {0};
         for (int a = 0; a < ARENA_COUNT; a++) {
             expect(m->timeline.arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);

@@ -60,7 +60,8 @@ static void rank_close(struct rank *r) {
 static void collectives_begin(struct rank *r, enum collectives_kind kind, bool wire_bf16) {
     collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, LARGEST_PART, 4 * LARGEST_PART, LARGEST_EXCHANGED,
                      &r->device);
-    r->scratch_bytes = collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16, LARGEST_EXCHANGED, &r->device);
+    r->scratch_bytes =
+        collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16, LARGEST_EXCHANGED, &r->device);
     r->scratch = device_allocate(r->scratch_bytes);
     collectives_set_scratch(&r->collectives, r->scratch);
 }

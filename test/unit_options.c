@@ -73,8 +73,17 @@ static void a_flag_may_have_a_third_choice(void **state) {
     static const struct {
         const char *words;
         int report;
-    } known[] = {{"", 0},           {"--report", 1},       {"--report --fast", 1}, {"--report=full", 2}, {"--report full", 2}, {"--rep full", 2},
-                 {"--report=on", 1}, {"--no-report", 0},    {"--report=false", 0},  {"--report no", 0},   {"--report --no-report", 0}};
+    } known[] = {{"", 0},
+                 {"--report", 1},
+                 {"--report --fast", 1},
+                 {"--report=full", 2},
+                 {"--report full", 2},
+                 {"--rep full", 2},
+                 {"--report=on", 1},
+                 {"--no-report", 0},
+                 {"--report=false", 0},
+                 {"--report no", 0},
+                 {"--report --no-report", 0}};
     struct command command;
     bool given[ROWS];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
