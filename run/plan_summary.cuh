@@ -1,11 +1,12 @@
 // What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to change.
 // --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
 #pragma once
-#include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
-#include "run/planned_gpu.cuh" // planned_gpu_bytes
-#include "run/ranks.cuh"       // budgets_of
-#include "run/report.cuh"      // report_device
-#include "run/run.cuh"         // struct run
+#include "run/plan_report.cuh"  // plan_live_bytes, plan_offloads
+#include "run/planned_gpu.cuh"  // planned_gpu_bytes
+#include "run/ranks.cuh"        // budgets_of
+#include "run/report.cuh"       // report_device
+#include "run/run.cuh"          // struct run
+#include "run/unused_options.h" // report_unused_options
 
 // Prints the summary on stdout. The model is planned, and its step predicted.
 static void plan_summary(const struct run *r);
@@ -238,4 +239,6 @@ static void plan_summary(const struct run *r) {
     if (m->trains)
         summary_next(r, budget[MEMORY_DEVICE]);
     log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");
+    report_unused_options(c);
+    fit_advise(&r->fit, stdout);
 }
