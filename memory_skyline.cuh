@@ -65,7 +65,7 @@ enum skyline_order {
 enum {
     SKYLINE_BLOCK = 16,               // slots whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
-    SKYLINE_WORK_PROMOTED = 40000000, // limit by promotion while it is more than that above
+    SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while it is more than that above
     SKYLINE_WORK_MOST = 150000000,    // limit by chance
     SKYLINE_PROMOTIONS = 100,         // most promotions of an order
     SKYLINE_TURNS = 2000              // most tries by chance
@@ -283,12 +283,12 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Squeaky-wheel optimisation (Joslin & Clements 1999): moves the items that ended above the bound to half their place.
-// Much smaller steps, and much larger ones, leave more plans above their bound.
-static void skyline_promote(struct skyline *s, int *order) {
+// Squeaky-wheel optimisation (Joslin & Clements 1999): moves the items that ended above the bound to so many tenths of
+// their place. Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
+static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
-    skyline_move(s, order, 5, 0);
+    skyline_move(s, order, tenths, 0);
 }
 
 // A number below `below`, by a linear congruential generator: the same everywhere.
@@ -387,7 +387,7 @@ static void skyline_search_by_promotion(struct skyline *s) {
          i++) {
         struct skyline_search *search = &s->searches[i % SKYLINE_ORDERS];
         skyline_search_try(s, search, search->order, SIZE_MAX, SKYLINE_WORK_PROMOTED);
-        skyline_promote(s, search->order);
+        skyline_promote(s, search->order, i / SKYLINE_ORDERS % 2 ? 5 : 4);
     }
 }
 
