@@ -118,7 +118,8 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
 // ---- placing ----
 
 // Sets every offset, the size of every arena, the peak and its lower bound. The search is bounded by work: milliseconds
-// for a model, 0.3 s for the tests' least favourable 20,000 buffers. The same schedule has the same plan everywhere.
+// for most models, tenths of a second for the few that stay more than 1 % above their bound and for the tests' least
+// favourable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
 
 // "activations"

@@ -1,33 +1,17 @@
 // Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation.
 //
 // Buffers are rectangles (lifetime x bytes) that may move up and down only, packed to the least height. NP-hard in
-// general (Garey & Johnson, problem SR2), but a training step is regular. Activations nest, since what is made first is
-// freed last, so that stacking them, the longest-lived first, is dense. What does not nest, such as the parameters of a
-// ZeRO unit, gathered while the unit before is used, is fitted into gaps above.
+// general (Garey & Johnson, problem SR2), but a training step is regular. Two searches share the work: the skyline's
+// (memory_skyline.cuh), and stacks. Activations nest, since what is made first is freed last, so that stacking them, the
+// longest-lived first, is dense. What does not nest, such as the parameters of a ZeRO unit, gathered while the unit before
+// is used, is fitted into gaps above.
 #pragma once
-#include "runtime/machine/error.h" // fail
-#include <stdbool.h>               // bool
-#include <stddef.h>                // size_t
-#include <stdint.h>                // int64_t, SIZE_MAX
-#include <stdlib.h>                // calloc, free, qsort
-#include <string.h>                // memset
-
-// Allocates `count` zeroed elements of `size` bytes, for free(); ends the program when out of memory.
-static void *plan_allocate(size_t count, size_t size) {
-    void *memory = calloc(count > 0 ? count : 1, size);
-    if (!memory)
-        fail("no memory left to lay out the memory plan (%zu bytes); free some memory on this machine", count * size);
-    return memory;
-}
-
-// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other
-// phases constrain nothing: whatever is live in one is live in the slot before it too.
-struct plan_item {
-    int first, last; // slots
-    int id;
-    size_t bytes; // rounded up
-    size_t offset;
-};
+#include "memory_skyline.cuh" // struct plan_item, struct skyline, its searches
+#include <stdbool.h>          // bool
+#include <stddef.h>           // size_t
+#include <stdint.h>           // int64_t, SIZE_MAX
+#include <stdlib.h>           // free, qsort
+#include <string.h>           // memset, memcpy
 
 // The range of offsets that a placed item occupies.
 struct plan_span {
@@ -37,11 +21,10 @@ struct plan_span {
 // Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
-    PLAN_FIT_NEIGHBOURS = 256,     // an item with more fitted neighbours is put on top of them
-    PLAN_FIT_PAIRS = 1000000,      // most pairs of fitted items that are live together; beyond it more are stacked
-    PLAN_CLASSES = 32,             // class k: items of more than 2^(k - 1) and up to 2^k slots
-    PLAN_PACK_WORK = 4000000,      // limit of work, once each kind of stack was tried
-    PLAN_PACK_WORK_MOST = 50000000 // limit before that, and while the best is more than 1 % above the bound
+    PLAN_FIT_NEIGHBOURS = 256, // an item with more fitted neighbours is put on top of them
+    PLAN_FIT_PAIRS = 1000000,  // most pairs of fitted items that are live together; beyond it more are stacked
+    PLAN_CLASSES = 32,         // class k: items of more than 2^(k - 1) and up to 2^k slots
+    PLAN_PACK_WORK = 4000000   // limit of work
 };
 
 // The kinds of stacks. The shortest items are never stacked but fitted: as many as are, on average, this many live at a
@@ -71,21 +54,6 @@ struct plan_packing {
     int bucket_count;
     int64_t work; // slots and neighbours looked at so far
 };
-
-// An item and its key; orders are by falling key, then by item.
-struct plan_key {
-    double key;
-    int item;
-};
-
-static int plan_compare_keys(const void *a, const void *b) {
-    const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
-    if (x->key != y->key)
-        return x->key > y->key ? -1 : 1;
-    return x->item < y->item ? -1 : 1;
-}
-
-static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
 
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
@@ -293,36 +261,55 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
     qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
 }
 
-// Whether the search goes on: a lower packing may exist and the limit of work is not reached.
-static bool plan_goes_on(const struct plan_packing *packing, int round) {
-    if (packing->best_height == packing->bound)
-        return false;
-    if (packing->best_height == SIZE_MAX) // not tried yet
-        return true;
-    const bool much = packing->best_height - packing->bound > packing->bound / 100;
-    return packing->work < (much || round == 0 ? PLAN_PACK_WORK_MOST : PLAN_PACK_WORK);
+// Whether the search goes on: there is no packing yet, or a lower one may exist and the limit of work is not reached.
+static bool plan_goes_on(const struct plan_packing *packing) {
+    return packing->best_height == SIZE_MAX ||
+           plan_is_worth(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
 }
 
 // Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the
 // limit of work is reached.
-static void plan_pack(struct plan_packing *packing) {
+static void plan_pack_stacks(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
-    qsort(packing->items, count, sizeof *packing->items, plan_compare_lengths);
     struct plan_key *orders = (struct plan_key *)plan_allocate(PLAN_STACKS * PLAN_ORDERS * count, sizeof *orders);
-    for (int round = 0; round < ROUNDS && plan_goes_on(packing, round); round++)
-        for (int stack = 0; stack < PLAN_STACKS && plan_goes_on(packing, round); stack++) {
+    for (int round = 0; round < ROUNDS && plan_goes_on(packing); round++)
+        for (int stack = 0; stack < PLAN_STACKS && plan_goes_on(packing); stack++) {
             plan_split(packing, plan_fitted_live[stack]);
-            for (int i = 0; i < PLAN_ORDERS && plan_goes_on(packing, round); i++) {
+            for (int i = 0; i < PLAN_ORDERS && plan_goes_on(packing); i++) {
                 struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
                 if (round == 0)
                     plan_sort(packing, order, (enum plan_order)i);
                 // the second try, after one promotion, is often enough
-                for (int again = 0; again < 2 && plan_goes_on(packing, round); again++) {
+                for (int again = 0; again < 2 && plan_goes_on(packing); again++) {
                     plan_try(packing, order);
                     plan_promote(packing, order, packing->fitted_count);
                 }
             }
         }
     free(orders);
+}
+
+// Takes over the skyline's packing where it is lower.
+static void plan_take(struct plan_packing *packing, const struct skyline *skyline) {
+    if (skyline->best_height >= packing->best_height)
+        return;
+    packing->best_height = skyline->best_height;
+    memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
+}
+
+// Packs from the bottom up, which meets the bound of most plans at once; then stacks, which a few plans need; then, where
+// both are far above the bound, from the bottom up again, in orders that chance makes.
+static void plan_pack(struct plan_packing *packing) {
+    qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
+    struct skyline skyline;
+    skyline_begin(&skyline, packing->items, packing->count, packing->slots, packing->bound);
+    skyline_search_by_promotion(&skyline);
+    plan_take(packing, &skyline);
+    plan_pack_stacks(packing);
+    if (plan_is_worth(packing->best_height, packing->bound, 0, 0, 1)) {
+        skyline_search_by_chance(&skyline);
+        plan_take(packing, &skyline);
+    }
+    skyline_end(&skyline);
 }

@@ -211,9 +211,8 @@ static void fit_try(const struct fit_space *s, struct fit_set *set, enum fit_obj
         set->outcome = o;
     }
     fit_propose(s, set, objective);
-    // Estimates that lead back to a choice that does not fit fall short: more room is asked for.
-    for (int i = 0; i < 8 && set->value == INFINITY && set->next_value < INFINITY && fit_was_tried(set, &set->next);
-         i++) {
+    // Estimates that lead back to a choice that was planned, and is not as good, fall short: more room is asked for.
+    for (int i = 0; i < 8 && set->next_value < 0.998 * set->value && fit_was_tried(set, &set->next); i++) {
         set->margin += 0.01 * s->device;
         fit_propose(s, set, objective);
     }

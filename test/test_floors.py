@@ -27,7 +27,7 @@ FLOORS = [
     ("fp8", ["fp8.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("parameters", ["parameters.cuh", "frozen_weights.cuh"], ["recompute", "config", "kernels", "runtime"]),
     ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
-    ("memory", ["memory.cuh", "memory_packing.cuh"], ["kernels", "runtime"]),
+    ("memory", ["memory.cuh", "memory_packing.cuh", "memory_skyline.cuh"], ["kernels", "runtime"]),
     ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),
     ("formats", ["formats/"], ["config", "runtime"]),
     ("config", ["config.h", "config_choices.h", "config_layers.h", "config_fit.h", "config_fp8.h", "config_finetune.h", "config_resolve.h", "presets.h"], ["recompute", "runtime"]),

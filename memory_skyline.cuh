@@ -1,0 +1,411 @@
+// Packing buffers of known lifetimes from the bottom up, valley by valley.
+//
+// The skyline is the top of what is placed, slot by slot; a run of slots of one height is a segment, and one that is
+// lower than both its neighbours is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
+// within it. A valley that no item fits into is raised to its lower neighbour. That is the best-fit heuristic of Burke,
+// Kendall & Whitwell (2004) for lifetimes that are fixed. Valleys do not depend on each other, since what fits into one
+// fits into no other, so that they may be filled one after another.
+//
+// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound. Chains of
+// what arrives and leaves, as offloading makes, overlap like bricks of many sizes, and take more tries.
+#pragma once
+#include "runtime/machine/error.h" // fail
+#include <limits.h>                // INT_MAX
+#include <math.h>                  // sqrt
+#include <stdbool.h>               // bool
+#include <stddef.h>                // size_t
+#include <stdint.h>                // int64_t, uint32_t, SIZE_MAX
+#include <stdlib.h>                // calloc, free, qsort
+#include <string.h>                // memcpy
+
+// Allocates `count` zeroed elements of `size` bytes, for free(); ends the program when out of memory.
+static void *plan_allocate(size_t count, size_t size) {
+    void *memory = calloc(count > 0 ? count : 1, size);
+    if (!memory)
+        fail("no memory left to lay out the memory plan (%zu bytes); free some memory on this machine", count * size);
+    return memory;
+}
+
+// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other
+// phases constrain nothing: whatever is live in one is live in the slot before it too.
+struct plan_item {
+    int first, last; // slots
+    int id;
+    size_t bytes; // rounded up
+    size_t offset;
+};
+
+static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
+
+// An item and its key; orders are by falling key, then by item.
+struct plan_key {
+    double key;
+    int item;
+};
+
+static int plan_compare_keys(const void *a, const void *b) {
+    const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
+    if (x->key != y->key)
+        return x->key > y->key ? -1 : 1;
+    return x->item < y->item ? -1 : 1;
+}
+
+// The initial orders. Of the orders tried these leave the fewest plans above their bound.
+enum skyline_order {
+    SKYLINE_BY_AREA,
+    SKYLINE_BY_START,
+    SKYLINE_BY_END,        // the last to end first
+    SKYLINE_BY_BYTES,      // times the square root of the length
+    SKYLINE_LONG_AT_FIRST, // those of more than a quarter of all slots, then by start
+    SKYLINE_ORDERS
+};
+
+// Work is the number of slots and items that were visited. Work rather than time bounds the search, so that the same
+// schedule has the same plan everywhere.
+enum {
+    SKYLINE_BLOCK = 16,               // slots whose best unplaced item is kept at hand
+    SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
+    SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while it is more than that above
+    SKYLINE_WORK_MOST = 150000000,    // limit by chance
+    SKYLINE_PROMOTIONS = 100,         // most promotions of an order
+    SKYLINE_TURNS = 2000              // most tries by chance
+};
+
+// The search that begins with one order.
+struct skyline_search {
+    int *order;           // (count) the order that is tried next
+    int *lowest;          // (count) the order of the lowest packing
+    size_t lowest_height; // SIZE_MAX: none
+};
+
+struct skyline {
+    const struct plan_item *items; // (count)
+    int count, slots;
+    size_t bound;       // the largest live sum: no packing is lower
+    size_t *offset;     // (count) of the try under way; SIZE_MAX: not placed yet
+    size_t *best;       // (count) offsets of the lowest packing so far
+    size_t best_height; // SIZE_MAX: none
+    int64_t work;       // slots and items visited so far
+    int *rank;          // (count) an item's place in the order
+    int *begun;         // (slots + 1) a slot's first place in `listed`
+    int *listed;        // (count) items by the slot in which they begin, then by rank
+    int *unplaced;      // (slots) the place in `listed` before which all items of the slot are placed
+    int *block_rank;    // (slots / SKYLINE_BLOCK + 1) the least rank of a block's unplaced items; INT_MAX: none is left
+    size_t *height;     // (slots) of the segment that begins in this slot
+    int *segment_last;  // (slots) the last slot of the segment that begins in this slot
+    int *segment_before; // (slots) the first slot of the segment before the one that begins in this slot; -1: none
+    size_t *live;        // (slots) bytes of the items that are live in a slot
+    size_t *left;        // (slots) bytes of those that are not placed yet
+    bool *moves;         // (count) the items that skyline_move moves
+    int *moved, *others; // (count) their places in the order, and those of the others
+    struct skyline_search searches[SKYLINE_ORDERS];
+};
+
+// ---- one try ----
+
+// Finds the least rank among the unplaced items that begin in a block.
+static void skyline_update_block(struct skyline *s, int block) {
+    const int first = block * SKYLINE_BLOCK, end = first + SKYLINE_BLOCK < s->slots ? first + SKYLINE_BLOCK : s->slots;
+    int least = INT_MAX;
+    for (int slot = first; slot < end; slot++)
+        if (s->unplaced[slot] < s->begun[slot + 1]) {
+            const int rank = s->rank[s->listed[s->unplaced[slot]]];
+            least = rank < least ? rank : least;
+        }
+    s->block_rank[block] = least;
+    s->work += SKYLINE_BLOCK / 4;
+}
+
+// Lists all items, unplaced, by slot and by their place in the order (count).
+static void skyline_list(struct skyline *s, const int *order) {
+    memcpy(s->unplaced, s->begun, (size_t)s->slots * sizeof *s->unplaced);
+    for (int i = 0; i < s->count; i++) {
+        s->rank[order[i]] = i;
+        s->listed[s->unplaced[s->items[order[i]].first]++] = order[i];
+        s->offset[i] = SIZE_MAX;
+    }
+    memcpy(s->unplaced, s->begun, (size_t)s->slots * sizeof *s->unplaced);
+    memcpy(s->left, s->live, (size_t)s->slots * sizeof *s->left);
+    for (int block = 0; block * SKYLINE_BLOCK < s->slots; block++)
+        skyline_update_block(s, block);
+    s->work += 4 * s->count;
+}
+
+// The unplaced item of the least rank that lives within the slots `first` to `last`; -1: there is none.
+static int skyline_pick(struct skyline *s, int first, int last) {
+    int least = INT_MAX, picked = -1;
+    for (int slot = first; slot <= last; slot++) {
+        s->work++;
+        if (slot % SKYLINE_BLOCK == 0 && slot + SKYLINE_BLOCK - 1 <= last &&
+            s->block_rank[slot / SKYLINE_BLOCK] >= least) {
+            slot += SKYLINE_BLOCK - 1;
+            continue;
+        }
+        for (int i = s->unplaced[slot]; i < s->begun[slot + 1] && s->rank[s->listed[i]] < least; i++, s->work++)
+            if (s->offset[s->listed[i]] == SIZE_MAX && s->items[s->listed[i]].last <= last) {
+                picked = s->listed[i];
+                least = s->rank[picked];
+            }
+    }
+    return picked;
+}
+
+// The first slot of the segment after the one that begins in `slot`; -1: that is the last.
+static int skyline_after(const struct skyline *s, int slot) {
+    return s->segment_last[slot] + 1 < s->slots ? s->segment_last[slot] + 1 : -1;
+}
+
+// Makes the slots from `slot` on to `last` one segment, after the segment that begins in `before`.
+static void skyline_set_segment(struct skyline *s, int slot, int last, int before, size_t height) {
+    s->segment_last[slot] = last;
+    s->segment_before[slot] = before;
+    s->height[slot] = height;
+    if (last + 1 < s->slots)
+        s->segment_before[last + 1] = slot;
+}
+
+// Joins the segment that begins in `slot` with neighbours of its height. Returns the first slot of the result.
+static int skyline_join(struct skyline *s, int slot) {
+    const int after = skyline_after(s, slot), before = s->segment_before[slot];
+    if (after >= 0 && s->height[after] == s->height[slot])
+        skyline_set_segment(s, slot, s->segment_last[after], before, s->height[slot]);
+    if (before < 0 || s->height[before] != s->height[slot])
+        return slot;
+    skyline_set_segment(s, before, s->segment_last[slot], s->segment_before[before], s->height[slot]);
+    return before;
+}
+
+// Places an item in the valley that begins in `slot`. Returns the first slot of the segment on top of the item.
+static int skyline_put(struct skyline *s, int slot, int index) {
+    const struct plan_item *item = &s->items[index];
+    const int last = s->segment_last[slot], before = s->segment_before[slot];
+    const size_t bottom = s->height[slot];
+    s->offset[index] = bottom;
+    for (int t = item->first; t <= item->last; t++)
+        s->left[t] -= item->bytes;
+    s->work += plan_item_length(item) / 4;
+    while (s->unplaced[item->first] < s->begun[item->first + 1] &&
+           s->offset[s->listed[s->unplaced[item->first]]] != SIZE_MAX)
+        s->unplaced[item->first]++;
+    skyline_update_block(s, item->first / SKYLINE_BLOCK);
+    if (slot < item->first)
+        skyline_set_segment(s, slot, item->first - 1, before, bottom);
+    skyline_set_segment(s, item->first, item->last, slot < item->first ? slot : before, bottom + item->bytes);
+    if (item->last < last)
+        skyline_set_segment(s, item->last + 1, last, item->first, bottom);
+    return skyline_join(s, item->first);
+}
+
+// Whether what is left to place fits below the ceiling on top of the segment that begins in `slot`.
+static bool skyline_fits(struct skyline *s, int slot, size_t ceiling) {
+    const size_t room = ceiling - s->height[slot];
+    size_t most = 0;
+    for (int t = slot; t <= s->segment_last[slot]; t++)
+        most = s->left[t] > most ? s->left[t] : most;
+    s->work += (s->segment_last[slot] - slot + 1) / 4;
+    return s->height[slot] <= ceiling && most <= room;
+}
+
+// Makes one packing, by an order (count), and keeps the lowest so far. Returns its height; SIZE_MAX: it is given up, since it
+// would be higher than the ceiling, or since the work reached the limit.
+static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, int64_t limit) {
+    skyline_list(s, order);
+    skyline_set_segment(s, 0, s->slots - 1, -1, 0);
+    size_t height = 0;
+    for (int slot = 0, left = s->count; left > 0;) {
+        if (s->work++ > limit)
+            return SIZE_MAX;
+        const int before = s->segment_before[slot], after = skyline_after(s, slot);
+        const size_t low = before >= 0 ? s->height[before] : SIZE_MAX, high = after >= 0 ? s->height[after] : SIZE_MAX;
+        if (low < s->height[slot] || high < s->height[slot]) { // not a valley: one lies on this side
+            slot = low < s->height[slot] ? before : after;
+            continue;
+        }
+        const int index = skyline_pick(s, slot, s->segment_last[slot]);
+        if (index < 0) {
+            s->height[slot] = low < high ? low : high;
+            if (!skyline_fits(s, slot, ceiling))
+                return SIZE_MAX;
+            slot = skyline_join(s, slot);
+            continue;
+        }
+        slot = skyline_put(s, slot, index);
+        const size_t top = s->offset[index] + s->items[index].bytes;
+        height = top > height ? top : height;
+        left--;
+    }
+    if (height < s->best_height) {
+        s->best_height = height;
+        memcpy(s->best, s->offset, (size_t)s->count * sizeof *s->best);
+    }
+    return height;
+}
+
+// ---- orders ----
+
+// Fills in one of the initial orders (count); keys: (count) scratch.
+static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum skyline_order kind, int *order) {
+    for (int i = 0; i < s->count; i++) {
+        const struct plan_item *item = &s->items[i];
+        const double length = plan_item_length(item), bytes = (double)item->bytes, first = item->first,
+                     last = item->last;
+        keys[i].item = i;
+        switch (kind) {
+        case SKYLINE_BY_AREA: keys[i].key = length * bytes; break;
+        case SKYLINE_BY_START: keys[i].key = length - first * 0x1p30; break;
+        case SKYLINE_BY_END: keys[i].key = length + last * 0x1p30; break;
+        case SKYLINE_BY_BYTES: keys[i].key = sqrt(length) * bytes; break;
+        case SKYLINE_LONG_AT_FIRST: keys[i].key = 4 * length > s->slots ? 1 : length - first * 0x1p30 - 0x1p30; break;
+        case SKYLINE_ORDERS: break;
+        }
+    }
+    qsort(keys, (size_t)s->count, sizeof *keys, plan_compare_keys);
+    for (int i = 0; i < s->count; i++)
+        order[i] = keys[i].item;
+}
+
+// Moves those of an order's items whose `moves` is set: from place i to before the other item of place
+// tenths / 10 i + shift. Items that move stay in order among themselves.
+static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
+    int movers = 0, stayers = 0;
+    for (int i = 0; i < s->count; i++)
+        if (s->moves[order[i]])
+            s->moved[movers++] = i;
+        else
+            s->others[stayers++] = i;
+    memcpy(s->rank, order, (size_t)s->count * sizeof *order);
+    for (int i = 0, m = 0, o = 0; i < s->count; i++)
+        if (o == stayers ||
+            (m < movers && (int64_t)tenths * s->moved[m] + 10 * (int64_t)shift <= 10 * (int64_t)s->others[o]))
+            order[i] = s->rank[s->moved[m++]];
+        else
+            order[i] = s->rank[s->others[o++]];
+    s->work += 4 * s->count;
+}
+
+// Squeaky-wheel optimisation (Joslin & Clements 1999): moves the items that ended above the bound to so many tenths of
+// their place. Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
+static void skyline_promote(struct skyline *s, int *order, int tenths) {
+    for (int i = 0; i < s->count; i++)
+        s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
+    skyline_move(s, order, tenths, 0);
+}
+
+// A number below `below`, by a linear congruential generator: the same everywhere.
+static int skyline_chance(uint32_t *state, int below) {
+    *state = *state * 1664525 + 1013904223; // Numerical Recipes
+    return (int)((uint64_t)(*state >> 8) * (uint64_t)below >> 24);
+}
+
+// Moves all items of the bytes and length of a random item, so that what the layers have alike stays alike.
+static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
+    const struct plan_item *like = &s->items[skyline_chance(chance, s->count)];
+    const int to = skyline_chance(chance, s->count);
+    int lead = -1;
+    for (int i = s->count - 1; i >= 0; i--) {
+        const struct plan_item *item = &s->items[order[i]];
+        s->moves[order[i]] = item->bytes == like->bytes && plan_item_length(item) == plan_item_length(like);
+        lead = s->moves[order[i]] ? i : lead;
+    }
+    skyline_move(s, order, 10, to - lead);
+}
+
+// ---- the search ----
+
+static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int slots, size_t bound) {
+    memset(s, 0, sizeof *s);
+    s->items = items;
+    s->count = count;
+    s->slots = slots;
+    s->bound = bound;
+    s->best_height = SIZE_MAX;
+    const size_t n = (size_t)count, m = (size_t)slots;
+    size_t *sizes = (size_t *)plan_allocate(2 * n + 3 * m, sizeof *sizes);
+    int *ints = (int *)plan_allocate((4 + 2 * SKYLINE_ORDERS) * n + 5 * m + 2, sizeof *ints);
+    s->offset = sizes;
+    s->best = sizes + n;
+    s->height = sizes + 2 * n;
+    s->live = s->height + m;
+    s->left = s->height + 2 * m;
+    s->rank = ints;
+    s->listed = ints + n;
+    s->moved = ints + 2 * n;
+    s->others = ints + 3 * n;
+    for (int i = 0; i < SKYLINE_ORDERS; i++) {
+        s->searches[i].order = ints + (4 + 2 * (size_t)i) * n;
+        s->searches[i].lowest = s->searches[i].order + n;
+        s->searches[i].lowest_height = SIZE_MAX;
+    }
+    s->moves = (bool *)plan_allocate(n, sizeof *s->moves);
+    s->unplaced = ints + (4 + 2 * SKYLINE_ORDERS) * n;
+    s->segment_last = s->unplaced + m;
+    s->segment_before = s->unplaced + 2 * m;
+    s->begun = s->unplaced + 3 * m;
+    s->block_rank = s->begun + m + 1;
+    for (int i = 0; i < count; i++)
+        s->begun[items[i].first + 1]++;
+    for (int slot = 0; slot < slots; slot++)
+        s->begun[slot + 1] += s->begun[slot];
+    for (int i = 0; i < count; i++)
+        for (int slot = items[i].first; slot <= items[i].last; slot++)
+            s->live[slot] += items[i].bytes;
+}
+
+static void skyline_end(struct skyline *s) {
+    free(s->offset); // and all arrays of size_t
+    free(s->rank);   // and all arrays of int
+    free(s->moves);
+}
+
+// Whether a lower packing than `height` may exist and is worth the work: up to `most` while it is more than 1 % above the
+// bound, up to `least` while it is above the bound at all. No packing is of SIZE_MAX.
+static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
+    if (height == bound)
+        return false;
+    const bool much = height == SIZE_MAX || height - bound > bound / 100;
+    return work < (much ? most : least);
+}
+
+// Tries an order, and keeps it where it is as low as the lowest of its search.
+static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
+                               int64_t limit) {
+    const size_t height = skyline_try(s, order, ceiling, limit);
+    if (height > search->lowest_height)
+        return;
+    search->lowest_height = height;
+    memmove(search->lowest, order, (size_t)s->count * sizeof *order);
+}
+
+// Tries the initial orders, then what promotion makes of them, until the bound is met or the limit of work is reached.
+static void skyline_search_by_promotion(struct skyline *s) {
+    struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)s->count, sizeof *keys);
+    for (int i = 0; i < SKYLINE_ORDERS; i++)
+        skyline_sort(s, keys, (enum skyline_order)i, s->searches[i].order);
+    free(keys);
+    for (int i = 0; i < SKYLINE_PROMOTIONS * SKYLINE_ORDERS &&
+                    plan_is_worth(s->best_height, s->bound, s->work, SKYLINE_WORK, SKYLINE_WORK_PROMOTED);
+         i++) {
+        struct skyline_search *search = &s->searches[i % SKYLINE_ORDERS];
+        skyline_search_try(s, search, search->order, SIZE_MAX, SKYLINE_WORK_PROMOTED);
+        skyline_promote(s, search->order, i / SKYLINE_ORDERS % 2 ? 5 : 4);
+    }
+}
+
+// Tries random moves of the orders of the lowest packings, and keeps those that end no higher, until the bound is met
+// within 1 % or the limit of work is reached. Promotion finds in few rounds what it can find, and leads astray in many.
+static void skyline_search_by_chance(struct skyline *s) {
+    uint32_t chance = 4; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
+    for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MOST);
+         turn++) {
+        struct skyline_search *search = &s->searches[turn / 2 % SKYLINE_ORDERS];
+        for (int i = 0; i < SKYLINE_ORDERS && turn % 2; i++) // every other turn is the lowest search's
+            if (s->searches[i].lowest_height < search->lowest_height)
+                search = &s->searches[i];
+        if (search->lowest_height == SIZE_MAX)
+            return;
+        memcpy(search->order, search->lowest, (size_t)s->count * sizeof *search->order);
+        for (int shuffles = 1 + skyline_chance(&chance, 2); shuffles > 0; shuffles--)
+            skyline_shuffle(s, search->order, &chance);
+        skyline_search_try(s, search, search->order, search->lowest_height, SKYLINE_WORK_MOST);
+    }
+}
