@@ -20,15 +20,14 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// Returns NULL where a GPU of this compute capability multiplies FP8 matrices of this scaling; else why not, written to `text`
-// (n bytes), with the option to change. Major 0: a GPU that is not known refuses nothing.
-static inline const char *gpu_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling,
-                                          struct compute_capability gpu) {
+// Whether a GPU of this compute capability can't multiply FP8 matrices of this scaling; why not is written to `text` (n bytes),
+// with the option to change. Major 0: a GPU that is not known refuses nothing.
+static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_scaling scaling, struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
     if (sizeof(floatX) == sizeof(float))
         snprintf(text, n, "FP8 products write bf16: --fp8-format needs --precision bf16");
     else if (gpu.major == 0)
-        return NULL;
+        return false;
     else if (capability < 89)
         snprintf(text, n,
                  "FP8 needs a GPU of compute capability 8.9 or more, and this one has %d.%d: leave out "
@@ -40,8 +39,8 @@ static inline const char *gpu_fp8_refusal(char *text, size_t n, enum fp8_scaling
                  "--fp8-recipe blockwise",
                  gpu.major, gpu.minor);
     else
-        return NULL;
-    return text;
+        return false;
+    return true;
 }
 
 // ---- norms ----

@@ -27,7 +27,7 @@
 #pragma once
 #include "kernels/column_sums.cuh"    // column_sums, column_sums_of_warps
 #include "kernels/device.cuh"         // struct device, floatX, LAUNCH
-#include "kernels/gpu_sizes.cuh"      // GPU_MATMUL_BYTES, gpu_dbias_bytes, gpu_fp8_refusal
+#include "kernels/gpu_sizes.cuh"      // GPU_MATMUL_BYTES, gpu_dbias_bytes, gpu_refuses_fp8
 #include "kernels/matmul_choices.cuh" // struct matmul_library, struct matmul_plan
 #include "kernels/matmul_gemm.cuh"    // struct gemm
 #include "kernels/packed.cuh"         // packed_load, packed_load_some
@@ -439,7 +439,7 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, c
         gpu.major = properties.major;
         gpu.minor = properties.minor;
     }
-    if (gpu_fp8_refusal(text, n, scaling, gpu))
+    if (gpu_refuses_fp8(text, n, scaling, gpu))
         return text;
     if (!dev->open || scaling == FP8_WHOLE)
         return NULL;

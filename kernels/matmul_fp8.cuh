@@ -9,7 +9,7 @@
 // below 2^-126 may be rounded, or count as 0 in the product.
 #pragma once
 #include "kernels/fp8.cuh"                // fp8_decode, struct fp8_matrix
-#include "kernels/gpu_sizes.cuh"          // GPU_MATMUL_BYTES, gpu_fp8_refusal
+#include "kernels/gpu_sizes.cuh"          // GPU_MATMUL_BYTES, gpu_refuses_fp8
 #include "kernels/matmul_backend_run.cuh" // gemm_run_backend, gemm_workspace_bytes
 
 // Rows of each operand, and depth, that are decoded at a time: multiples of FP8_BLOCK.
@@ -139,5 +139,5 @@ void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_
 }
 
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
-    return device_is_gpu(dev) ? gpu_fp8_refusal(text, n, scaling, dev->planned) : NULL;
+    return device_is_gpu(dev) && gpu_refuses_fp8(text, n, scaling, dev->planned) ? text : NULL;
 }

@@ -11,7 +11,7 @@
 #include <math.h>                    // sqrtf
 
 #ifdef TARGET_CUDA
-static_assert(GPU_PACK == PACK, "what plans of memory count with");
+static_assert((int)GPU_PACK == (int)PACK, "what plans of memory count with");
 // a + scale * dropout(b), rounded; the pack's first element is number `element` of the mask.
 DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b, float scale,
                                             const struct dropout &dropout, int64_t element) {
