@@ -6,6 +6,7 @@
 // slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
 #include "config_fit.h"        // config_main_bytes
+#include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/utilisation.cuh" // measure_matmul
 
@@ -134,22 +135,52 @@ static double fit_group_cost(const struct gpt *m, const char *phase, double flop
            : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward
                                                        : 0;
 }
+// Phases in a row of one group; other phases may interrupt a group.
+struct fit_run {
+    int begin, end;
+    size_t chars; // of the group's name
+};
+// runs = those of phases [first, end); returns their number.
+static int fit_list_runs(const struct plan *plan, int first, int end, struct fit_run *runs) {
+    int count = 0;
+    for (int p = first; p < end; p = runs[count++].end) {
+        struct fit_run *run = &runs[count];
+        run->begin = p;
+        run->chars = strcspn(plan->phases[p], ":");
+        for (run->end = p + 1; run->end < end; run->end++)
+            if (strncmp(plan->phases[run->end], plan->phases[p], run->chars + 1) != 0)
+                break;
+    }
+    return count;
+}
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
+    const struct plan *plan = &m->timeline.plan;
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
+    struct fit_run *runs = (struct fit_run *)plan_allocate((size_t)(end - first) + 1, sizeof *runs);
     const double tokens = (double)m->config.micro_batch_size * m->config.seq_length;
-    for (int p = first, next; p < end; p = next) {
-        const char *name = m->timeline.plan.phases[p];
-        const size_t chars = strcspn(name, ":");
-        for (next = p + 1; next < end && strncmp(m->timeline.plan.phases[next], name, chars + 1) == 0; next++)
-            continue;
-        int count = 0; // other phases may interrupt a group
-        for (int q = first; q < end; q++)
-            count += strncmp(m->timeline.plan.phases[q], name, chars + 1) == 0;
-        for (int q = p; q < next; q++)
-            cost_s[q - first] = fit_group_cost(m, name, r->flops / r->traffic) * tokens / r->flops / count;
+    const int num_runs = fit_list_runs(plan, first, end, runs);
+    for (int i = 0; i < num_runs; i++) {
+        const char *name = plan->phases[runs[i].begin];
+        const double cost = fit_group_cost(m, name, r->flops / r->traffic);
+        int count = 0;
+        for (int k = 0; k < num_runs && cost > 0; k++)
+            if (strncmp(plan->phases[runs[k].begin], name, runs[i].chars + 1) == 0)
+                count += runs[k].end - runs[k].begin;
+        for (int p = runs[i].begin; p < runs[i].end && cost > 0; p++)
+            cost_s[p - first] = cost * tokens / r->flops / count;
     }
+    free(runs);
     return cost_s;
+}
+
+// The bus of a plan's copies.
+static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
+    const double PIECE_BYTES = DEVICE_MEMORY_IS_HOSTS ? 1 << 20 : 64 << 20; // of the update
+    struct fit_bus bus = {r->bus, 0, PIECE_BYTES};
+    if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu)
+        bus.copy_s = 2 / r->traffic;
+    return bus;
 }
 
 // Seconds of phases [first, end).
@@ -157,6 +188,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
     double *done_s = (double *)plan_allocate((size_t)plan->transfer_count + 1, sizeof *done_s);
+    const double copy_s = fit_bus_of(m, r).copy_s;
     double clock_s = 0, free_s[TRANSFER_DIRECTIONS] = {0, 0};
     int next = 0, waiting = 0; // transfers are in the order in which they begin; all before `waiting` were waited for
     *compute_s = 0;
@@ -175,8 +207,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
             double *bus_s = &free_s[t->direction];
             *bus_s = (*bus_s > clock_s ? *bus_s : clock_s) + (double)t->bytes / r->bus;
             done_s[next] = *bus_s;
-            if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu) // the device copies by itself
-                clock_s += 2 * (double)t->bytes / r->traffic;
+            clock_s += copy_s * (double)t->bytes;
             if (t->waited_phase == p && done_s[next] > clock_s)
                 clock_s = done_s[next];
         }
@@ -206,7 +237,7 @@ static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
 }
 
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *r) {
-    const double PIECE_BYTES = DEVICE_MEMORY_IS_HOSTS ? 1 << 20 : 64 << 20; // of the update
+    const struct fit_bus bus = fit_bus_of(m, r);
     const struct plan *plan = &m->timeline.plan;
     const int first = m->timeline.region_first[REGION_MICRO_STEP], update = m->timeline.region_first[REGION_UPDATE];
     struct fit_time time;
@@ -223,13 +254,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     for (int i = 0; i < plan->transfer_count; i++)
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
-    time.update_s = fit_update_s(m, r);
-    if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu)
-        time.update_s += 2 * (moved[0] + moved[1]) / r->traffic;
-    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        time.update_s = moved[d] / r->bus > time.update_s ? moved[d] / r->bus : time.update_s;
-    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        time.update_s += (moved[d] < PIECE_BYTES ? moved[d] : PIECE_BYTES) / r->bus;
+    time.update_s = fit_update_on_bus_s(fit_update_s(m, r), moved[TRANSFER_TO_HOST], moved[TRANSFER_TO_DEVICE], &bus);
     gpt_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];
