@@ -99,6 +99,33 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
+// Bytes that every choice takes of the device's memory, or where that is the host's of both: what may be used before the
+// choice is made, and is not beside it in a run's peak.
+static size_t fit_least_bytes(const struct fit *f) {
+    struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
+    if (!a)
+        fail("out of memory");
+    a->f = f;
+    fit_list_formats(a);
+    struct config config = *f->config;
+    struct fit_choice c = {0, 0, 0, 0, 0, 0};
+    c.formats = config.allow_lossy_states ? a->known_formats - 1 : 0;
+    if (!DEVICE_MEMORY_IS_HOSTS) {
+        c.layers = config.num_layers - 1;
+        c.percent = 100;
+        c.gradients = config_may_move_gradients(&config);
+        c.weights = config_may_move_weights(&config);
+    }
+    fit_apply(a, &c, &config);
+    free(a);
+    struct gpt *m = gpt_record(&config, policy_uniform(config.num_layers, 1), f->backend, f->dev);
+    plan_bound_bytes(&m->timeline.plan);
+    const struct plan *plan = &m->timeline.plan;
+    const size_t bytes = plan->lower_bound_bytes + (DEVICE_MEMORY_IS_HOSTS ? plan->host_lower_bound_bytes : 0);
+    gpt_destroy(m);
+    return bytes;
+}
+
 // The ranges of a choice: an option that the user gave has one value.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;

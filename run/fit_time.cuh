@@ -26,8 +26,8 @@ struct fit_time {
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // The rates of this machine's device, or of the GPU that --plan-gpu names: by data sheets; of a real run on other
-// devices measured, for which device memory is allocated and freed again. An unknown name ends the program.
-static struct fit_rates fit_rates_of(const struct config *c, struct device *dev);
+// devices measured, in `room` bytes or fewer of memory, which are freed again. An unknown name ends the program.
+static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates
@@ -59,24 +59,26 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
     return r;
 }
-// Flop/s that are measured here.
-static double fit_measure_flops(const struct config *c, struct device *dev) {
-    const size_t bytes = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev);
+// Flop/s that are measured here; 0: the room is too small to tell.
+static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
+    const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
     const double flops = measure_matmul(memory, bytes, c->seed, dev);
     device_free(memory, bytes);
     return flops;
 }
-static double fit_measure_bus(struct device *dev) {
+static double fit_measure_bus(size_t room, struct device *dev) {
+    const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
+    const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
     struct transfers transfers;
     double gbps[TRANSFER_DIRECTIONS];
     transfers_open(&transfers, 0, dev);
-    transfers_measure(&transfers, dev, gbps);
+    transfers_measure(&transfers, dev, bytes, gbps);
     transfers_close(&transfers, dev);
     return 1e9 * (gbps[0] < gbps[1] ? gbps[0] : gbps[1]);
 }
 
-static struct fit_rates fit_rates_of(const struct config *c, struct device *dev) {
+static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev) {
     struct fit_rates r;
     char name[256];
     const struct gpu_peak *gpu = NULL;
@@ -94,19 +96,21 @@ static struct fit_rates fit_rates_of(const struct config *c, struct device *dev)
              c->plan_gpu);
     if (fit_sheet_flops(gpu) > 0)
         r = fit_rates_of_gpu(gpu);
-    else if (c->plan) {
+    else if (!c->plan) {
+        r.flops = fit_measure_flops(c, room, dev);
+        snprintf(r.source, sizeof r.source, "a matmul measured");
+    }
+    if (r.flops == 0) {
         r.flops = FIT_CPU_FLOPS * dev->threads / 2;
         r.traffic = FIT_CPU_TRAFFIC * dev->threads / 2;
         snprintf(r.source, sizeof r.source, "a CPU's %d threads, about", dev->threads);
-    } else {
-        r.flops = fit_measure_flops(c, dev);
+    } else if (r.traffic == 0) {
         r.traffic = r.flops / FLOPS_PER_BYTE;
-        snprintf(r.source, sizeof r.source, "a matmul of %d measured", (int)DEVICE_PEAK_MATMUL);
     }
     if (c->bus_gbps > 0)
         r.bus = 1e9 * c->bus_gbps;
     else if (!c->plan)
-        r.bus = fit_measure_bus(dev);
+        r.bus = fit_measure_bus(room, dev);
     else if (r.bus == 0)
         r.bus = r.traffic / 2; // copies within the host's memory
     return r;

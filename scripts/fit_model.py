@@ -499,7 +499,7 @@ build/train_gpt --plan --preset qwen2.5-7b --precision bf16 --seq-length 2048 --
 ```
 
 It prints the choice, the next two, every buffer and the predicted step. The same options without `--plan` train so, with rates
-that are measured on the machine. Where nothing fits, the message has the nearest budget
+that are measured on the machine, in memory that the plan takes later. Where nothing fits, the message has the nearest budget
 that something fits.
 
 More memory, of the device or of the host, never leads to a slower prediction, and a budget that a message names is the least to

@@ -27,13 +27,13 @@ static void auto_open(struct auto_case *a, const char *shape, const char *option
 }
 static void auto_choose(struct auto_case *a, size_t device, size_t host) {
     const struct fit_limits limits = {device, host, SIZE_MAX};
-    struct fit_rates rates = fit_rates_of(&a->config, &a->dev);
+    struct fit_rates rates = fit_rates_of(&a->config, SIZE_MAX, &a->dev);
     a->chosen = fit_choose(&a->fit, &a->config, limits, &rates, NULL);
 }
 static void auto_close(struct auto_case *a) { matmul_destroy(a->dev.matmul); }
 static struct fit_bytes auto_bytes(const struct auto_case *a) { return fit_peaks(&a->fit, fit_policy(&a->fit)); }
 static double predicted_s(const struct auto_case *a) {
-    const struct fit_rates rates = fit_rates_of(&a->config, a->fit.dev);
+    const struct fit_rates rates = fit_rates_of(&a->config, SIZE_MAX, a->fit.dev);
     struct gpt *m = gpt_create(&a->config, fit_policy(&a->fit), ATTENTION_FLASH, a->fit.dev);
     const struct fit_time time = fit_predict(m, &rates);
     gpt_destroy(m);
@@ -163,7 +163,7 @@ static void budgets_of_random_cases_are_kept(void **state) {
         char options[512];
         random_case(options, sizeof options, &random);
         auto_open(&c, options, "");
-        const struct fit_rates rates = fit_rates_of(&c.config, &c.dev);
+        const struct fit_rates rates = fit_rates_of(&c.config, SIZE_MAX, &c.dev);
         struct fit_auto *a = fit_auto_open(&c.fit, &rates, none);
         check_estimates(a, options, &random);
         grow_budgets(a, options, &random);

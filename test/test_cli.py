@@ -552,6 +552,8 @@ class Memory(Case):
                                       config["recompute_layer_modules"], "--train-steps", 4)
         self.assertNotIn("\nauto ", again.stdout)
         self.assertEqual([e["loss"] for e in log if "loss" in e], [e["loss"] for e in log_again if "loss" in e])
+        # Rates are measured in memory that the plan takes later. Pages of code that runs for the first time vary.
+        self.assertLess(log[-1]["peak_bytes"], log_again[-1]["peak_bytes"] + (2 << 20))
         resumed, _ = self.train("kept", "--resume", "auto", "--train-steps", 6)
         self.assertNotIn("\nauto ", resumed.stdout)
         self.assertIn(config["recompute_layer_modules"], resumed.stdout)

@@ -269,7 +269,7 @@ static void both_directions_are_measured(void **state) {
     struct transfers t;
     double gbps[TRANSFER_DIRECTIONS];
     transfers_open(&t, DEVICE_MEMORY_IS_HOSTS ? 0.25 : 0, &device);
-    transfers_measure(&t, &device, gbps);
+    transfers_measure(&t, &device, TRANSFER_MEASURED_BYTES, gbps);
     transfers_close(&t, &device);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         assert_true(gbps[d] > 0 && (!DEVICE_MEMORY_IS_HOSTS || (gbps[d] > 0.2 && gbps[d] <= 0.2501)));
