@@ -12,6 +12,8 @@ struct fit_chosen {
     int count, plans; // 0: nothing was searched
     double search_s;
     char best[FIT_BEST][512], gain[512];
+    // That --optimizer-cpu-offload, which was given, takes memory instead of freeing it; "": it does not
+    char forced[256];
 };
 
 // Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits allow;
@@ -271,8 +273,36 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
              log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
 }
 
+// Says where --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it frees, as in models whose
+// states are smaller than the pieces in which an update streams them.
+static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
+    const struct config *c = a->f->config;
+    char less[LOG_NUMBER], more[LOG_NUMBER];
+    out[0] = 0;
+    if (config_given(c, optimizer_cpu_offload) && c->optimizer_cpu_offload && without < with)
+        snprintf(out, n,
+                 "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
+                 log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
+}
+// The same of the choice that was found.
+static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
+    struct fit_choice choice = found->best[0];
+    choice.percent = 0;
+    fit_forced_text(a, fit_plan_choice(a, &choice, true).device, found->outcome[0].device, out, n);
+}
+
 // ---- the choice ----
 
+// Adds what the least need would be without the offload that the user gave, where that is less.
+static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
+    char forced[256] = "";
+    a->space.least.percent = a->space.most.percent = 0;
+    const struct fit_found without = fit_search(&a->space, FIT_DEVICE, 0);
+    if (without.count > 0)
+        fit_forced_text(a, without.outcome[0].device, with, forced, sizeof forced);
+    if (*forced)
+        fit_add_text(out, n, "; ", forced);
+}
 // Why nothing fits, and the nearest budgets that something fits: the smallest need of the device's memory with the host's as
 // it is, and the reverse; where neither is enough, the smallest need of the device's memory and what goes with it.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
@@ -300,6 +330,8 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                      any.outcome[0].device, log_bytes(need, (int64_t)any.outcome[0].device), any.outcome[0].host,
                      log_bytes(with, (int64_t)any.outcome[0].host));
     }
+    if (device.count > 0 && a->space.least.percent > 0)
+        fit_add_forced_text(a, device.outcome[0].device, out, n);
     fit_add_text(out, n, "; ",
                  a->f->config->allow_lossy_states
                      ? "else lower --micro-batch-size or --seq-length"
@@ -385,6 +417,8 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
         chosen.plans = found.plans;
         for (int i = 0; i < found.count; i++)
             fit_outcome_text(a, &found.best[i], &found.outcome[i], chosen.best[i], sizeof chosen.best[i]);
+        if (found.count > 0)
+            fit_forced_choice_text(a, &found, chosen.forced, sizeof chosen.forced);
         if (found.gain.formats > 0)
             fit_outcome_text(a, &found.gain, &found.gain_estimate, chosen.gain, sizeof chosen.gain);
         if (found.count > 0)

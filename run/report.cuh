@@ -134,6 +134,8 @@ static void report_fit(const struct run *r) {
         log_row(i == 0 ? "auto" : "not chosen", "%s", chosen->best[i]);
     if (*chosen->gain)
         log_row("with --allow-lossy-states", "about %s", chosen->gain);
+    if (*chosen->forced)
+        log_row("note", "%s", chosen->forced);
     if (chosen->count > 0)
         log_row("search", "%d plans in %.2f s", chosen->plans, chosen->search_s);
     if (p->step_ms > 0)

@@ -535,7 +535,20 @@ class Memory(Case):
         auto = ["--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--host-memory-budget", "200MiB", "--memory-budget"]
         least = int(self.refused(*auto, "1GiB", words=["--memory-budget"]).stderr.split("least is --memory-budget ")[1].split()[0])
         self.assertEqual(run(*auto, least).returncode, 0)
-        self.refused(*auto, int(0.98 * least), words=["the least is"])
+        self.refused(*auto, least - 1, words=["the least is"])
+
+    def test_offload_that_takes_memory_is_named(self):
+        """Where states are smaller than the pieces of their update, auto offloads none of them, and says what the option costs."""
+        auto = ["--plan", *SMALL, "--device", "cpu", "--recompute-granularity", "auto", "--memory-budget"]
+        words = r"--optimizer-cpu-offload takes more of the device's memory than it frees: without it [\d.]+ .iB, with it "
+        alone = int(self.refused(*auto, 1000, words=["the least is"]).stderr.split("least is --memory-budget ")[1].split()[0])
+        forced = self.refused(*auto, 1000, "--optimizer-cpu-offload", words=["the least is"]).stderr
+        self.assertRegex(forced, words)
+        self.assertGreater(int(forced.split("least is --memory-budget ")[1].split()[0]), alone)
+        report = run(*auto, "100MiB", "--optimizer-cpu-offload").stdout
+        self.assertRegex(report, r"\nnote +" + words)
+        self.assertRegex(report, r"\nbeside the plan +the program with its libraries")
+        self.assertNotIn("\nnote", run(*auto, "100MiB").stdout)
 
     def test_auto_is_kept(self):
         """config.json has what auto chose; the same run started with it, and one that is resumed, search nothing."""
