@@ -64,11 +64,9 @@ class Plans(unittest.TestCase):
         """Of every plan, at every stage."""
         for row in planned():
             with self.subTest(row=(row["section"], row["options"])):
-                # all but three, which mix policies and offload all but one or two layers: the packer finds no better placement
-                # in eight times its work
-                hard = (row["section"], row.get("model"), row.get("card")) in (
-                    ("required", "qwen2.5-7b", 16), ("largest", "qwen2.5-32b", 12), ("largest", "llama3-70b", 24))
-                self.assertLessEqual(row["device_bytes"], (1.05 if hard else fm.BOUND) * row["bound_bytes"])
+                # all but one, which mixes policies and offloads all but one layer
+                hard = (row["section"], row.get("model"), row.get("card")) == ("largest", "llama3-70b", 24)
+                self.assertLessEqual(row["device_bytes"], (1.07 if hard else fm.BOUND) * row["bound_bytes"])
                 self.assertLessEqual(row["host_bytes"], fm.BOUND * row["host_bound_bytes"])
         stages = {(row["model"], row["stage"]) for row in fm.rows_of("stages")}
         self.assertEqual(stages, set(itertools.product(fm.STAGE_MODELS, range(4))))
