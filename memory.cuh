@@ -121,6 +121,8 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
 // for most models, tenths of a second for the few that stay more than 1 % above their bound and for the tests' least
 // favourable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
+// Sets the lower bounds and the peak phase, and places nothing.
+static void plan_bound_bytes(struct plan *plan);
 
 // "activations"
 static const char *plan_arena_name(enum plan_arena arena);
@@ -348,9 +350,9 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size. Returns its lower bound. *peak_phase: the first phase
-// with the largest sum of live buffers; -1: no buffer is live.
-static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, int *peak_phase) {
+// Places a packed arena: sets its buffers' offsets and its size. Returns its lower bound, and where not `places` finds no
+// more than that. *peak_phase: the first phase with the largest sum of live buffers; -1: no buffer is live.
+static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
     struct plan_packing packing;
     memset(&packing, 0, sizeof packing);
@@ -370,7 +372,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, int *p
     for (int p = 0; p < plan->phase_count && *peak_phase < 0; p++)
         if (peak_slot >= 0 && slot_of[p] == peak_slot)
             *peak_phase = p;
-    if (packing.count > 0) {
+    if (packing.count > 0 && places) {
         plan_pack(&packing);
         plan->arena_bytes[arena] = packing.best_height;
         for (int i = 0; i < packing.count; i++)
@@ -387,7 +389,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, int *p
     return packing.bound;
 }
 
-static void plan_place(struct plan *plan) {
+static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {
         struct plan_buffer *buffer = &plan->buffers[i];
@@ -402,8 +404,8 @@ static void plan_place(struct plan *plan) {
         const enum plan_arena arena = (enum plan_arena)a;
         const enum plan_memory memory = plan_arena_memory(arena);
         int peak_phase = -1;
-        const size_t least =
-            plan_arena_is_packed(arena) ? plan_place_packed(plan, arena, &peak_phase) : plan->arena_bytes[arena];
+        const size_t least = plan_arena_is_packed(arena) ? plan_place_packed(plan, arena, places, &peak_phase)
+                                                         : plan->arena_bytes[arena];
         if (arena == ARENA_ACTIVATIONS)
             plan->peak_phase = peak_phase;
         peak[memory] = plan_sum(peak[memory], plan->arena_bytes[arena], plan_arena_name(arena));
@@ -414,6 +416,8 @@ static void plan_place(struct plan *plan) {
     plan->host_peak_bytes = peak[MEMORY_HOST];
     plan->host_lower_bound_bytes = bound[MEMORY_HOST];
 }
+static void plan_place(struct plan *plan) { plan_place_arenas(plan, true); }
+static void plan_bound_bytes(struct plan *plan) { plan_place_arenas(plan, false); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Arenas

@@ -252,6 +252,18 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
+// The place from which on a fraction of the states is offloaded, and the bytes of all states from a place on.
+static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
+    const int64_t blocks = o->elements / STATE_BLOCK;
+    return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
+}
+static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
+    size_t bytes = 0;
+    for (int id = 0; id < STATE_COUNT; id++)
+        bytes +=
+            state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
+    return bytes;
+}
 // Adds the state and its tables to the plan. The config must outlive the optimizer; optimizer_free frees it.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
@@ -262,9 +274,7 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->fp8 = fp8;
     o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
-    const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;
-    const int64_t blocks = o->elements / STATE_BLOCK;
-    o->cut = (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
+    o->cut = optimizer_cut(o, config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0);
     for (int id = 0; id < STATE_COUNT; id++)
         for (int group = 0; group < STATE_GROUPS; group++)
             o->states[id].formats[group] = state_format_of(config, (enum optimizer_state)id, (enum state_group)group);

@@ -37,9 +37,9 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 // Seconds so far in which the device waited for transfers. Not known, and 0: of transfers within graphs, and on the cpu
 // target without a bus rate.
 static double transfers_waited_s(struct transfers *t);
-// Sets the rate of each direction, in 1e9 bytes a second, of copies of TRANSFER_MEASURED_BYTES both ways at once, on
-// the cpu target one after the other. Takes twice as much device and host memory meanwhile.
-static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]);
+// Sets the rate of each direction, in 1e9 bytes a second, of copies of `bytes` both ways at once, on the cpu target one
+// after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice as much device and host memory meanwhile.
+static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
 // For tests: from here on the cpu target copies in this direction as late as it may, when a transfer is waited for. A
 // missing wait then leaves what was there before; a buffer that is used while it is copied shows in the usual order, at
 // the beginning. The emulator has such orders of its own (EMU_STREAMS).
@@ -160,9 +160,8 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 }
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
 
-static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, struct device *dev,
-                                     double gbps[TRANSFER_DIRECTIONS]) {
-    const size_t bytes = TRANSFER_MEASURED_BYTES;
+static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
+                                     struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     uint64_t tickets[TRANSFER_DIRECTIONS];
     cudaEvent_t begin;
     cuda_check(cudaEventCreate(&begin));
@@ -265,9 +264,8 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
 }
 
-static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, struct device *dev,
-                                     double gbps[TRANSFER_DIRECTIONS]) {
-    const size_t bytes = TRANSFER_MEASURED_BYTES;
+static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
+                                     struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
         const bool to_host = d == TRANSFER_TO_HOST;
         const double begin_s = TRANSFER_CLOCK_S();
@@ -281,11 +279,10 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
 
 #endif
 
-static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
-    const size_t bytes = 2 * (size_t)TRANSFER_MEASURED_BYTES;
-    char *device_memory = (char *)device_allocate(bytes), *host = (char *)host_reserve(bytes);
+static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]) {
+    char *device_memory = (char *)device_allocate(2 * bytes), *host = (char *)host_reserve(2 * bytes);
     for (int round = 0; round < 2; round++) // the first one is slow: the driver's first copies
-        transfers_measure_copies(t, device_memory, host, dev, gbps);
-    host_release(host, bytes);
-    device_free(device_memory, bytes);
+        transfers_measure_copies(t, device_memory, host, bytes, dev, gbps);
+    host_release(host, 2 * bytes);
+    device_free(device_memory, 2 * bytes);
 }

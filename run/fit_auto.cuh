@@ -12,6 +12,8 @@ struct fit_chosen {
     int count, plans; // 0: nothing was searched
     double search_s;
     char best[FIT_BEST][512], gain[512];
+    // That --optimizer-cpu-offload, which was given, takes memory instead of freeing it; "": it does not
+    char forced[256];
 };
 
 // Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits allow;
@@ -56,12 +58,18 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice) {
+static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
     fit_apply(a, choice, &config);
-    struct gpt *m = gpt_create(&config, fit_auto_policy(a, choice->recompute), a->f->backend, a->f->dev);
-    const struct fit_outcome outcome = {(double)m->timeline.plan.peak_bytes, (double)m->timeline.plan.host_peak_bytes,
+    struct gpt *m = gpt_record(&config, fit_auto_policy(a, choice->recompute), a->f->backend, a->f->dev);
+    const struct plan *plan = &m->timeline.plan;
+    if (placed)
+        plan_place(&m->timeline.plan);
+    else
+        plan_bound_bytes(&m->timeline.plan);
+    const struct fit_outcome outcome = {(double)(placed ? plan->peak_bytes : plan->lower_bound_bytes),
+                                        (double)(placed ? plan->host_peak_bytes : plan->host_lower_bound_bytes),
                                         fit_predict(m, a->rates).step_s};
     gpt_destroy(m);
     return outcome;
@@ -93,6 +101,33 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
+// Bytes that every choice takes of the device's memory, or where that is the host's of both: what may be used before the
+// choice is made, and is not beside it in a run's peak.
+static size_t fit_least_bytes(const struct fit *f) {
+    struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
+    if (!a)
+        fail("out of memory");
+    a->f = f;
+    fit_list_formats(a);
+    struct config config = *f->config;
+    struct fit_choice c = {0, 0, 0, 0, 0, 0};
+    c.formats = config.allow_lossy_states ? a->known_formats - 1 : 0;
+    if (device_is_gpu(f->dev)) {
+        c.layers = config.num_layers - 1;
+        c.percent = 100;
+        c.gradients = config_may_move_gradients(&config);
+        c.weights = config_may_move_weights(&config);
+    }
+    fit_apply(a, &c, &config);
+    free(a);
+    struct gpt *m = gpt_record(&config, policy_uniform(config.num_layers, 1), f->backend, f->dev);
+    plan_bound_bytes(&m->timeline.plan);
+    const struct plan *plan = &m->timeline.plan;
+    const size_t bytes = plan->lower_bound_bytes + (device_is_gpu(f->dev) ? 0 : plan->host_lower_bound_bytes);
+    gpt_destroy(m);
+    return bytes;
+}
+
 // The ranges of a choice: an option that the user gave has one value.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
@@ -120,7 +155,7 @@ static void fit_set_ranges(struct fit_auto *a) {
 }
 
 // What is estimated: by the shapes of a layer and the buffers of a plan.
-static void fit_set_estimates(struct fit_auto *a) {
+static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
     const double per_byte = r->flops / r->traffic, tokens = (double)c->micro_batch_size * c->seq_length;
@@ -133,28 +168,58 @@ static void fit_set_estimates(struct fit_auto *a) {
         s->kept_bytes[k] = (double)activation_bytes(a->frontier[k], &layer) * tokens;
         s->recompute_s[k] = activation_cost(missing, &layer, per_byte) * tokens / r->flops;
     }
-    struct gpt *m = gpt_create(c, policy_none(c->num_layers), a->f->backend, a->f->dev);
-    const struct shards *shards = &m->zero.shards;
-    const double gradients = (double)shards_elements(shards, shards_gradients(shards));
-    s->compute_s = fit_predict(m, r).compute_s;
-    s->weights_bytes = (double)(shards_elements(shards, shards_parameters(shards)) +
-                                shards_elements(&m->frozen.shards, shards_parameters(shards))) *
-                       sizeof(floatX);
-    s->micro_steps = m->micro_steps;
-    s->bus = r->bus;
-    for (int i = 0; i < a->known_formats; i++) {
-        const struct fit_formats *formats = &a->formats[i];
-        struct config config = *c;
-        config.main_params_dtype = formats->params;
-        config.main_grads_dtype = formats->grads;
-        config.exp_avg_dtype = formats->m;
-        config.exp_avg_sq_dtype = formats->v;
-        s->gradients_bytes[i] = gradients * config_main_bytes(formats->grads);
-        s->states_bytes[i] = optimizer_states_bytes(&m->optimizer, &config);
-        m->config = config;
-        s->update_s[i] = fit_update_s(m, r);
+    s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
+}
+// The share of parameters outside the layers.
+static double fit_outside_layers(const struct parameters *table) {
+    double all = 0, outside = 0;
+    for (int i = 0; i < table->num_tensors + table->num_frozen; i++) {
+        const struct tensor *t = &table->tensors[i];
+        all += (double)t->count;
+        outside += t->layer < 0 ? (double)t->count : 0;
     }
+    return outside / fit_larger(all, 1);
+}
+// What depends on the formats of states.
+static void fit_set_format_estimates(struct fit_auto *a, int i) {
+    const struct fit_formats *formats = &a->formats[i];
+    struct config config = *a->f->config;
+    config.main_params_dtype = formats->params;
+    config.main_grads_dtype = formats->grads;
+    config.exp_avg_dtype = formats->m;
+    config.exp_avg_sq_dtype = formats->v;
+    struct gpt *m = gpt_record(&config, policy_none(config.num_layers), a->f->backend, a->f->dev);
+    const struct shards *shards = &m->zero.shards;
+    const double fraction = config.optimizer_offload_fraction;
+    const int given = config_given(&config, optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
+    a->space.gradients_bytes[i] =
+        (double)shards_elements(shards, shards_gradients(shards)) * config_main_bytes(formats->grads);
+    for (int percent = 0; percent < FIT_PERCENTAGES; percent++)
+        a->space.states_bytes[i][percent] = (double)optimizer_bytes_from(
+            &m->optimizer, optimizer_cut(&m->optimizer, percent == given ? fraction : percent / 100.0));
+    a->space.update_s[i] = fit_update_s(m, a->rates);
     gpt_destroy(m);
+}
+static void fit_set_estimates(struct fit_auto *a) {
+    const struct config *c = a->f->config;
+    const struct fit_rates *r = a->rates;
+    struct fit_space *s = &a->space;
+    fit_set_layers(a);
+    struct gpt *m = gpt_record(c, policy_none(c->num_layers), a->f->backend, a->f->dev);
+    const struct shards *shards = &m->zero.shards;
+    const double weights = (double)shards_elements(shards, shards_parameters(shards)),
+                 frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
+    s->head_s = fit_group_cost(m, "head:", r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
+    s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->num_layers - s->forward_s, 0);
+    s->weights_bytes = (weights + frozen) * sizeof(floatX);
+    s->updated_bytes = weights * sizeof(floatX);
+    s->outside = fit_outside_layers(&m->table);
+    s->tied = m->shape.tied;
+    s->micro_steps = m->micro_steps;
+    s->bus = fit_bus_of(m, r);
+    gpt_destroy(m);
+    for (int i = 0; i < a->known_formats; i++)
+        fit_set_format_estimates(a, i);
 }
 
 // ---- words ----
@@ -208,29 +273,41 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
              log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
 }
 
+// Says where --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it frees, as in models whose
+// states are smaller than the pieces in which an update streams them.
+static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
+    const struct config *c = a->f->config;
+    char less[LOG_NUMBER], more[LOG_NUMBER];
+    out[0] = 0;
+    if (config_given(c, optimizer_cpu_offload) && c->optimizer_cpu_offload && without < with)
+        snprintf(out, n,
+                 "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
+                 log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
+}
+// The same of the choice that was found.
+static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
+    struct fit_choice choice = found->best[0];
+    choice.percent = 0;
+    fit_forced_text(a, fit_plan_choice(a, &choice, true).device, found->outcome[0].device, out, n);
+}
+
 // ---- the choice ----
 
-// The nearest budgets that something fits: the smallest need of the device's memory with the host's as it is, and the
-// reverse.
-enum { FIT_NEAREST_PLANS = 40 };
-struct fit_nearest {
-    struct fit_found device, host;
-};
-static struct fit_nearest fit_find_nearest(const struct fit_auto *a) {
-    const struct fit_nearest nearest = {fit_search(&a->space, FIT_DEVICE, FIT_NEAREST_PLANS, 0),
-                                        fit_search(&a->space, FIT_HOST, FIT_NEAREST_PLANS, 0)};
-    return nearest;
+// Adds what the least need would be without the offload that the user gave, where that is less.
+static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
+    char forced[256] = "";
+    a->space.least.percent = a->space.most.percent = 0;
+    const struct fit_found without = fit_search(&a->space, FIT_DEVICE, 0);
+    if (without.count > 0)
+        fit_forced_text(a, without.outcome[0].device, with, forced, sizeof forced);
+    if (*forced)
+        fit_add_text(out, n, "; ", forced);
 }
-static bool fit_is_within_space(const struct fit_space *s, const struct fit_found *found) {
-    const struct fit_outcome *o = &found->outcome[0];
-    return found->count > 0 && o->device <= s->device && o->host <= s->host && o->device + o->host <= s->both;
-}
-// Why nothing fits: where neither of the nearest is enough, the smallest need of the device's memory and what goes with
-// it.
-static void fit_no_choice_text(struct fit_auto *a, const struct fit_nearest *nearest, struct fit_limits limits,
-                               char *out, size_t n) {
+// Why nothing fits, and the nearest budgets that something fits: the smallest need of the device's memory with the host's as
+// it is, and the reverse; where neither is enough, the smallest need of the device's memory and what goes with it.
+static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
-    const struct fit_found device = nearest->device, host = nearest->host;
+    const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);
     snprintf(out, n, "no choice of recomputation and offload fits %s of the device's memory%s%s",
              log_bytes(have, (int64_t)limits.device), limits.host == SIZE_MAX ? "" : " and, of the host's, ",
              limits.host == SIZE_MAX ? "" : log_bytes(more, (int64_t)limits.host));
@@ -246,13 +323,15 @@ static void fit_no_choice_text(struct fit_auto *a, const struct fit_nearest *nea
                  log_bytes(need, (int64_t)host.outcome[0].host));
     if (device.count == 0 && host.count == 0) {
         a->space.host = INFINITY;
-        const struct fit_found any = fit_search(&a->space, FIT_DEVICE, FIT_NEAREST_PLANS, 0);
+        const struct fit_found any = fit_search(&a->space, FIT_DEVICE, 0);
         if (any.count > 0)
             snprintf(out + used, n - used,
                      "; the least is --memory-budget %.0f (%s) with --host-memory-budget %.0f (%s)",
                      any.outcome[0].device, log_bytes(need, (int64_t)any.outcome[0].device), any.outcome[0].host,
                      log_bytes(with, (int64_t)any.outcome[0].host));
     }
+    if (device.count > 0 && a->space.least.percent > 0)
+        fit_add_forced_text(a, device.outcome[0].device, out, n);
     fit_add_text(out, n, "; ",
                  a->f->config->allow_lossy_states
                      ? "else lower --micro-batch-size or --seq-length"
@@ -300,22 +379,11 @@ static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct
     free(all);
 }
 
-static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
-                                    struct fit_rates *rates, struct parallel *parallel) {
-    enum { MOST_PLANS = 120 };
-    struct fit_chosen chosen;
-    struct {
-        struct fit_choice choice;
-        char problem[1024];
-    } decision;
+// Makes a search over the plans of `f`, which fit_auto_close frees. Both f and rates must outlive it.
+static struct fit_auto *fit_auto_open(const struct fit *f, const struct fit_rates *rates, struct fit_limits limits) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)
         fail("out of memory");
-    memset(&chosen, 0, sizeof chosen);
-    memset(&decision, 0, sizeof decision);
-    const double begin = seconds_now();
-    if (parallel)
-        fit_agree(&limits, rates, parallel);
     a->f = f;
     a->rates = rates;
     a->space.plan = fit_plan_choice;
@@ -326,28 +394,37 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
     fit_list_formats(a);
     fit_set_estimates(a);
     fit_set_ranges(a);
+    return a;
+}
+static void fit_auto_close(struct fit_auto *a) { free(a); }
+
+static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
+                                    struct fit_rates *rates, struct parallel *parallel) {
+    struct fit_chosen chosen;
+    struct {
+        struct fit_choice choice;
+        char problem[1024];
+    } decision;
+    memset(&chosen, 0, sizeof chosen);
+    memset(&decision, 0, sizeof decision);
+    const double begin = seconds_now();
+    if (parallel)
+        fit_agree(&limits, rates, parallel);
+    struct fit_auto *a = fit_auto_open(f, rates, limits);
     if (own->rank == 0) {
-        struct fit_nearest nearest;
-        struct fit_found found = fit_search(&a->space, FIT_SECONDS, MOST_PLANS, a->known_formats);
-        // The search for the least time may miss what the search for the least memory finds: a budget that a message names
-        // must fit.
-        if (found.count == 0) {
-            nearest = fit_find_nearest(a);
-            if (fit_is_within_space(&a->space, &nearest.host))
-                found = nearest.host;
-            else if (fit_is_within_space(&a->space, &nearest.device))
-                found = nearest.device;
-        }
+        const struct fit_found found = fit_search(&a->space, FIT_SECONDS, a->known_formats);
         chosen.count = found.count;
         chosen.plans = found.plans;
         for (int i = 0; i < found.count; i++)
             fit_outcome_text(a, &found.best[i], &found.outcome[i], chosen.best[i], sizeof chosen.best[i]);
+        if (found.count > 0)
+            fit_forced_choice_text(a, &found, chosen.forced, sizeof chosen.forced);
         if (found.gain.formats > 0)
             fit_outcome_text(a, &found.gain, &found.gain_estimate, chosen.gain, sizeof chosen.gain);
         if (found.count > 0)
             decision.choice = found.best[0];
         else
-            fit_no_choice_text(a, &nearest, limits, decision.problem, sizeof decision.problem);
+            fit_no_choice_text(a, limits, decision.problem, sizeof decision.problem);
     }
     if (parallel)
         control_broadcast(parallel->control, &decision, sizeof decision, "the choice of recomputation and offload",
@@ -355,7 +432,7 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
     if (*decision.problem)
         fail("%s", decision.problem);
     fit_keep(a, &decision.choice, own);
-    free(a);
+    fit_auto_close(a);
     chosen.search_s = seconds_now() - begin;
     return chosen;
 }

@@ -1,51 +1,25 @@
-// The search for the cheapest way to fit a training step into the device's and the host's memory: which layers are
-// recomputed, what is offloaded, in which formats.
+// The search for the cheapest way to fit a training step into the device's and the host's memory, among the choices of
+// run/fit_space.cuh. This file knows no model: what plans is a function of its caller.
 //
-// A choice's bytes and time are known by its plan, which takes milliseconds to a tenth of a second; there are millions
-// of choices. So they are estimated by what is linear in them, and the best by estimate are planned. A plan corrects the
-// estimates of its set: of all choices that offload the same kinds of buffers in the same formats. A set is settled when
-// no other choice of it is estimated to be better than one that was planned and fits. The search ends when the best sets
-// are settled, and no other is estimated to be better. This file knows no model: what plans is a function of its caller.
+// A choice's bytes and time are known by its plan, which takes a millisecond or more, and there are up to millions of
+// choices. All are estimated, and planned in the order of their estimates until the best is planned and fits. Estimates
+// of time are below the time of the plan, so that the choice that is found is the best of all; whether a choice fits
+// depends on its own estimate and plan, never on which others were planned. Hence more memory never leads to a slower
+// choice, and a budget that one search names is met by the next.
+//
+// Estimates are formulas, corrected by plans of each group of choices, those that offload the same kinds of buffers. These
+// plans are the same for all budgets.
 #pragma once
-#include <math.h>    // INFINITY, ceil, floor
-#include <stdbool.h> // bool
-#include <stdlib.h>  // calloc, free
-#include <string.h>  // memset, memcmp
-
-// One way to fit. recompute: k L + n, of L layers, on the ladder from nothing to all: the first n layers are of kind
-// k + 1, the others of kind k; layers: the first ones, whose activations are offloaded; percent: of the optimizer states,
-// offloaded; formats: index into the estimates of fit_space, 0: as asked for.
-struct fit_choice {
-    int recompute, layers, percent, gradients, weights, formats;
-};
-// What a choice takes: bytes of device and host memory, seconds of a step.
-struct fit_outcome {
-    double device, host, seconds;
-};
-enum { FIT_FORMATS_MOST = 8, FIT_KINDS_MOST = 64, FIT_BEST = 3, FIT_TRIES = 12, FIT_SETS_MOST = 16 * FIT_FORMATS_MOST };
-
-// What a search is over.
-struct fit_space {
-    struct fit_choice least, most; // the range of each member
-    int num_layers, kinds;         // kinds of layers, from the one that keeps all to the one that keeps its input
-    // Estimates: of one layer by kind, the bytes that it keeps and the seconds of its recomputation
-    double kept_bytes[FIT_KINDS_MOST], recompute_s[FIT_KINDS_MOST];
-    double compute_s; // of a micro-step without recomputation
-    double weights_bytes, gradients_bytes[FIT_FORMATS_MOST], states_bytes[FIT_FORMATS_MOST];
-    double update_s[FIT_FORMATS_MOST]; // without a bus
-    double bus;                        // bytes a second each way
-    double micro_steps;
-    // Limits, in bytes: device, host, and both together
-    double device, host, both;
-    // Plans a choice. `context` is the caller's.
-    struct fit_outcome (*plan)(void *context, const struct fit_choice *choice);
-    void *context;
-};
+#include "run/fit_space.cuh"       // struct fit_space, fit_formula
+#include "runtime/machine/error.h" // fail
+#include <stdlib.h>                // realloc, free
+#include <string.h>                // memset
 
 // What the search looks for, within the limits of what it does not minimise.
 enum fit_objective { FIT_SECONDS, FIT_DEVICE, FIT_HOST };
+enum { FIT_BEST = 3 };
 struct fit_found {
-    int count, plans; // of best, sorted; choices that were planned
+    int count, plans; // of best, sorted; plans that were made
     struct fit_choice best[FIT_BEST];
     struct fit_outcome outcome[FIT_BEST];
     // FIT_SECONDS: the formats that would gain most, where only formats 0 are allowed; 0: none
@@ -53,269 +27,411 @@ struct fit_found {
     struct fit_outcome gain_estimate;
 };
 
-// Finds the best choices of different sets, with at most `most_plans` plans. Ties go to what is lossless, then to what
-// offloads less. `known_formats`: how many formats there are estimates for; those from space->most.formats + 1 on are
-// only estimated, for `gain`.
-static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int most_plans,
-                                   int known_formats);
+// Finds the best choice, and the best of other sets: of those that offload other kinds of buffers, or have other formats.
+// Ties go to what is lossless, then to what offloads less. `known_formats`: how many formats there are estimates for; those
+// from space->most.formats + 1 on are only estimated, for `gain`.
+static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Estimates
 
-// All choices with the same formats, and the same kinds of buffers offloaded.
-struct fit_set {
-    struct fit_choice kind;         // layers and percent: 0 or 1
-    struct fit_outcome correction;  // plan less estimate, of the last plan
-    double margin;                  // bytes that limits are lowered by, where estimates fell short
-    struct fit_choice next, chosen; // the best by estimate; the best that was planned and fits
-    double next_value, value;       // their values; INFINITY: none
-    struct fit_outcome outcome;     // of `chosen`
-    struct fit_choice tried[FIT_TRIES];
-    int tries;
-    bool settled;
+enum {
+    FIT_GROUPS = 8 * FIT_FORMATS_MOST,
+    // Numbers of layers that are tried for a kind of layers, where no activations are offloaded, and for a kind and for the
+    // offloaded ones, where some are: of a deep model not each number. The states fill what that leaves free.
+    FIT_STEPS_PLAIN = 24,
+    FIT_STEPS_OFFLOADED = 12,
+    FIT_OTHERS_PLANS = 24 // for the best of other sets
+};
+// Estimates are lowered, so that they are below a plan's. Time: by shares of a micro-step and of what it waits for the bus,
+// which are larger while nothing is known of the group. Bytes: by what rounding adds.
+static const double FIT_FORMULA_SLACK = 0.12, FIT_FORMULA_EXPOSED_SLACK = 0.4, FIT_TIME_SLACK = 0.002,
+                    FIT_EXPOSED_SLACK = 0.02, FIT_ROUNDING = 4096;
+// The same for layers of two kinds, one of which may hide what the other waits for.
+static const double FIT_MIXED_EXPOSED_SLACK = 0.045, FIT_LAST_EXPOSED_SLACK = 0.2;
+
+// What plans have beside the formulas, by the kind of all layers: bytes, and a factor of a micro-step's time.
+struct fit_beside {
+    bool known[FIT_KINDS_MOST];
+    double device[FIT_KINDS_MOST], host[FIT_KINDS_MOST], slower[FIT_KINDS_MOST];
+};
+// Groups: whether gradients, weights and activations are offloaded, and in which format gradients are. FIT_GROUP_PLAIN
+// offloads none of the three.
+enum {
+    FIT_GROUP_GRADIENTS = 1,
+    FIT_GROUP_WEIGHTS = 2,
+    FIT_GROUP_LAYERS = 4,
+    FIT_GROUP_FORMATS = 8,
+    FIT_GROUP_PLAIN = 0
+};
+static int fit_group(const struct fit_space *s, const struct fit_choice *c) {
+    int formats = 0;
+    while (s->gradients_bytes[formats] != s->gradients_bytes[c->formats])
+        formats++;
+    return c->gradients * FIT_GROUP_GRADIENTS + c->weights * FIT_GROUP_WEIGHTS +
+           (c->layers > 0 ? FIT_GROUP_LAYERS : 0) + formats * FIT_GROUP_FORMATS;
+}
+
+// A search: the choices that may still be the best, and what was learned of groups.
+struct fit_queue {
+    const struct fit_space *space;
+    enum fit_objective objective;
+    struct fit_beside groups[FIT_GROUPS];
+    struct fit_node *nodes; // (count)
+    int count, capacity, plans;
 };
 
-static double fit_most(double a, double b) { return a > b ? a : b; }
+// A choice in the order of the search. What is known of it grows: the formula, the group's plans, its own plan without
+// and with placing.
+enum fit_known { FIT_BY_FORMULA, FIT_BY_GROUP, FIT_UNPLACED, FIT_PLANNED };
+struct fit_node {
+    struct fit_choice c;
+    enum fit_known known;
+    double device, host;  // its own plan's bytes beside the formula's
+    double seconds;       // its own plan's time beside the formula's
+    struct fit_outcome o; // estimated, or planned
+    double value;         // what is minimised; INFINITY: it is out
+};
 
-// Bytes that the first `layers` layers keep, and the seconds of all layers' recomputation.
-static double fit_kept_bytes(const struct fit_space *s, int recompute, int layers) {
-    const int k = recompute / s->num_layers, n = recompute % s->num_layers, first = layers < n ? layers : n;
-    return (first > 0 ? first * s->kept_bytes[k + 1] : 0) + (layers - first) * s->kept_bytes[k];
+static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
+    return s->micro_steps * e->micro_step_s + e->update_s;
 }
-static double fit_recompute_s(const struct fit_space *s, int recompute) {
-    const int k = recompute / s->num_layers, n = recompute % s->num_layers;
-    return (n > 0 ? n * s->recompute_s[k + 1] : 0) + (s->num_layers - n) * s->recompute_s[k];
+// The factor of a micro-step's time: between that of no offloaded layer and that of the most, nearer to the smaller.
+static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
+    const int group = fit_group(q->space, c);
+    const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
+    const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
+    return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
+}
+// Bytes of the device: where few layers are offloaded what no offloaded layer has beside the formula, where most are what is
+// on the way.
+static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
+    const int group = fit_group(q->space, c);
+    struct fit_choice most = *c;
+    most.layers = group & FIT_GROUP_LAYERS ? q->space->most.layers : 0;
+    return fit_larger(fit_formula(q->space, c).device + q->groups[group & ~FIT_GROUP_LAYERS].device[kind],
+                      fit_formula(q->space, &most).device + q->groups[group].device[kind]);
+}
+// Seconds of a step of which the bus hides everything: no plan takes less.
+static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choice *c) {
+    const struct fit_space *s = q->space;
+    const int L = s->num_layers, k = c->recompute / L, first = c->recompute % L;
+    const double *slower = q->groups[FIT_GROUP_PLAIN].slower;
+    double micro_step_s = s->head_s + L * (s->forward_s + s->backward_s) + (L - first) * s->recompute_s[k];
+    if (first > 0)
+        micro_step_s += first * s->recompute_s[k + 1];
+    micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
+    return s->micro_steps * micro_step_s + s->update_s[c->formats];
+}
+// Seconds by which an estimate by a group's plans is lowered. What is peculiar to the last offloaded layer counts more where
+// few are offloaded.
+static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
+    double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
+    if (c->layers > 0)
+        exposed += FIT_LAST_EXPOSED_SLACK / c->layers;
+    return s->micro_steps * (FIT_TIME_SLACK * e->micro_step_s + exposed * e->exposed_s);
+}
+// Estimates a choice by what is known of it. A plan of its own raises the bytes that its group leads to, and does not lower
+// them: what a choice needs must not depend on which choices were planned.
+static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct fit_node *n) {
+    const struct fit_space *s = q->space;
+    const int k = n->c.recompute / s->num_layers;
+    const bool mixed = n->c.recompute % s->num_layers > 0;
+    const struct fit_estimate e = fit_formula(s, &n->c);
+    // A group that nothing is known of takes no less than the one that offloads no buffers.
+    const struct fit_beside *b = &q->groups[n->known == FIT_BY_FORMULA ? FIT_GROUP_PLAIN : fit_group(q->space, &n->c)];
+    struct fit_outcome o = {e.device + b->device[k], e.host + b->host[k], fit_step_s(s, &e)};
+    if (n->known > FIT_BY_FORMULA)
+        o.device = fit_device_bytes(q, &n->c, k);
+    if (n->known == FIT_BY_GROUP) {
+        double slower = fit_slower(q, &n->c, k);
+        if (mixed && fit_slower(q, &n->c, k + 1) < slower)
+            slower = fit_slower(q, &n->c, k + 1);
+        o.seconds += s->micro_steps * e.micro_step_s * (slower - 1);
+    }
+    if (n->known == FIT_BY_FORMULA)
+        o.seconds -= s->micro_steps * (FIT_FORMULA_SLACK * e.micro_step_s + FIT_FORMULA_EXPOSED_SLACK * e.exposed_s);
+    else
+        o.seconds -= fit_slack_s(s, &n->c, &e);
+    o.seconds = fit_larger(o.seconds, fit_without_bus_s(q, &n->c));
+    if (n->known >= FIT_UNPLACED) {
+        o.device = fit_larger(o.device, e.device + n->device);
+        o.host = fit_larger(o.host, e.host + n->host);
+        o.seconds = fit_step_s(s, &e) + n->seconds;
+    }
+    return o;
 }
 
-// Seconds for which the copies of offloaded activations outlast a pass's computation, layer by layer.
-static double fit_exposed_s(const struct fit_space *s, const struct fit_choice *c, double pass_s) {
-    const int k = c->recompute / s->num_layers, n = c->recompute % s->num_layers, first = c->layers < n ? c->layers : n;
-    const double layer_s = pass_s / s->num_layers;
-    return (first > 0 ? first * fit_most(s->kept_bytes[k + 1] / s->bus - layer_s, 0) : 0) +
-           (c->layers - first) * fit_most(s->kept_bytes[k] / s->bus - layer_s, 0);
+// Plans a choice of a group whose layers are all of one kind.
+static void fit_learn(struct fit_queue *q, int group, int kind) {
+    const struct fit_space *s = q->space;
+    struct fit_beside *b = &q->groups[group];
+    struct fit_choice c = s->least;
+    if (b->known[kind])
+        return;
+    c.formats = group / FIT_GROUP_FORMATS;
+    c.gradients = (group & FIT_GROUP_GRADIENTS) > 0;
+    c.weights = (group & FIT_GROUP_WEIGHTS) > 0;
+    c.layers = group & FIT_GROUP_LAYERS ? s->most.layers : 0;
+    c.recompute = kind * s->num_layers;
+    const struct fit_estimate e = fit_formula(s, &c);
+    const struct fit_outcome o = s->plan(s->context, &c, false);
+    b->device[kind] = o.device - e.device - FIT_ROUNDING;
+    b->host[kind] = o.host - e.host - FIT_ROUNDING;
+    b->slower[kind] = (o.seconds - e.update_s) / (s->micro_steps * e.micro_step_s);
+    b->known[kind] = true;
+    q->plans++;
+}
+// The number of kinds of layers of a choice: the first one's, and the next.
+static int fit_kinds(const struct fit_space *s, const struct fit_choice *c) {
+    return 1 + (c->recompute % s->num_layers > 0);
+}
+// Whether what the estimate of a choice reads of groups is known, and its learning.
+static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
+    bool known = true;
+    for (int i = k; i < k + n; i++)
+        known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
+    return known;
+}
+static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
+    for (int i = k; i < k + n; i++) {
+        fit_learn(q, group & ~FIT_GROUP_LAYERS, i);
+        fit_learn(q, group, i);
+    }
 }
 
-static struct fit_outcome fit_estimate(const struct fit_space *s, const struct fit_choice *c,
-                                       const struct fit_outcome *correction) {
-    struct fit_outcome e;
-    const double away = fit_kept_bytes(s, c->recompute, c->layers), g = s->gradients_bytes[c->formats],
-                 states = s->states_bytes[c->formats], part = states * c->percent / 100;
-    e.host = away + c->gradients * g + c->weights * s->weights_bytes + part;
-    e.device = fit_kept_bytes(s, c->recompute, s->num_layers) + g + s->weights_bytes + states - e.host;
-    const double weights = c->weights * s->weights_bytes, gradients = c->gradients * g;
-    const double forward = fit_most(s->compute_s / 3 + fit_exposed_s(s, c, s->compute_s / 3), weights / s->bus),
-                 compute = s->compute_s * 2 / 3 + fit_recompute_s(s, c->recompute),
-                 backward = fit_most(compute + fit_exposed_s(s, c, compute), (away + weights + gradients) / s->bus),
-                 update = fit_most(s->update_s[c->formats], (part + weights + gradients) / s->bus);
-    e.seconds = s->micro_steps * (forward + backward) + update;
-    e.device += correction->device;
-    e.host += correction->host;
-    e.seconds += correction->seconds;
-    return e;
-}
+// ---------------------------------------------------------------------------------------------------------------------
+// Choices
 
-// What is minimised. A lossy format must gain 2 % of the time; offloading everything costs a thousandth.
+static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
+    return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
+           (objective != FIT_SECONDS || o->device + o->host <= s->both);
+}
+// What is minimised. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are the same, so that
+// rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
-    const double offloaded = o->host / fit_most(o->host + o->device, 1);
     switch (objective) {
-    case FIT_SECONDS: return o->seconds * (1 + 0.02 * c->formats + 0.001 * offloaded);
+    case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));
     case FIT_DEVICE: return o->device;
     case FIT_HOST: return o->host;
     }
     return INFINITY;
 }
-static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, double margin,
-                     enum fit_objective objective) {
-    return (objective == FIT_DEVICE || o->device <= s->device - margin) &&
-           (objective == FIT_HOST || o->host <= s->host) &&
-           (objective != FIT_SECONDS || o->device + o->host <= s->both - margin);
-}
 
-static bool fit_was_tried(const struct fit_set *set, const struct fit_choice *c) {
-    for (int i = 0; i < set->tries; i++)
-        if (memcmp(&set->tried[i], c, sizeof *c) == 0)
-            return true;
-    return false;
-}
-
-// The percentage of the states that a choice with a given remainder needs, or may have.
-static int fit_percent(const struct fit_space *s, const struct fit_set *set, struct fit_choice c, int least, int most,
-                       enum fit_objective objective) {
-    c.percent = 0;
-    const struct fit_outcome none = fit_estimate(s, &c, &set->correction);
-    const double states = fit_most(s->states_bytes[c.formats], 1);
-    if (objective == FIT_DEVICE) {
-        const double room = floor(100 * (s->host - none.host) / states);
-        return room >= most ? most : room > least ? (int)room : least;
+// The least percentage in [least, most] that offloads `bytes` more than the least; most + 1: none does.
+static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
+    int first = least, end = most + 1;
+    while (first < end) {
+        const int middle = (first + end) / 2;
+        if (states_bytes[middle] - states_bytes[least] >= bytes)
+            end = middle;
+        else
+            first = middle + 1;
     }
-    const double need = ceil(100 * (none.device - s->device + set->margin) / states);
-    return need <= least ? least : need < most ? (int)need : most;
+    return first;
+}
+// Sets the percentage in [least, most] with which a choice, by its estimate, fits: the least, or for the least of the device's
+// memory the most; then the estimate and the value, which is INFINITY where no percentage fits.
+static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int least, int most) {
+    const struct fit_space *s = q->space;
+    const double *states_bytes = s->states_bytes[n->c.formats];
+    n->value = INFINITY;
+    if (least > most)
+        return;
+    n->c.percent = least;
+    n->o = fit_estimate(q, n);
+    if (q->objective == FIT_DEVICE) {
+        const int beyond = fit_percent_of(states_bytes, least, most, s->host - n->o.host);
+        const bool all = beyond > most || states_bytes[beyond] - states_bytes[least] == s->host - n->o.host;
+        n->c.percent = beyond > most ? most : all || beyond == least ? beyond : beyond - 1;
+    } else {
+        const int enough = fit_percent_of(states_bytes, least, most, n->o.device - s->device);
+        n->c.percent = enough > most ? most : enough;
+    }
+    n->o = fit_estimate(q, n);
+    if (fit_fits(s, &n->o, q->objective))
+        n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
-// The least that is worth to be a set's own: what was asked for, else 1 or `some`.
-static int fit_least(int least, int most, int some) {
-    const int wanted = least > 0 ? least : some > 1 ? some : 1;
-    return wanted < most ? wanted : most;
+// Sets the percentage among those of the choice's set: 0, or all others.
+static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
+    const struct fit_space *s = q->space;
+    if (n->c.percent > 0)
+        fit_set_percent(q, n, s->least.percent > 1 ? s->least.percent : 1, s->most.percent);
+    else
+        fit_set_percent(q, n, 0, 0);
+}
+// Whether two choices are of the same set: offload the same kinds of buffers in the same formats.
+static bool fit_same_set(const struct fit_choice *a, const struct fit_choice *b) {
+    return a->formats == b->formats && a->gradients == b->gradients && a->weights == b->weights &&
+           (a->percent > 0) == (b->percent > 0) && (a->layers > 0) == (b->layers > 0);
 }
 
-// Finds the set's best choice by estimate.
-static void fit_propose(const struct fit_space *s, struct fit_set *set, enum fit_objective objective) {
-    const struct fit_choice *kind = &set->kind;
-    const int some = objective == FIT_SECONDS ? 5 : 1;
-    const int layers_least = kind->layers ? fit_least(s->least.layers, s->most.layers, some * s->num_layers / 80) : 0;
-    const int percent_least = kind->percent ? fit_least(s->least.percent, s->most.percent, some) : 0;
-    struct fit_choice c = *kind;
-    set->next_value = INFINITY;
-    for (c.recompute = s->least.recompute; c.recompute <= s->most.recompute; c.recompute++)
-        for (c.layers = layers_least; c.layers <= (kind->layers ? s->most.layers : 0); c.layers++) {
-            c.percent = kind->percent ? fit_percent(s, set, c, percent_least, s->most.percent, objective) : 0;
-            const struct fit_outcome e = fit_estimate(s, &c, &set->correction);
-            const double value = fit_value(&c, &e, objective);
-            if (value < set->next_value && fit_fits(s, &e, set->margin, objective)) {
-                set->next = c;
-                set->next_value = value;
-            }
+// The next of the values from least to most that are tried, about `steps` and both ends.
+static int fit_next_value(int value, int least, int most, int steps) {
+    const int step = (most - least + steps - 1) / steps, next = value + (step > 0 ? step : 1);
+    return value < most && next > most ? most : next;
+}
+
+// Adds a choice, with a percentage of its own, unless it does not fit by its estimate.
+static void fit_add(struct fit_queue *q, struct fit_choice c) {
+    struct fit_node n;
+    if (q->count == q->capacity) {
+        q->capacity = q->capacity > 0 ? 2 * q->capacity : 4096;
+        q->nodes = (struct fit_node *)realloc(q->nodes, (size_t)q->capacity * sizeof *q->nodes);
+        if (!q->nodes)
+            fail("out of memory for the search of what fits");
+    }
+    memset(&n, 0, sizeof n);
+    n.c = c;
+    n.known = fit_is_known(q, &c) ? FIT_BY_GROUP : FIT_BY_FORMULA;
+    fit_set_any_percent(q, &n);
+    if (n.value < INFINITY)
+        q->nodes[q->count++] = n;
+}
+// Adds the choices of a set that differ in what is recomputed and in how many layers are offloaded.
+static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
+    const struct fit_space *s = q->space;
+    const int L = s->num_layers, layers = c.layers, steps = layers ? FIT_STEPS_OFFLOADED : FIT_STEPS_PLAIN;
+    const int least = !layers ? 0 : s->least.layers > 1 ? s->least.layers : 1, most = layers ? s->most.layers : 0;
+    for (int k = 0; k < s->kinds - 1 || k == 0; k++)
+        for (int first = k > 0; first <= (s->kinds > 1 ? L : 0); first = fit_next_value(first, 0, L, steps)) {
+            c.recompute = k * L + first;
+            for (c.layers = least; c.layers <= most;
+                 c.layers = fit_next_value(c.layers, least, most, FIT_STEPS_OFFLOADED))
+                if (c.recompute >= s->least.recompute && c.recompute <= s->most.recompute)
+                    fit_add(q, c);
         }
 }
-
-// Fills in all sets that the space allows; returns their number.
-static int fit_sets(const struct fit_space *s, struct fit_set sets[FIT_SETS_MOST], int formats_least,
-                    int formats_most) {
-    int count = 0;
+// Adds the choices of all sets with formats [first, last].
+static void fit_add_sets(struct fit_queue *q, int first, int last) {
+    const struct fit_space *s = q->space;
     struct fit_choice c;
     memset(&c, 0, sizeof c);
-    for (c.formats = formats_least; c.formats <= formats_most; c.formats++)
+    for (c.formats = first; c.formats <= last; c.formats++)
         for (c.gradients = s->least.gradients; c.gradients <= s->most.gradients; c.gradients++)
             for (c.weights = s->least.weights; c.weights <= s->most.weights; c.weights++)
                 for (c.percent = s->least.percent > 0; c.percent <= (s->most.percent > 0); c.percent++)
-                    for (c.layers = s->least.layers > 0; c.layers <= (s->most.layers > 0); c.layers++) {
-                        memset(&sets[count], 0, sizeof sets[count]);
-                        sets[count].kind = c;
-                        sets[count++].value = INFINITY;
-                    }
-    return count;
+                    for (c.layers = s->least.layers > 0; c.layers <= (s->most.layers > 0); c.layers++)
+                        fit_add_set(q, c);
 }
 
-// Plans the set's next choice and corrects the estimates by it.
-static void fit_try(const struct fit_space *s, struct fit_set *set, enum fit_objective objective) {
-    const struct fit_outcome zero = {0, 0, 0};
-    const struct fit_choice c = set->next;
-    const struct fit_outcome raw = fit_estimate(s, &c, &zero), o = s->plan(s->context, &c);
-    const double value = fit_value(&c, &o, objective);
-    set->correction.device = o.device - raw.device;
-    set->correction.host = o.host - raw.host;
-    set->correction.seconds = o.seconds - raw.seconds;
-    set->tried[set->tries++] = c;
-    if (fit_fits(s, &o, 0, objective) && value < set->value) {
-        set->chosen = c;
-        set->value = value;
-        set->outcome = o;
-    }
-    fit_propose(s, set, objective);
-    // Estimates that lead back to a choice that was planned, and is not as good, fall short: more room is asked for.
-    for (int i = 0; i < 8 && set->next_value < 0.998 * set->value && fit_was_tried(set, &set->next); i++) {
-        set->margin += 0.01 * s->device;
-        fit_propose(s, set, objective);
-    }
-    set->settled = set->next_value == INFINITY || set->tries == FIT_TRIES || fit_was_tried(set, &set->next) ||
-                   set->next_value > 0.998 * set->value;
-}
+// ---------------------------------------------------------------------------------------------------------------------
+// The search
 
-// The formats beyond those that are allowed that would gain most, by the estimates for what the best choice offloads.
-static void fit_estimate_gain(const struct fit_space *s, const struct fit_set *best, int known_formats,
-                              struct fit_found *found) {
-    struct fit_space lossy = *s;
-    double least = best->value;
-    lossy.most.formats = known_formats - 1;
-    struct fit_set *sets = (struct fit_set *)calloc(FIT_SETS_MOST, sizeof *sets);
-    const int count = sets ? fit_sets(&lossy, sets, s->most.formats + 1, known_formats - 1) : 0;
-    for (int i = 0; i < count; i++) {
-        sets[i].correction = best->correction;
-        fit_propose(&lossy, &sets[i], FIT_SECONDS);
-        if (sets[i].next_value < least) {
-            least = sets[i].next_value;
-            found->gain = sets[i].next;
-            found->gain_estimate = fit_estimate(s, &sets[i].next, &sets[i].correction);
-        }
-    }
-    free(sets);
-}
-
-// The set that a choice belongs to, of `count`.
-static struct fit_set *fit_set_of(struct fit_set *sets, int count, const struct fit_choice *c) {
-    for (int i = 0; i < count; i++) {
-        const struct fit_choice *kind = &sets[i].kind;
-        if (kind->formats == c->formats && kind->gradients == c->gradients && kind->weights == c->weights &&
-            kind->percent == (c->percent > 0) && kind->layers == (c->layers > 0))
-            return &sets[i];
-    }
-    return &sets[0];
-}
-
-// A search whose first plan, which corrects all sets, is of the choice `from`.
-static struct fit_found fit_search_from(const struct fit_space *s, const struct fit_choice *from,
-                                        enum fit_objective objective, int most_plans, int known_formats) {
-    struct fit_found found;
-    struct fit_set *sets = (struct fit_set *)calloc(FIT_SETS_MOST, sizeof *sets), *first = NULL;
-    memset(&found, 0, sizeof found);
-    if (!sets)
-        return found;
-    const int count = fit_sets(s, sets, s->least.formats, s->most.formats);
-    struct fit_set *begin = fit_set_of(sets, count, from);
-    begin->next = *from;
-    fit_try(s, begin, objective);
-    found.plans = 1;
-    for (int i = 0; i < count; i++)
-        if (&sets[i] != begin) {
-            sets[i].correction = begin->correction;
-            fit_propose(s, &sets[i], objective);
-        }
-    while (found.count < FIT_BEST) {
-        struct fit_set *set = NULL;
-        double least = INFINITY;
-        for (int i = 0; i < count; i++) {
-            const double value = sets[i].settled ? sets[i].value : fmin(sets[i].value, sets[i].next_value);
-            if (value < least) {
-                least = value;
-                set = &sets[i];
-            }
-        }
-        if (!set)
-            break;
-        if (!set->settled && found.plans < most_plans) {
-            fit_try(s, set, objective);
-            found.plans++;
+// Learns what a node's group has beside the formulas, and corrects all nodes of which that is known then.
+static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
+    const struct fit_choice c = of->c;
+    fit_learn_all(q, &c);
+    for (int i = 0; i < q->count; i++) {
+        struct fit_node *n = &q->nodes[i];
+        if (n->known != FIT_BY_FORMULA || n->value == INFINITY || !fit_is_known(q, &n->c))
             continue;
-        }
-        if (set->value < INFINITY) {
-            first = first ? first : set;
-            found.best[found.count] = set->chosen;
-            found.outcome[found.count++] = set->outcome;
-        }
-        set->settled = true;
-        set->value = INFINITY;
-        set->next_value = INFINITY;
+        n->known = FIT_BY_GROUP;
+        fit_set_any_percent(q, n);
     }
-    if (first && objective == FIT_SECONDS && known_formats > s->most.formats + 1) {
-        first->value = fit_value(&found.best[0], &found.outcome[0], objective);
-        fit_estimate_gain(s, first, known_formats, &found);
-    }
-    free(sets);
-    return found;
 }
 
-// What a plan has beside its estimate differs between the choice that offloads nothing and one that barely fits: where
-// the first finds nothing, the leanest choice is where the estimates are corrected.
-static struct fit_found fit_search(const struct fit_space *s, enum fit_objective objective, int most_plans,
-                                   int known_formats) {
-    struct fit_found found = fit_search_from(s, &s->least, objective, most_plans, known_formats);
-    if (found.count > 0 || objective != FIT_SECONDS)
-        return found;
-    const struct fit_found lean = fit_search_from(s, &s->least, FIT_DEVICE, most_plans, 0);
-    const int plans = found.plans + lean.plans;
-    if (lean.count > 0 && fit_fits(s, &lean.outcome[0], 0, objective))
-        found = fit_search_from(s, &lean.best[0], objective, most_plans, known_formats);
+// The node of the smallest value, of equal ones the one that offloads least; NULL: there is none.
+static struct fit_node *fit_next(const struct fit_queue *q) {
+    struct fit_node *next = NULL;
+    for (int i = 0; i < q->count; i++) {
+        struct fit_node *n = &q->nodes[i];
+        if (n->value < INFINITY &&
+            (!next || n->value < next->value || (n->value == next->value && n->o.host < next->o.host)))
+            next = n;
+    }
+    return next;
+}
+
+// Plans a node's choice, first without placing. Where it does not fit, another percentage is chosen by what the plan says.
+static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
+    const struct fit_space *s = q->space;
+    const bool placed = n->known >= FIT_UNPLACED;
+    const struct fit_estimate e = fit_formula(s, &n->c);
+    const struct fit_outcome by_group = fit_estimate(q, n), o = s->plan(s->context, &n->c, placed);
+    const int percent = n->c.percent;
+    q->plans++;
+    n->device = o.device - e.device - FIT_ROUNDING;
+    n->host = o.host - e.host - FIT_ROUNDING;
+    n->seconds = o.seconds - fit_step_s(s, &e);
+    n->known = placed ? FIT_PLANNED : FIT_UNPLACED;
+    n->o = o;
+    if (q->objective != FIT_SECONDS) { // a budget that is named is what a search with it asks for
+        n->o.device = fit_larger(o.device, ceil(by_group.device));
+        n->o.host = fit_larger(o.host, ceil(by_group.host));
+    }
+    n->value = fit_value(&n->c, &n->o, q->objective);
+    if (fit_fits(s, &o, q->objective))
+        return;
+    n->known = FIT_UNPLACED;
+    if (percent == 0)
+        n->value = INFINITY;
+    else if (q->objective == FIT_DEVICE)
+        fit_set_percent(q, n, s->least.percent > 1 ? s->least.percent : 1, percent - 1);
     else
-        found.plans = 0;
-    found.plans += plans;
+        fit_set_percent(q, n, percent + 1, s->most.percent);
+}
+
+// The formats [first, last], which are not allowed, that would gain most over `value`, by estimates of what is known of.
+static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
+    const struct fit_space *s = q->space;
+    q->count = 0;
+    fit_add_sets(q, first, last);
+    for (int i = 0; i < q->count; i++) {
+        struct fit_node *n = &q->nodes[i];
+        const struct fit_estimate e = fit_formula(s, &n->c);
+        n->o.seconds += fit_slack_s(s, &n->c, &e);
+        const double gained = fit_value(&n->c, &n->o, FIT_SECONDS);
+        if (n->known == FIT_BY_GROUP && gained < value) {
+            value = gained;
+            found->gain = n->c;
+            found->gain_estimate = n->o;
+        }
+    }
+}
+
+// Takes the node, which is planned, as the best of its set.
+static void fit_take(struct fit_queue *q, const struct fit_node *n, struct fit_found *found) {
+    const struct fit_choice c = n->c;
+    found->best[found->count] = c;
+    found->outcome[found->count++] = n->o;
+    for (int i = 0; i < q->count; i++)
+        if (fit_same_set(&q->nodes[i].c, &c))
+            q->nodes[i].value = INFINITY;
+}
+
+static struct fit_found fit_search(const struct fit_space *s, enum fit_objective objective, int known_formats) {
+    struct fit_found found;
+    struct fit_queue q;
+    double best = INFINITY;
+    int most_plans = 0; // once the best is found
+    memset(&found, 0, sizeof found);
+    memset(&q, 0, sizeof q);
+    q.space = s;
+    q.objective = objective;
+    for (int k = 0; k < s->kinds; k++)
+        fit_learn(&q, FIT_GROUP_PLAIN, k);
+    fit_add_sets(&q, s->least.formats, s->most.formats);
+    while (found.count < FIT_BEST && (found.count == 0 || q.plans < most_plans)) {
+        struct fit_node *n = fit_next(&q);
+        if (!n)
+            break;
+        if (n->known == FIT_BY_FORMULA) {
+            fit_correct(&q, n);
+        } else if (n->known == FIT_PLANNED) {
+            best = n->value < best ? n->value : best;
+            fit_take(&q, n, &found);
+            most_plans = found.count == 1 ? q.plans + FIT_OTHERS_PLANS : most_plans;
+        } else {
+            fit_plan_node(&q, n);
+        }
+    }
+    found.plans = q.plans;
+    if (found.count > 0 && objective == FIT_SECONDS)
+        fit_estimate_gain(&q, s->most.formats + 1, known_formats - 1, best, &found);
+    free(q.nodes);
     return found;
 }

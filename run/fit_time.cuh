@@ -6,6 +6,7 @@
 // slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
 #include "config_fit.h"        // config_main_bytes
+#include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/planned_gpu.cuh" // planned_gpu
 #include "run/utilisation.cuh" // measure_matmul
@@ -26,8 +27,8 @@ struct fit_time {
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // The rates of this machine's device, or of the GPU that --plan-gpu names: by data sheets; of a real run on other
-// devices measured, for which device memory is allocated and freed again. An unknown name ends the program.
-static struct fit_rates fit_rates_of(const struct config *c, struct device *dev);
+// devices measured, in `room` bytes or fewer of memory, which are freed again. An unknown name ends the program.
+static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates
@@ -58,24 +59,26 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
     return r;
 }
-// Flop/s that are measured here.
-static double fit_measure_flops(const struct config *c, struct device *dev) {
-    const size_t bytes = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev);
+// Flop/s that are measured here; 0: the room is too small to tell.
+static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
+    const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
     const double flops = measure_matmul(memory, bytes, c->seed, dev);
     device_free(memory, bytes);
     return flops;
 }
-static double fit_measure_bus(struct device *dev) {
+static double fit_measure_bus(size_t room, struct device *dev) {
+    const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
+    const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
     struct transfers transfers;
     double gbps[TRANSFER_DIRECTIONS];
     transfers_open(&transfers, 0, dev);
-    transfers_measure(&transfers, dev, gbps);
+    transfers_measure(&transfers, dev, bytes, gbps);
     transfers_close(&transfers, dev);
     return 1e9 * (gbps[0] < gbps[1] ? gbps[0] : gbps[1]);
 }
 
-static struct fit_rates fit_rates_of(const struct config *c, struct device *dev) {
+static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev) {
     struct fit_rates r;
     char name[256];
     const struct gpu_peak *gpu = planned_gpu(c);
@@ -94,19 +97,21 @@ static struct fit_rates fit_rates_of(const struct config *c, struct device *dev)
     }
     if (fit_sheet_flops(gpu) > 0)
         r = fit_rates_of_gpu(gpu);
-    else if (c->plan) {
+    else if (!c->plan) {
+        r.flops = fit_measure_flops(c, room, dev);
+        snprintf(r.source, sizeof r.source, "a matmul measured");
+    }
+    if (r.flops == 0) {
         r.flops = FIT_CPU_FLOPS * dev->threads / 2;
         r.traffic = FIT_CPU_TRAFFIC * dev->threads / 2;
         snprintf(r.source, sizeof r.source, "a CPU's %d threads, about", dev->threads);
-    } else {
-        r.flops = fit_measure_flops(c, dev);
+    } else if (r.traffic == 0) {
         r.traffic = r.flops / fit_flops_per_byte(dev);
-        snprintf(r.source, sizeof r.source, "a matmul of %d measured", (int)DEVICE_PEAK_MATMUL);
     }
     if (c->bus_gbps > 0)
         r.bus = 1e9 * c->bus_gbps;
     else if (!c->plan)
-        r.bus = fit_measure_bus(dev);
+        r.bus = fit_measure_bus(room, dev);
     else if (r.bus == 0)
         r.bus = r.traffic / 2; // copies within the host's memory
     return r;
@@ -135,22 +140,52 @@ static double fit_group_cost(const struct gpt *m, const char *phase, double flop
            : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward
                                                        : 0;
 }
+// Phases in a row of one group; other phases may interrupt a group.
+struct fit_run {
+    int begin, end;
+    size_t chars; // of the group's name
+};
+// runs = those of phases [first, end); returns their number.
+static int fit_list_runs(const struct plan *plan, int first, int end, struct fit_run *runs) {
+    int count = 0;
+    for (int p = first; p < end; p = runs[count++].end) {
+        struct fit_run *run = &runs[count];
+        run->begin = p;
+        run->chars = strcspn(plan->phases[p], ":");
+        for (run->end = p + 1; run->end < end; run->end++)
+            if (strncmp(plan->phases[run->end], plan->phases[p], run->chars + 1) != 0)
+                break;
+    }
+    return count;
+}
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
+    const struct plan *plan = &m->timeline.plan;
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
+    struct fit_run *runs = (struct fit_run *)plan_allocate((size_t)(end - first) + 1, sizeof *runs);
     const double tokens = (double)m->config.micro_batch_size * m->config.seq_length;
-    for (int p = first, next; p < end; p = next) {
-        const char *name = m->timeline.plan.phases[p];
-        const size_t chars = strcspn(name, ":");
-        for (next = p + 1; next < end && strncmp(m->timeline.plan.phases[next], name, chars + 1) == 0; next++)
-            continue;
-        int count = 0; // other phases may interrupt a group
-        for (int q = first; q < end; q++)
-            count += strncmp(m->timeline.plan.phases[q], name, chars + 1) == 0;
-        for (int q = p; q < next; q++)
-            cost_s[q - first] = fit_group_cost(m, name, r->flops / r->traffic) * tokens / r->flops / count;
+    const int num_runs = fit_list_runs(plan, first, end, runs);
+    for (int i = 0; i < num_runs; i++) {
+        const char *name = plan->phases[runs[i].begin];
+        const double cost = fit_group_cost(m, name, r->flops / r->traffic);
+        int count = 0;
+        for (int k = 0; k < num_runs && cost > 0; k++)
+            if (strncmp(plan->phases[runs[k].begin], name, runs[i].chars + 1) == 0)
+                count += runs[k].end - runs[k].begin;
+        for (int p = runs[i].begin; p < runs[i].end && cost > 0; p++)
+            cost_s[p - first] = cost * tokens / r->flops / count;
     }
+    free(runs);
     return cost_s;
+}
+
+// The bus of a plan's copies.
+static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
+    const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
+    struct fit_bus bus = {r->bus, 0, PIECE_BYTES};
+    if (!device_is_gpu(m->dev)) // a CPU copies by itself
+        bus.copy_s = 2 / r->traffic;
+    return bus;
 }
 
 // Seconds of phases [first, end).
@@ -158,6 +193,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
     double *done_s = (double *)plan_allocate((size_t)plan->transfer_count + 1, sizeof *done_s);
+    const double copy_s = fit_bus_of(m, r).copy_s;
     double clock_s = 0, free_s[TRANSFER_DIRECTIONS] = {0, 0};
     int next = 0, waiting = 0; // transfers are in the order in which they begin; all before `waiting` were waited for
     *compute_s = 0;
@@ -176,8 +212,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
             double *bus_s = &free_s[t->direction];
             *bus_s = (*bus_s > clock_s ? *bus_s : clock_s) + (double)t->bytes / r->bus;
             done_s[next] = *bus_s;
-            if (!device_is_gpu(m->dev)) // a CPU copies by itself
-                clock_s += 2 * (double)t->bytes / r->traffic;
+            clock_s += copy_s * (double)t->bytes;
             if (t->waited_phase == p && done_s[next] > clock_s)
                 clock_s = done_s[next];
         }
@@ -207,7 +242,7 @@ static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
 }
 
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *r) {
-    const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
+    const struct fit_bus bus = fit_bus_of(m, r);
     const struct plan *plan = &m->timeline.plan;
     const int first = m->timeline.region_first[REGION_MICRO_STEP], update = m->timeline.region_first[REGION_UPDATE];
     struct fit_time time;
@@ -224,13 +259,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     for (int i = 0; i < plan->transfer_count; i++)
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
-    time.update_s = fit_update_s(m, r);
-    if (!device_is_gpu(m->dev))
-        time.update_s += 2 * (moved[0] + moved[1]) / r->traffic;
-    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        time.update_s = moved[d] / r->bus > time.update_s ? moved[d] / r->bus : time.update_s;
-    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        time.update_s += (moved[d] < PIECE_BYTES ? moved[d] : PIECE_BYTES) / r->bus;
+    time.update_s = fit_update_on_bus_s(fit_update_s(m, r), moved[TRANSFER_TO_HOST], moved[TRANSFER_TO_DEVICE], &bus);
     gpt_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];

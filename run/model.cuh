@@ -36,8 +36,8 @@ static void plan_staging(struct gpt *m) {
     m->host_requests_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Makes the memory plan: runs the timeline in planning mode and places the buffers. Allocates no memory of the model.
-static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
+// Records the memory plan: runs the timeline in planning mode. Allocates no memory of the model.
+static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
     timeline_begin_planning(&m->timeline, m->dev);
@@ -91,7 +91,6 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     }
     m->timeline.planning = false;
     m->micro_step = 0;
-    plan_place(plan);
 }
 
 // Sets the bytes that a training step copies between device and host in each direction.
@@ -130,7 +129,6 @@ static int64_t loss_chunk(const struct config *c, int Vp, const struct device *d
     return chunk < N ? chunk : N;
 }
 
-// Makes a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
 static struct zero_options zero_options_of(const struct config *c) {
     struct zero_options options = {c->offload_weights, c->offload_gradients, FORMAT_FP32, c->seed};
     switch (c->main_grads_dtype) {
@@ -153,7 +151,8 @@ static int lowest_trained(const struct parameters *table) {
     }
     return lowest;
 }
-static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
+// A model whose plan is recorded and not placed.
+static struct gpt *gpt_record(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
     if (!m)
@@ -195,8 +194,15 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     }
     // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no
     // frozen parameters, which are in a checkpoint unless it is one of adapters.
-    gpt_make_plan(m, m->trains && config->checkpoint_async && !*config->freeze && config->checkpoint_every > 0 &&
-                         config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
+    gpt_record_plan(m, m->trains && config->checkpoint_async && !*config->freeze && config->checkpoint_every > 0 &&
+                           config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
+    return m;
+}
+// Makes a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
+static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
+                              enum attention_backend backend, struct device *dev) {
+    struct gpt *m = gpt_record(config, policy, backend, dev);
+    plan_place(&m->timeline.plan);
     return m;
 }
 

@@ -179,7 +179,7 @@ static void plan_model(struct run *r) {
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->plan || (c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
-        r->rates = fit_rates_of(c, &r->dev);
+        r->rates = fit_rates_of(c, c->plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
     if (c->recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);

@@ -31,6 +31,19 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
+// operands (count) = noise, made a piece at a time, since this memory is beside what is planned.
+static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct device *dev) {
+    const int64_t PIECE = 1 << 16;
+    floatX *noise = (floatX *)host_allocate((size_t)PIECE * sizeof *noise, dev);
+    for (int64_t first = 0; first < count; first += PIECE) {
+        const int64_t n = count - first < PIECE ? count - first : PIECE;
+        for (int64_t i = 0; i < n; i++)
+            noise[i] = to_floatX(random_uniform(seed, 1, (uint64_t)(first + i)) - 0.5f);
+        device_upload(operands + first, noise, (size_t)n * sizeof *noise, dev);
+        device_synchronize(dev);
+    }
+    host_free(noise);
+}
 // Measures the rate, in flop/s, of the largest square matmul that fits `bytes` of device memory, which are overwritten:
 // the peak for MFU where the hardware's own is not known, as on every CPU. The result is a lower bound of the peak:
 // other work may have slowed the matmul, little memory allows only a small one, and attention's kernels may be faster
@@ -43,12 +56,7 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     if (measured_matmul_bytes(n, dev) > bytes)
         return 0;
     floatX *out = (floatX *)memory, *in = out + (size_t)n * n, *weight = in + (size_t)n * n;
-    floatX *noise = (floatX *)host_allocate(2 * (size_t)n * n * sizeof *noise, dev);
-    for (int64_t i = 0; i < 2 * (int64_t)n * n; i++)
-        noise[i] = to_floatX(random_uniform(seed, 1, (uint64_t)i) - 0.5f);
-    device_upload(in, noise, 2 * (size_t)n * n * sizeof *noise, dev);
-    device_synchronize(dev);
-    host_free(noise);
+    measure_fill(in, 2 * (int64_t)n * n, seed, dev); // `weight` lies behind
     double best = 0;
     for (int i = 0; i < 6; i++) {
         const double begin = seconds_now();

@@ -498,7 +498,12 @@ build/train_gpt --plan=full --preset qwen2.5-7b --precision bf16 --seq-length 20
 ```
 
 It prints the choice, the next two, every buffer and the predicted step. The same options without `--plan` train so, with rates
-that are measured on the machine. Where nothing fits, the message has the nearest budget that something fits.
+that are measured on the machine, in memory that the plan takes later. Where nothing fits, the message has the nearest budget
+that something fits.
+
+More memory, of the device or of the host, never leads to a slower prediction, and a budget that a message names is the least to
+the byte among what auto tries (budgets_of_random_cases_are_kept of test/op_fit.c). Of a deep model it does not try each number
+of layers. With `--allow-lossy-states` each step towards exact states may cost 2 % of the time.
 
 | option | what it does |
 |---|---|

@@ -133,7 +133,7 @@ class Commands(unittest.TestCase):
         self.assertAlmostEqual(int(said[1].replace(",", "")), lines, delta=0.02 * lines)
 
     def test_budgets_that_messages_name_fit(self):
-        """The least budgets that a refusal names, each beside the other as it was; of the host's, a byte less does not fit."""
+        """The least budgets that a refusal names, each beside the other as it was; a byte less does not fit."""
         cases = (("gemma3-270m", 4, 2048, "2476MiB", "782MiB"), ("qwen3-0.6b", 2, 2048, "3GiB", "2GiB"), ("llama3.2-1b", 2, 2048, "5254MiB", "3GiB"))
         for preset, batch, length, device, host in cases:
             def planned(device_budget, host_budget):
@@ -147,6 +147,7 @@ class Commands(unittest.TestCase):
             self.assertTrue(named, refused.stderr)
             if "--memory-budget" in named:
                 self.assertEqual(planned(named["--memory-budget"], host).returncode, 0, (preset, named))
+                self.assertEqual(planned(str(int(named["--memory-budget"]) - 1), host).returncode, 2, (preset, named))
             if "--host-memory-budget" in named:
                 self.assertEqual(planned(device, named["--host-memory-budget"]).returncode, 0, (preset, named))
                 self.assertEqual(planned(device, str(int(named["--host-memory-budget"]) - 1)).returncode, 2, (preset, named))

@@ -265,7 +265,7 @@ static void both_directions_are_measured(void **state) {
     double most[TRANSFER_DIRECTIONS] = {0, 0};
     for (int attempt = 0; attempt < 100 && (most[0] <= 0.2 || most[1] <= 0.2); attempt++) { // a busy machine slows some
         transfers_open(&t, DEVICE_MEMORY_IS_HOSTS ? 0.25 : 0, &device);
-        transfers_measure(&t, &device, gbps);
+        transfers_measure(&t, &device, TRANSFER_MEASURED_BYTES, gbps);
         transfers_close(&t, &device);
         for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
             assert_true(gbps[d] > 0 && (!DEVICE_MEMORY_IS_HOSTS || gbps[d] <= 0.2501));
