@@ -206,7 +206,7 @@ static void llama3_8b_fits_80_gb_with_its_states_on_the_host(void **state) {
     const double search_s = cpu_s() - begin;
     print_message("%s\n%d plans, %.2f s\n", a.chosen.best[0], a.chosen.plans, search_s);
     if (sizeof(floatX) == 2) {
-        assert_true(a.config.recompute_granularity == RECOMPUTE_NONE && a.config.optimizer_cpu_offload);
+        assert_true(a.config.recompute_granularity != RECOMPUTE_FULL && a.config.optimizer_cpu_offload);
         assert_true(!a.config.offload_gradients && !a.config.offload_weights);
     }
     assert_true(a.chosen.count > 0 && a.chosen.plans <= 250);
