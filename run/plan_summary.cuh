@@ -239,6 +239,8 @@ static void plan_summary(const struct run *r) {
     if (m->trains)
         summary_next(r, budget[MEMORY_DEVICE]);
     log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");
+    if (*r->chosen.forced)
+        log_row("note", "%s", r->chosen.forced);
     report_unused_options(c);
     fit_advise(&r->fit, stdout);
 }

@@ -275,7 +275,6 @@ static void multipliers_are_of_their_groups_alone(void **state) {
     check_multiplier(GPT2, "embedding", 2);
     check_multiplier(GPT2, "vector", 8 * layers + 2);
 #ifndef CUDA_EMULATED
-    check_multiplier(GPT2, "head", 0);
     check_multiplier(GPT2, "matrix", 4 * layers);
     check_multiplier(LLAMA, "embedding", 1);
     check_multiplier(LLAMA, "head", 1);

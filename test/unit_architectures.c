@@ -31,7 +31,7 @@ static const struct {
     {"", ARCHITECTURE_GPT2},
     {"--num-query-groups 2 --no-add-bias-linear --untie-embeddings-and-output-weights", ARCHITECTURE_GPT2},
     {"--ffn-hidden-size 72 --max-position-embeddings 32 --norm-epsilon 0.1234567", ARCHITECTURE_GPT2},
-    {"--activation gelu_erf --rotary-base 7", ARCHITECTURE_GPT2},
+    {"--activation gelu_erf", ARCHITECTURE_GPT2},
     {"--activation squared_relu", ARCHITECTURE_GPT2},
     {LLAMA_LIKE ROPE "--num-query-groups 1 --kv-channels 24", ARCHITECTURE_LLAMA},
     {LLAMA_LIKE "--add-bias-linear --untie-embeddings-and-output-weights", ARCHITECTURE_LLAMA},
