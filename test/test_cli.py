@@ -617,7 +617,7 @@ class Memory(Case):
 
     def test_offload_that_takes_memory_is_named(self):
         """Where states are smaller than the pieces of their update, auto offloads none of them, and says what the option costs."""
-        auto = ["--plan", *SMALL, "--device", "cpu", "--recompute-granularity", "auto", "--memory-budget"]
+        auto = ["--plan=full", *SMALL, "--device", "cpu", "--recompute-granularity", "auto", "--memory-budget"]
         words = r"--optimizer-cpu-offload takes more of the device's memory than it frees: without it [\d.]+ .iB, with it "
         alone = int(self.refused(*auto, 1000, words=["the least is"]).stderr.split("least is --memory-budget ")[1].split()[0])
         forced = self.refused(*auto, 1000, "--optimizer-cpu-offload", words=["the least is"]).stderr
