@@ -102,3 +102,12 @@ def prepare():
 
 
 prepare()
+
+
+def skip_under_address_sanitizer(program):
+    """A decorator of a test that is not run of a program with AddressSanitizer, which keeps freed memory for a while and takes terabytes
+    of addresses: a test of resident memory, of ulimit -v, or one that reads all of a process's memory."""
+    if not os.path.exists(program):
+        return lambda test: test
+    with open(program, "rb") as file:
+        return unittest.skipIf(b"__asan_init" in file.read(), "not under AddressSanitizer")

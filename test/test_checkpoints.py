@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT, chosen
+from environment import ROOT, chosen, skip_under_address_sanitizer
 
 MPIRUN = shutil.which("mpirun")
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
@@ -387,6 +387,7 @@ class Fp8(Case):
                 self.assertEqual(what, (step <= same, step <= same), (tensor, step))
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
+    @skip_under_address_sanitizer(PROGRAM)
     def test_memory_is_flat(self):
         """Delayed scales with all recomputed, the case of TransformerEngine's issue 1935. The cpu target's peak is of the resident
         set, in which 120 KiB of libraries may come late; 58 steps that left a weight in FP8 behind would add 1 MiB."""

@@ -14,9 +14,10 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT
+from environment import ROOT, skip_under_address_sanitizer
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
+without_address_sanitizer = skip_under_address_sanitizer(PROGRAM)
 SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--num-query-groups",
          "2", "--seq-length", "32", "--micro-batch-size", "4", "--normalization", "RMSNorm", "--position-embedding-type",
          "rope", "--activation", "swiglu", "--no-add-bias-linear", "--lr", "3e-3"]
@@ -628,6 +629,7 @@ class Memory(Case):
         self.assertRegex(report, r"\nbeside the plan +the program with its libraries")
         self.assertNotIn("\nnote", run(*auto, "100MiB").stdout)
 
+    @without_address_sanitizer
     def test_auto_is_kept(self):
         """config.json has what auto chose; the same run started with it, and one that is resumed, search nothing."""
         steps = ["--train-steps", 4, "--checkpoint-every", 2]
@@ -650,6 +652,7 @@ class Memory(Case):
         self.assertIn(config["recompute_layer_modules"], resumed.stdout)
 
     @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
+    @without_address_sanitizer
     def test_too_large_for_the_machine(self):
         limit = 3 << 30
         large = ["--num-layers", 24, "--hidden-size", 256, "--num-attention-heads", 4, "--seq-length", 1024, "--micro-batch-size",
@@ -659,6 +662,7 @@ class Memory(Case):
         self.assertFalse(os.path.exists(self.path + "/large"))
 
     @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers keep freed memory")
+    @without_address_sanitizer
     def test_memory_is_flat_from_step_2_on(self):
         for name, policy in [("none", []), ("full", ["--recompute-granularity", "full"]),
                              ("selective", ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"])]:
@@ -778,6 +782,7 @@ class Runs(Case):
             self.assertIn(words or "", result.stderr)
 
     @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
+    @without_address_sanitizer
     def test_too_little_memory_for_libraries(self):
         """Their constructors would wait without end for memory, before main begins."""
         result = subprocess.run("ulimit -v 200000; exec '%s' --version" % PROGRAM, shell=True, executable="/bin/bash",

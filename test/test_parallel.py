@@ -16,7 +16,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT, chosen, long_test
+from environment import ROOT, chosen, long_test, skip_under_address_sanitizer
 from run import processes_of_session
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -711,6 +711,7 @@ class Faults(Case):
         self.assertEqual(statuses, [3, 3], outputs)
         self.assertIn("--exit-after", outputs[0])
 
+    @skip_under_address_sanitizer(PROGRAM)
     def test_drifted_replica(self):
         """A bit of one rank's parameters flips: the rank is named."""
         options = [*self.STEPS, "--lr", 0, "--check-replicas", 10, "--checkpoint-every", 5, "--keep-checkpoints", 1]
