@@ -109,7 +109,8 @@ static enum config_device choose_device(struct parallel *parallel) {
 static void check_cuda(bool plans) {
     const char *reason = cuda_unavailable_reason();
     if (*reason && !(CUDA_IS_BUILT && plans))
-        fail("--device cuda: %s; --device cpu trains on the CPU", reason);
+        fail("--device cuda: %s; %s", reason,
+             plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
 // Ends the job where ranks run programs of different commits, of which each may compute otherwise; or, at stage 0 on
