@@ -249,7 +249,7 @@ class Stamps(Tree):
         for base, folders, names in os.walk(environment.ROOT + "/test"):
             folders[:] = [folder for folder in folders if folder not in ("golden", "corpus")]
             for name in names:
-                if not name.endswith(".py"):
+                if not name.endswith((".py", ".json")):
                     with open(os.path.join(base, name), encoding="utf-8") as file:
                         code = re.sub(r"^ *#include.*|//.*", "", file.read(), flags=re.MULTILINE)
                     found.update(text for text in re.findall(r'"((?:\.\./|\./)*\w[\w.-]*/[^"%\n]*)', code)
