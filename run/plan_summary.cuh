@@ -4,7 +4,7 @@
 #include "run/plan_report.cuh"  // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh"  // planned_gpu_bytes
 #include "run/ranks.cuh"        // budgets_of
-#include "run/report.cuh"       // report_device
+#include "run/report.cuh"       // report_device, report_offload
 #include "run/run.cuh"          // struct run
 #include "run/unused_options.h" // report_unused_options
 
@@ -81,20 +81,6 @@ static void summary_peak(const struct plan *plan) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s %s %s", i > 0 ? "," : "",
                                  plan->categories[category[i]], log_bytes(bytes, (int64_t)live[i]));
     log_row("peak", "%s", text);
-}
-
-// Prints what is offloaded, where anything is.
-static void summary_host(const struct run *r) {
-    const struct plan *plan = &r->model->timeline.plan;
-    size_t bytes[TRANSFER_DIRECTIONS];
-    char pinned[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
-    if (!plan_offloads(plan))
-        return;
-    gpt_transfer_bytes(r->model, bytes);
-    log_row("host", "%s %s; a step copies %s there and %s back%s", log_bytes(pinned, (int64_t)plan->host_peak_bytes),
-            device_is_gpu(&r->dev) ? "pinned" : "more", log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
-            log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
-            device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
 
 // Prints the predicted time of a step.
@@ -234,7 +220,7 @@ static void plan_summary(const struct run *r) {
     summary_verdict(r, budget[MEMORY_DEVICE]);
     summary_parts(&m->timeline.plan);
     summary_peak(&m->timeline.plan);
-    summary_host(r);
+    report_offload(r, "host", device_is_gpu(&r->dev) ? "pinned" : "more");
     summary_time(&m->timeline.plan.predicted);
     if (m->trains)
         summary_next(r, budget[MEMORY_DEVICE]);

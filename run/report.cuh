@@ -114,17 +114,17 @@ static void report_environment(void) {
         log_row("environment", "%s", variables);
     free(variables);
 }
-// What is offloaded, and what that costs.
-static void report_offload(const struct run *r) {
+// Prints, in a row of this name, how much is offloaded and what a step copies, where anything is offloaded. kind: what the
+// bytes in the host's memory are.
+static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
-    char pinned[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
+    char held[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
     if (!plan_offloads(plan))
         return;
     gpt_transfer_bytes(r->model, bytes);
-    log_row("offloaded", "%s of the host's memory; a step copies %s there and %s back%s",
-            log_bytes(pinned, (int64_t)plan->host_peak_bytes), log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
-            log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
+    log_row(row, "%s %s; a step copies %s there and %s back%s", log_bytes(held, (int64_t)plan->host_peak_bytes), kind,
+            log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]), log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
 // What auto chose, what it did not, and the time that is predicted.
@@ -238,7 +238,7 @@ static void report(const struct run *r) {
                 (long long)extent_of(m, PASS_TRAIN).N);
     report_optimizer(r);
     report_formats(r);
-    report_offload(r);
+    report_offload(r, "offloaded", "of the host's memory");
     report_fit(r);
     if (r->train)
         report_training(r);
