@@ -77,12 +77,12 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The loader
 
-// A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
-// What tells that a file was written anew: rsync and cp -p keep both where they copy the same.
+// The size and time by which a file that was written anew is known: rsync and cp -p keep both where they copy the same.
 struct file_stamp {
     int64_t bytes;
     struct timespec modified;
 };
+// A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
 struct sample_reader {
     struct file_stamp *stamps; // (num_files) when the loader was opened, or when a change was last said
     uint64_t epoch;            // of `order`; UINT64_MAX before the first sample

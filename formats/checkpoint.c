@@ -83,7 +83,7 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
     return NULL;
 }
 
-// What is looked at of a folder.
+// The files of a folder that checkpoint_check looks at, and how closely.
 struct checkpoint_look {
     bool hash;           // files' contents, else only their lengths
     bool only_model;     // no file of the optimizer, nor of the trainer's state

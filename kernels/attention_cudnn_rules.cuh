@@ -1,4 +1,4 @@
-// What can be said of attention by cuDNN without the library: the shapes that its versions take, and what a plan of memory
+// Rules of attention by cuDNN that need no library: the shapes that its versions take, and what a plan of memory
 // counts for it. Host arithmetic, compiled into every build, so that a build without CUDA plans a GPU's memory.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
@@ -21,8 +21,8 @@ static inline size_t fused_wide_from(int major) {
 }
 
 // Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
-// Of the conditions of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
-// pytorch/attention/dot_product_attention/utils.py) the stricter. TransformerEngine takes no deterministic backward on
+// The conditions are the stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0,
+// nvte_get_fused_attn_backend and pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no deterministic backward on
 // 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                                  bool any_order) {
@@ -80,8 +80,8 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 }
 
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
-// Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: those of 9.0 take the
-// shape.
+// Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: our kernels for 9.0 take
+// the shape.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
 // Writes why the newest version can't take a shape on the GPU that memory is planned for; an empty text where it may.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,

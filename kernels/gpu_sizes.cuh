@@ -1,4 +1,4 @@
-// What memory plans must know of the CUDA kernels: bytes of workspace, numbers of partial sums, and the shapes and FP8
+// Sizes of the CUDA kernels that memory plans count with: bytes of workspace, numbers of partial sums, and the shapes and FP8
 // scalings that kernels take. Host arithmetic of sizes, compiled into every build: the kernels take their grids from it, and a build
 // without CUDA plans a GPU's memory by it to the byte.
 //
