@@ -264,7 +264,7 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         order[i] = keys[i].item;
 }
 
-// Moves those of an order's items whose `moves` is set: from place i to before the other item of place
+// Moves the items of an order whose `moves` is set: from place i to before the other item of place
 // tenths / 10 i + shift. Items that move stay in order among themselves.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;

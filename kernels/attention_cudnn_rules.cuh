@@ -22,8 +22,8 @@ static inline size_t fused_wide_from(int major) {
 
 // Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
 // The conditions are the stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0,
-// nvte_get_fused_attn_backend and pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no deterministic backward on
-// 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
+// nvte_get_fused_attn_backend and pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no
+// deterministic backward on 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                                  bool any_order) {
     const size_t wide_from = fused_wide_from(major);

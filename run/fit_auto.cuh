@@ -180,7 +180,7 @@ static double fit_outside_layers(const struct parameters *table) {
     }
     return outside / fit_larger(all, 1);
 }
-// What depends on the formats of states.
+// Sets the estimates that depend on the formats of states: those of formats i.
 static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const struct fit_formats *formats = &a->formats[i];
     struct config config = *a->f->config;
@@ -284,7 +284,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// The same of the choice that was found.
+// Says the same as fit_forced_text of the choice that was found, which is planned without the offload, too.
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;

@@ -47,10 +47,11 @@ enum {
 // which are larger while nothing is known of the group. Bytes: by what rounding adds.
 static const double FIT_FORMULA_SLACK = 0.12, FIT_FORMULA_EXPOSED_SLACK = 0.4, FIT_TIME_SLACK = 0.002,
                     FIT_EXPOSED_SLACK = 0.02, FIT_ROUNDING = 4096;
-// The same for layers of two kinds, one of which may hide what the other waits for.
+// The shares of a wait for the bus by which times of layers of two kinds are lowered: one kind may hide what the other waits
+// for.
 static const double FIT_MIXED_EXPOSED_SLACK = 0.045, FIT_LAST_EXPOSED_SLACK = 0.2;
 
-// What plans have beside the formulas, by the kind of all layers: bytes, and a factor of a micro-step's time.
+// By how much plans exceed the formulas, by the kind of all layers: in bytes, and as a factor of a micro-step's time.
 struct fit_beside {
     bool known[FIT_KINDS_MOST];
     double device[FIT_KINDS_MOST], host[FIT_KINDS_MOST], slower[FIT_KINDS_MOST];
@@ -96,7 +97,8 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// The factor of a micro-step's time: between that of no offloaded layer and that of the most, nearer to the smaller.
+// Finds the factor of a micro-step's time: between the factor without offloaded layers and the factor with the most of them,
+// nearer to the smaller one.
 static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
