@@ -179,8 +179,7 @@ def provide_cpu(flags):
 def provide(need, environment):
     """Looks for one need and installs it where that is possible. Returns what is missing, or empty."""
     name, _, packages = need.partition("=")
-    packages = packages.replace("==", "\0").split("+") if packages else []
-    packages = [package.replace("\0", "==") for package in packages]
+    packages = re.split(r"(?<!\+)\+(?!\+)", packages) if packages else []  # g++-12 is one package
     if need == "arm64":
         return provide_arm64()
     if name.startswith("cpu:"):

@@ -182,10 +182,10 @@ class Limits(Case):
 
 class Missing(Case):
     def test_what_a_machine_lacks_is_no_pass(self):
-        self.commit(("a", "no-such-command=one+two", "", "echo ran >>ran"), ("b", "cpu:no-such-flag", "", "true"), ("c", "/no/such*|nor-this", "", "true"))
+        self.commit(("a", "no-such-command=one+g++-two+three", "", "echo ran >>ran"), ("b", "cpu:no-such-flag", "", "true"), ("c", "/no/such*|nor-this", "", "true"))
         text = self.call()
-        self.assertIn("missing: no-such-command, of Debian's one two\n", text)
-        self.assertEqual(self.read("installed"), "setup.sh --packages one two\n")
+        self.assertIn("missing: no-such-command, of Debian's one g++-two three\n", text)
+        self.assertEqual(self.read("installed"), "setup.sh --packages one g++-two three\n")
         self.assertIn("missing: a CPU with no-such-flag\n", text)
         self.assertIn("missing: /no/such* or nor-this\n", text)
         self.assertEqual(text.splitlines()[-1], "0 passed, 0 failed")
