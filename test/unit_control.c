@@ -239,6 +239,33 @@ static void a_rank_that_is_stopped(void **state) {
     }
 }
 
+// A rank that is stopped in the middle of a heartbeat, after the heartbeat's time was taken, blames nobody either.
+static void stop_this_process(void *stopped) {
+    if (!*(bool *)stopped) {
+        *(bool *)stopped = true;
+        kill(getpid(), SIGSTOP);
+    }
+}
+static int run_stopped_in_heartbeat(struct control *c, void *unused) {
+    bool stopped = false;
+    control_barrier(c, "the start", false);
+    if (c->rank == 1)
+        control_set_poll(c, stop_this_process, &stopped);
+    else if (c->rank == 2)
+        socket_sleep_s(20);
+    control_barrier(c, "the long way", true);
+    return 0;
+}
+static void a_rank_that_is_stopped_in_a_heartbeat(void **state) {
+    struct job *const job = job_start(3, 0.4, run_stopped_in_heartbeat, NULL);
+    job_wait(job, 1);
+    kill(job->pids[1], SIGCONT);
+    job_wait(job, -1);
+    assert_int_equal(job->statuses[1], EXIT_FAILURE);
+    assert_string_equal(job->text, "");
+    job_free(job);
+}
+
 // ---- disagreements and mistakes ----
 
 static int run_other_exchange(struct control *c, void *which) {
@@ -427,6 +454,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_never_comes),
         cmocka_unit_test(patience),
         cmocka_unit_test(a_rank_that_is_stopped),
+        cmocka_unit_test(a_rank_that_is_stopped_in_a_heartbeat),
         cmocka_unit_test(ranks_in_different_exchanges),
         cmocka_unit_test(frames_that_no_rank_sends),
         cmocka_unit_test(mistakes_end_all),

@@ -283,6 +283,8 @@ static void control_receive(struct control *c, int r) {
 
 // ---- the thread ----
 
+// Sends a heartbeat and looks for ranks that are silent or late. The clock is read once: this process may be suspended
+// anywhere in here, and by a later time ranks whose frames it has not read yet would look late.
 static void control_beat(struct control *c) {
     const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
     c->suspended_s = c->timeout_s > 0 && gap_s > 0.5 * c->timeout_s ? gap_s : 0;

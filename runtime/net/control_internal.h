@@ -111,7 +111,7 @@ struct control {
     pthread_t thread;
     int wake; // an eventfd that wakes the thread: something under the mutex has changed
     // used by the thread alone
-    double heartbeat_s; // time of the last heartbeat
+    double heartbeat_s; // time of the last heartbeat, at which silence and waits are judged
     double suspended_s; // how long this process did not run before the last heartbeat, where that was long
     void *result;       // of the last exchange; may still be in flight to some ranks
     bool all_closed;    // all have said goodbye

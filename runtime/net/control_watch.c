@@ -93,7 +93,7 @@ __attribute__((noreturn)) static void control_end(struct control *c, struct mess
 void control_report_own(struct control *c) {
     struct control_report *const own = &c->links[c->rank].report;
     pthread_mutex_lock(&c->mutex);
-    const double now_s = deadline_clock_s();
+    const double now_s = c->heartbeat_s; // not a later time: see control_beat
     const uint64_t begun = c->collectives_begun, done = c->collectives_done;
     const uint64_t shown = begun > done ? done : begun > 0 ? begun - 1 : 0; // index of the oldest unfinished, else last
     own->begun = begun;
@@ -191,7 +191,7 @@ void control_end_lost_rank(struct control *c, int lost, int status) {
 // Ends the job where a rank's heartbeats have been missing for longer than the timeout.
 static void control_check_silence(struct control *c) {
     struct rank_list silent = {{0}, 0};
-    const double before_s = deadline_clock_s() - c->timeout_s;
+    const double before_s = c->heartbeat_s - c->timeout_s;
     for (int r = 0; r < c->ranks; r++)
         if (c->links[r].socket >= 0 && c->links[r].heard_s < before_s)
             rank_list_add(&silent, r);
