@@ -115,12 +115,16 @@ __attribute__((format(printf, 1, 2))) static inline void test_case_without_seed(
     test_case_set("", shape, arguments);
     va_end(arguments);
 }
+// The name of the test that runs, which TEST_FILTER takes; NULL in a test that has a setup of its own.
+static const char *test_name;
 static inline int test_case_none(void **state) {
     test_case_text[0] = '\0';
+    test_name = (const char *)*state;
+    *state = NULL;
     return 0;
 }
 #undef cmocka_unit_test
-#define cmocka_unit_test(test) cmocka_unit_test_setup(test, test_case_none)
+#define cmocka_unit_test(test) cmocka_unit_test_prestate_setup_teardown(test, test_case_none, NULL, (void *)#test)
 static inline void test_case_print(void) {
     if (*test_case_text)
         print_error("in the case %s:\n", test_case_text);
