@@ -1294,6 +1294,14 @@ class Rehearsal(StandIns):
             for recipe in ("tensorwise", "delayed", "blockwise"):
                 self.assertEqual(checks[f"fp8_{shape}_{recipe}_curve"]["outcome"], "passed")
 
+    def test_attention_table_of_each_gpu(self):
+        for capability in ("8.9", "9.0", "10.0", "12.0"):
+            run = self.start("table_" + capability, "--stages", "attention_table", STAND_IN_CAPABILITY=capability, EMU_CAPABILITY=capability)
+            output, _ = run.communicate(timeout=300)
+            self.assertEqual(run.returncode, 0, output)
+            checks, _ = self.read("table_" + capability)
+            self.assertEqual(checks["attention_ours"]["outcome"], "passed", capability)
+
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
         begin = time.monotonic()

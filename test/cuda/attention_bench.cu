@@ -25,7 +25,7 @@ struct bench {
 
 static void forward(void *argument) {
     struct bench *b = (struct bench *)argument;
-    attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, NULL, b->dev);
+    attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, b->workspace, b->dev);
 }
 static void backward(void *argument) {
     struct bench *b = (struct bench *)argument;
@@ -50,7 +50,9 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     b.lse = (float *)device_allocate(lse_bytes);
     const size_t ordered_bytes = attention_backward_workspace_bytes(backend, s, false, dev);
     const size_t any_order_bytes = attention_backward_workspace_bytes(backend, s, true, dev);
-    const size_t workspace_bytes = ordered_bytes > any_order_bytes ? ordered_bytes : any_order_bytes;
+    const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, dev);
+    const size_t backward_bytes = ordered_bytes > any_order_bytes ? ordered_bytes : any_order_bytes;
+    const size_t workspace_bytes = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
     b.workspace = device_allocate(workspace_bytes);
     // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
     const double flops = (s.full ? 4.0 : 2.0) * s.B * s.num_heads * s.T * s.T * s.head_dim;
