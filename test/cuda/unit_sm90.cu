@@ -445,12 +445,12 @@ static void a_map_is_checked(void) {
         CUtensorMapSwizzle swizzle;
         bool good;
     } cases[] = {
-        {0, 256, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, true},   {16, 256, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, true},
-        {8, 256, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, false},  {0, 250, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, false},
-        {0, 256, 128, 64, CU_TENSOR_MAP_SWIZZLE_128B, false}, {0, 256, 64, 256, CU_TENSOR_MAP_SWIZZLE_128B, true},
-        {0, 256, 64, 257, CU_TENSOR_MAP_SWIZZLE_128B, false}, {0, 256, 64, 64, CU_TENSOR_MAP_SWIZZLE_64B, false},
-        {0, 256, 32, 64, CU_TENSOR_MAP_SWIZZLE_64B, true},    {0, 256, 32, 64, CU_TENSOR_MAP_SWIZZLE_32B, false},
-        {0, 256, 4, 64, CU_TENSOR_MAP_SWIZZLE_32B, false},    {0, 256, 64, 0, CU_TENSOR_MAP_SWIZZLE_128B, false}};
+        {0, 512, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, true},   {16, 512, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, true},
+        {8, 512, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, false},  {0, 506, 64, 64, CU_TENSOR_MAP_SWIZZLE_128B, false},
+        {0, 512, 128, 64, CU_TENSOR_MAP_SWIZZLE_128B, false}, {0, 512, 64, 256, CU_TENSOR_MAP_SWIZZLE_128B, true},
+        {0, 512, 64, 257, CU_TENSOR_MAP_SWIZZLE_128B, false}, {0, 512, 64, 64, CU_TENSOR_MAP_SWIZZLE_64B, false},
+        {0, 512, 32, 64, CU_TENSOR_MAP_SWIZZLE_64B, true},    {0, 512, 32, 64, CU_TENSOR_MAP_SWIZZLE_32B, false},
+        {0, 512, 4, 64, CU_TENSOR_MAP_SWIZZLE_32B, false},    {0, 512, 64, 0, CU_TENSOR_MAP_SWIZZLE_128B, false}};
     char *memory = (char *)device_allocate(65536);
     const tensor_map_encode encode = tensor_map_encoder();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
