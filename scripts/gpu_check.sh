@@ -364,29 +364,33 @@ kernels() {
     kernel_times gpt2-1558m 16 1024 --layers 4 # of 48 alike, each of whose kernels ncu stops for
 }
 
-# small_model gpt2|llama: the options of a model that trains within seconds, into `model`.
+# small_model gpt2|llama|gpt2_64|llama_128: the options of a model that trains within seconds, into `model`. The last two have
+# heads that Hopper's own attention takes, in bf16 and without dropout, of the size that their name says.
 small_model() {
     local layers=3 length=128
     if [ -n "$small" ]; then
         layers=1 length=32
     fi
     model=(--preset demo)
-    [ "$1" = llama ] || model=(--hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 --attention-dropout 0.1)
+    case $1 in
+    gpt2) model=(--hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 --attention-dropout 0.1) ;;
+    gpt2_64) model=(--hidden-size 128 --num-attention-heads 2) ;;
+    llama_128) model+=(--kv-channels 128) ;;
+    esac
     model+=(--num-layers "$layers" --vocab-size 257 --seq-length "$length" --train-data "$work/data/bytes_*.bin")
 }
 curve() {
-    local shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
+    local case shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
     [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
-    for shape in gpt2 llama; do
-        small_model $shape
-        for precision in fp32 bf16; do
-            name=curve_${shape}_$precision
-            for device in cpu cuda; do
-                train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device"
-            done
-            step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda"
+    for case in gpt2:fp32 gpt2:bf16 gpt2_64:bf16 llama:fp32 llama:bf16 llama_128:bf16; do
+        IFS=: read -r shape precision <<<"$case"
+        small_model "$shape"
+        name=curve_${shape}_$precision
+        for device in cpu cuda; do
+            train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device"
         done
+        step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda"
     done
 }
 

@@ -1241,8 +1241,7 @@ class Rehearsal(StandIns):
         checks, text = self.read("all")
         self.assertEqual(self.everything.returncode, 1, self.output)
         outcomes = {name: check["outcome"] for name, check in checks.items()}
-        curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
-                  for run in ("_cpu", "_cuda", "")]
+        curves = [f"curve_{case}{run}" for case in ("gpt2_fp32", "gpt2_bf16", "gpt2_64_bf16", "llama_fp32", "llama_bf16", "llama_128_bf16") for run in ("_cpu", "_cuda", "")]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
                   *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "kernels_gpt2-124m", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
                   "op_rope_bf16",
@@ -1301,6 +1300,14 @@ class Rehearsal(StandIns):
             self.assertEqual(run.returncode, 0, output)
             checks, _ = self.read("table_" + capability)
             self.assertEqual(checks["attention_ours"]["outcome"], "passed", capability)
+
+    def test_curves_on_hopper_train_with_its_attention(self):
+        run = self.start("hopper", "--stages", "curve", STAND_IN_CAPABILITY="9.0", EMU_CAPABILITY="9.0")
+        output, _ = run.communicate(timeout=300)
+        self.assertEqual(run.returncode, 0, output)
+        with open(self.path + "/hopper/gpu_check.log", encoding="utf-8") as file:
+            checks = re.split(r"^==== ", file.read(), flags=re.M)
+        self.assertEqual([check.split()[0] for check in checks if "flash, wgmma" in check], ["curve_gpt2_64_bf16_cuda", "curve_llama_128_bf16_cuda"])
 
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
