@@ -184,10 +184,12 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
         else
             linear_forward(m, pass, l, LINEAR_ATT_PROJ, mid);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
-        if (norm_2_runs && !s->parallel)
-            residual_norm(m, pass, l, mid, norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL,
-                          (float *)WANTED(NORM2_STATS), x, NORM_2, dropout, amax);
-        else
+        if (norm_2_runs && !s->parallel) {
+            // Asked for before the call: compilers differ in the order of arguments, and the plan in that of its buffers.
+            float *const stats = (float *)WANTED(NORM2_STATS);
+            residual_norm(m, pass, l, mid, norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL, stats, x, NORM_2,
+                          dropout, amax);
+        } else
             residual(m, pass, mid, x, mid, dropout);
     } else if (produce & BIT(POST1_STATS)) {
         phase(m, group, l, "post-attention norm");
@@ -259,13 +261,14 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         const bool last = l + 1 == m->shape.L;
         if (pass == PASS_RECOMPUTE || (!last && !s->norm_before))
             residual(m, pass, out, mid, out, dropout);
-        else if (!last)
-            residual_norm(m, pass, l + 1, out, linear_input(m, pass, l + 1, LINEAR_QKV),
-                          (float *)activation(m, pass, l + 1, ACT_NORM1_STATS), mid, NORM_1, dropout,
+        else if (!last) {
+            float *const stats = (float *)activation(m, pass, l + 1, ACT_NORM1_STATS);
+            residual_norm(m, pass, l + 1, out, linear_input(m, pass, l + 1, LINEAR_QKV), stats, mid, NORM_1, dropout,
                           amax_of(m, pass, l + 1, LINEAR_QKV, FP8_INPUT));
-        else
-            residual_norm(m, pass, -1, out, final_norm_buffer(m, pass), final_norm_stats(m, pass), mid, NORM_FINAL,
-                          dropout, NULL);
+        } else {
+            float *const stats = final_norm_stats(m, pass);
+            residual_norm(m, pass, -1, out, final_norm_buffer(m, pass), stats, mid, NORM_FINAL, dropout, NULL);
+        }
     } else if (produce & BIT(POST2_STATS)) {
         phase(m, group, l, "post-mlp norm");
         norm(m, pass, l, NULL, (float *)ACT(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
