@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Holds the losses of this build ($B/train_gpt) in 20 steps against those of the native build (build/train_gpt, made where it is not
-up to date), in both precisions.
+up to date), in both precisions; and the memory plans of a GPU against the native build's, which have to be the same to the byte.
 
 TEST_RUNNER runs the program for another CPU. ARCH, where it is set, is the level that the program is held to.
 """
@@ -22,6 +22,8 @@ TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-att
 # reference's fp32 curve as the reference's own bf16 curve is.
 FP32_TOLERANCE = 1e-4
 BF16_TIMES = 2
+PLANS = ("--preset gpt2-124m", "--preset olmo2-1b --recompute-granularity selective --fp8-format hybrid --precision bf16",
+         "--preset qwen3-1.7b --world-size 64 --zero-stage 3 --optimizer-cpu-offload --cpu-offloading-num-layers 28 --offload-gradients --offload-weights")
 
 
 def write_data(folder):
@@ -40,6 +42,14 @@ def losses(folder, program, precision, options, runner=()):
     with open(out + "/log.jsonl", encoding="utf-8") as file:
         steps = [json.loads(line) for line in file]
     return [step["loss"] for step in steps] + [step["val_loss"] for step in steps if "val_loss" in step]
+
+
+def plan(folder, program, options, runner=()):
+    path = folder + "/plan.json"
+    subprocess.run([*runner, program, "--plan", "--plan-json", path, "--plan-gpu", "H100 80GB HBM3", *options.split()], check=True,
+                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def difference(ours, theirs):
@@ -66,8 +76,12 @@ def main():
         write_data(folder)
         reference = {precision: losses(folder, ROOT + "/build/train_gpt", precision, []) for precision in ("fp32", "bf16")}
         ours = {precision: losses(folder, os.path.join(ROOT, build, "train_gpt"), precision, level, runner) for precision in ("fp32", "bf16")}
+        other_plans = [options for options in PLANS if plan(folder, os.path.join(ROOT, build, "train_gpt"), options, runner)
+                       != plan(folder, ROOT + "/build/train_gpt", options)]
     bounds = {"fp32": FP32_TOLERANCE, "bf16": BF16_TIMES * difference(reference["bf16"], reference["fp32"])}
-    failed = 0
+    failed = len(other_plans)
+    for options in other_plans:
+        print("the plan differs from the native build's: %s: failed" % options)
     for precision, bound in bounds.items():
         found = difference(ours[precision], reference["fp32"])
         failed += not found <= bound
