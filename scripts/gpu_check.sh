@@ -196,7 +196,7 @@ program_test() {
 unit() {
     local test found=
     for test in "$programs"/unit_*; do
-        if [[ -f $test && -x $test && $test != *.* ]] && is_built "$test"; then
+        if [[ -f $test && -x $test && ${test##*/} != *.* ]] && is_built "$test"; then
             found=yes
             program_test "$(basename "$test")" 240 "$test"
         fi

@@ -65,6 +65,12 @@ read_only_tmp() {
         echo "missing: the right to mount, which root has"
         return
     fi
+    case $PWD/ in
+    /tmp/* | /var/tmp/*)
+        echo "missing: a checkout outside of /tmp, which the mount hides"
+        return
+        ;;
+    esac
     # shellcheck disable=SC2016
     run unshare -m sh -c 'mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && exec "$@"' sh env -u TMPDIR
 }

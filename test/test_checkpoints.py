@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -528,7 +529,7 @@ class Ranks(Case):
             command = self.command("killed", "--micro-batch-size", 1, "--global-batch-size", 2, "--bucket-mib", "0.01",
                                    "--val-every", 0, *options, "--resume", "auto", "--keep-checkpoints", 3)
             log = self.path + "/pids"
-            script = "echo $$ $OMPI_COMM_WORLD_RANK >>%s; exec \"$@\"" % log
+            script = "echo $$ $OMPI_COMM_WORLD_RANK >>%s; exec \"$@\"" % shlex.quote(log)
             open(log, "w").close()
             job = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", "sh", "-c", script, "sh", *command],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
