@@ -115,6 +115,8 @@ __attribute__((format(printf, 1, 2))) static inline void test_case_without_seed(
     test_case_set("", shape, arguments);
     va_end(arguments);
 }
+// How many times a limit of time is extended: where TEST_RUNNER runs the test on an emulated CPU.
+static inline int test_slowness(void) { return getenv("TEST_RUNNER") ? 5 : 1; }
 // The name of the test that runs, which TEST_FILTER takes; NULL in a test that has a setup of its own.
 static const char *test_name;
 static inline int test_case_none(void **state) {

@@ -8,6 +8,7 @@
 #include "runtime/net/sockets.c"          // socket_connect_once
 #include "test/heard.h"                   // hear_stderr
 #include "test/testing.h"                 // cmocka
+#include <sys/resource.h>                 // getrlimit
 #include <sys/wait.h>                     // waitpid
 #include <unistd.h>                       // fork, pipe, alarm
 
@@ -469,6 +470,9 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     struct job job;
     int sockets[2] = {-1, -1};
     const double since_s = deadline_clock_s();
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 2 * SILENT)
+        skip(); // neither end could hold so many connections
     memset(&job, 0, sizeof job);
     memset(&s, 0, sizeof s);
     s.ranks = 2;
@@ -486,7 +490,7 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     assert_non_null(strstr(said, "rank 0 turned away "));
     assert_true(sockets[1] >= 0);
     assert_all_well(&job);
-    assert_true(deadline_clock_s() - since_s < 3); // less than one that says nothing is waited for
+    assert_true(deadline_clock_s() - since_s < 3 * test_slowness()); // less than one that says nothing is waited for
     close(sockets[1]);
     sockets[1] = -1;
     const char *const problem = exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 0.05, &error);
