@@ -797,7 +797,7 @@ class Visit(unittest.TestCase):
         results = f"{self.folder}/{self.id()}"
         result = subprocess.run([self.tree + "/scripts/gpu_check.sh", *arguments, results], capture_output=True, text=True, check=False,
                                 timeout=300, env={"PATH": self.folder + "/bin", "HOME": self.folder, "STAND_IN_FOLDER": self.folder,
-                                                  "CUDA_HOME": self.folder + "/none",
+                                                  "TMPDIR": tempfile.gettempdir(), "CUDA_HOME": self.folder + "/none",
                                                   "PYTHON": self.folder + "/bin/python", **environment})
         self.assertEqual(result.returncode, status, result.stdout + result.stderr)
         if not os.path.exists(results + "/gpu_check.json"):
