@@ -10,27 +10,12 @@
 // A child that failed leaves its memory behind on purpose, so it ends without the sanitizer's search for leaks.
 static void end_child(int status, void *unused) { _exit(status); }
 
-// In the child: runs what is tested, with stderr on the descriptor `said`.
-__attribute__((noreturn)) static inline void run_and_exit(void (*run)(void *), void *argument, int said) {
-    dup2(said, STDERR_FILENO);
+// In the child: runs what is tested. One that hangs is a failure.
+__attribute__((noreturn)) static inline void run_and_exit(void (*run)(void *), void *argument) {
     on_exit(end_child, NULL);
-    alarm(60); // one that hangs is a failure
+    alarm(60);
     run(argument);
     _exit(0);
-}
-
-// In the parent: reads what child said at the pipe's `ends` into `message` and waits for it. Returns its exit status, or
-// -1 if it did not exit.
-static inline int wait_for_child(pid_t child, const int ends[2], char *message, size_t message_bytes) {
-    close(ends[1]);
-    size_t length = 0;
-    for (ssize_t got = 1; got > 0 && length + 1 < message_bytes; length += got > 0 ? (size_t)got : 0)
-        got = read(ends[0], message + length, message_bytes - 1 - length);
-    message[length] = '\0';
-    close(ends[0]);
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 // The child's stderr goes to `message`; returns its exit status, or -1 if it did not exit. The child is a fork, which
@@ -43,16 +28,24 @@ static inline int run_in_child(void (*run)(void *), void *argument, char *messag
     assert_true(child >= 0);
     if (child == 0) {
         close(ends[0]);
-        run_and_exit(run, argument, ends[1]);
+        dup2(ends[1], STDERR_FILENO);
+        run_and_exit(run, argument);
     }
-    return wait_for_child(child, ends, message, message_bytes);
+    close(ends[1]);
+    size_t length = 0;
+    for (ssize_t got = 1; got > 0 && length + 1 < message_bytes; length += got > 0 ? (size_t)got : 0)
+        got = read(ends[0], message + length, message_bytes - 1 - length);
+    message[length] = '\0';
+    close(ends[0]);
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 #ifdef TARGET_CUDA
 // CUDA works in no fork of a process that has initialised it. So this program is started anew, with the arguments and the
 // environment that it was started with, for the test that runs: it comes to the same call, by its number, and makes it there.
 static char **first_arguments, **first_environment; // the strings outlive setenv
-static int child_calls;                             // assert_fails that this test has come to
 __attribute__((constructor)) static inline void keep_start(int count, char **arguments, char **environment) {
     size_t n = 0;
     while (environment[n])
@@ -61,17 +54,10 @@ __attribute__((constructor)) static inline void keep_start(int count, char **arg
     first_environment = (char **)malloc((n + 1) * sizeof *environment);
     memcpy(first_environment, environment, (n + 1) * sizeof *environment);
 }
-// The number of the call for which this process was started, and, in *said, where its stderr goes; 0: it is no child.
-static inline int child_call(int *said) {
-    const char *const call = getenv("TEST_CHILD_CALL");
-    int number = 0;
-    if (call && sscanf(call, "%d %d", &number, said) != 2)
-        fail_msg("TEST_CHILD_CALL=%s: expected a call's number and a descriptor", call);
-    return number;
-}
-__attribute__((noreturn)) static inline void start_anew(int call, int said) {
-    char number[32];
-    snprintf(number, sizeof number, "%d %d", call, said);
+// In a fork: starts this program anew for the call whose number `call`, an int, points to.
+static void start_anew(void *call) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", *(const int *)call);
     environ = first_environment;
     if (freopen("/dev/null", "w", stdout) && setenv("TEST_CHILD_CALL", number, 1) == 0 &&
         setenv("TEST_FILTER", test_name, 1) == 0)
@@ -80,25 +66,17 @@ __attribute__((noreturn)) static inline void start_anew(int call, int said) {
 }
 // As run_in_child. Returns -2 in the child before its call, where nothing is run.
 static inline int run_anew(void (*run)(void *), void *argument, char *message, size_t message_bytes) {
-    static const char *counted;
-    int ends[2], said = -1;
+    static const char *counted; // the test whose calls `calls` counts
+    static int calls;
     assert_non_null(test_name); // a test with a setup of its own has none
-    child_calls = counted == test_name ? child_calls + 1 : 1;
+    calls = counted == test_name ? calls + 1 : 1;
     counted = test_name;
-    const int call = child_call(&said);
-    if (call == child_calls)
-        run_and_exit(run, argument, said);
-    if (call)
-        return -2;
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        close(ends[0]);
-        start_anew(child_calls, ends[1]);
-    }
-    return wait_for_child(child, ends, message, message_bytes);
+    const char *const child_call = getenv("TEST_CHILD_CALL");
+    if (!child_call)
+        return run_in_child(start_anew, &calls, message, message_bytes);
+    if (atoi(child_call) == calls)
+        run_and_exit(run, argument);
+    return -2;
 }
 #else
 #define run_anew run_in_child
