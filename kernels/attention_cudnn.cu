@@ -356,6 +356,7 @@ static void fused_run(struct fused_library *library, const struct fused_plan *p,
     if (!*b.reason && library->stream != dev->stream &&
         cudnn_ok(&b, library->functions.set_stream(library->handle, dev->stream), "the stream"))
         library->stream = dev->stream;
+    launched_note("cuDNN's attention");
     if (!*b.reason)
         cudnn_ok(&b, library->functions.execute(library->handle, p->plan, pack), "the call");
     if (*b.reason && !library->checks)

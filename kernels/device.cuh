@@ -14,12 +14,13 @@
 // to memory of the device. On the cuda target an op only enqueues: its results are there after device_synchronize or
 // device_download.
 #pragma once
-#include "kernels/wait_limit.cuh"  // wait_limit_open, wait_limit_message
-#include "runtime/machine/error.h" // fail
-#include <stdbool.h>               // bool
-#include <stddef.h>                // size_t
-#include <stdint.h>                // uint16_t, uint32_t, int64_t
-#include <string.h>                // memcpy
+#include "kernels/wait_limit.cuh"     // wait_limit_open, wait_limit_message
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/launched.h" // launched_note, launched_last
+#include <stdbool.h>                  // bool
+#include <stddef.h>                   // size_t
+#include <stdint.h>                   // uint16_t, uint32_t, int64_t
+#include <string.h>                   // memcpy
 
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches
@@ -115,9 +116,20 @@ enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 // Whether memory is planned for a GPU; only a build without CUDA plans for another device than its own.
 static inline bool device_is_gpu(const struct device *dev) { return true; }
 
+// Whether a call returns this status for a fault of a kernel that was enqueued before it.
+static bool cuda_is_late(cudaError_t status) {
+    return status == cudaErrorIllegalAddress || status == cudaErrorLaunchTimeout || status == cudaErrorAssert ||
+           (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
+}
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
-    if (status != cudaSuccess)
-        fail("%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), wait_limit_message());
+    char last[512];
+    if (status == cudaSuccess)
+        return;
+    if (cuda_is_late(status))
+        fail("%s:%d: %s: %s%s; the fault is of work that was enqueued before, the newest first: %s; with "
+             "CUDA_LAUNCH_BLOCKING=1 in the environment and --cuda-graphs=false the first of them is the culprit",
+             file, line, call, cudaGetErrorString(status), wait_limit_message(), launched_last(last, sizeof last));
+    fail("%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), wait_limit_message());
 }
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
@@ -131,6 +143,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launch_.dynamicSmemBytes = (shared_bytes);                                                                     \
         launch_.stream = (dev)->stream;                                                                                \
         cuda_check(wait_limit_open());                                                                                 \
+        launched_note(#kernel);                                                                                        \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
 // Blocks of a grid that covers n elements, `each` a block.

@@ -382,6 +382,7 @@ static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm
     void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
     float *bias_sums = gemm->add ? (float *)((char *)workspace + matmul_library_bytes(plan)) : dbias;
     matmul_set_pointers(plan, gemm, bias_sums);
+    launched_note("cublasLtMatmul");
     const cublasStatus_t status =
         cublasLtMatmul(matmul_handle(dev->matmul), &plan->operation, &one, matmul_operand_data(&gemm->b), &plan->b,
                        matmul_operand_data(&gemm->a), &plan->a, &beta, c, &plan->c, c, &plan->c, &plan->algorithm,

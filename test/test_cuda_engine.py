@@ -334,6 +334,19 @@ class CudaEngine(unittest.TestCase):
         self.assertIn("--cuda-graphs=false records none and trains the same", result.stderr)
         self.assertEqual(run(*options, "--cuda-graphs=false", EMU_GRAPH_NODES="10").returncode, 0)
 
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator plants the fault")
+    def test_a_late_error_names_what_was_enqueued(self):
+        """With each call run before it returns, what is named first is the culprit."""
+        options = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/fault", *TRAINING, *GPT2, "--val-every", 0,
+                   "--device", "cuda", "--cuda-graphs=false"]
+        late = run(*options, EMU_FAULT="illegal:adamw_kernel")
+        blocking = run(*options, EMU_FAULT="illegal:adamw_kernel", CUDA_LAUNCH_BLOCKING="1")
+        for result in (late, blocking):
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertRegex(result.stderr, "an illegal memory access was encountered; the fault is of work that was enqueued before, the "
+                             r"newest first: \w+.*; with CUDA_LAUNCH_BLOCKING=1 .* --cuda-graphs=false")
+        self.assertRegex(blocking.stderr, "newest first: [^,]*adamw_kernel")
+
     def test_a_run_takes_what_was_planned(self):
         """To the byte on the emulator. On a GPU CUDA rounds allocations up, and keeps kernels and graphs in its memory too."""
         log = self.train(*LLAMA, "--train-steps", 4, "--val-every", 2, "--val-steps", 1, "--sample-every", 2, "--sample-tokens", 4,

@@ -17,6 +17,7 @@
 #include "test/emu/services.h" // struct emu_services
 #include "test/emu/warp.h"     // emu_report, emu_memory_open
 #include <algorithm>           // std::max
+#include "test/emu/fault.h"    // emu_fault_stops
 #include <deque>               // std::deque
 #include <functional>          // std::function
 #include <map>                 // std::map
@@ -32,8 +33,17 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchTimeout = 702,
+    cudaErrorAssert = 710,
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorHostMemoryNotRegistered = 713,
+    cudaErrorHardwareStackError = 714,
+    cudaErrorIllegalInstruction = 715,
+    cudaErrorMisalignedAddress = 716,
+    cudaErrorInvalidAddressSpace = 717,
+    cudaErrorInvalidPc = 718,
+    cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureMerge = 902,
@@ -48,6 +58,8 @@ typedef enum cudaError {
 inline cudaError_t emu_last_error = cudaSuccess;
 inline thread_local int emu_device; // of this thread: a new one begins with the first
 static inline cudaError_t emu_error(cudaError_t status) {
+    if (emu_is_broken)
+        return cudaErrorIllegalAddress;
     if (status != cudaSuccess && status != cudaErrorNotReady)
         emu_last_error = status;
     return status;
@@ -118,6 +130,8 @@ inline struct emu_work_counts emu_work_counts;
 
 static void emu_run_work(const struct emu_work *work) {
     const char *outer = emu_running;
+    if (emu_fault_stops(work->name))
+        return;
     emu_running = work->name;
     if (emu_work_counts.path)
         emu_work_counts.counts[work->name]++;
@@ -227,7 +241,7 @@ static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::funct
     if (emu_blocking())
         emu_run_all(stream);
     emu_run_eager();
-    return cudaSuccess;
+    return emu_error(cudaSuccess);
 }
 
 static int emu_enqueue_for_library(struct emu_stream *stream, const char *name, std::function<void()> run) {
@@ -289,7 +303,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
         emu_run_all(stream);
     else
         emu_run_following_null();
-    return cudaSuccess;
+    return emu_error(cudaSuccess);
 }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     emu_run_all(stream);
@@ -311,7 +325,7 @@ static inline cudaError_t cudaDeviceSynchronize(void) {
     const cudaError_t status = emu_forbid_while_recording();
     if (status == cudaSuccess)
         emu_run_everything();
-    return status;
+    return emu_error(status);
 }
 
 // Says how long the work at hand takes on the device. The time between two events of a stream is that of all such work
@@ -379,7 +393,7 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         return status;
     if (!emu_event_done(event))
         emu_run_until(event->stream, event->position);
-    return cudaSuccess;
+    return emu_error(cudaSuccess);
 }
 // An event of a capture makes the stream part of that capture. From a stream of a capture any other event is refused,
 // one that was never recorded too: CUDA's manual exempts none.
@@ -439,7 +453,7 @@ enum cudaStreamCaptureMode {
 };
 
 static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-    if (!stream)
+    if (!stream || emu_planted.kind == EMU_CAPTURE)
         return emu_error(cudaErrorStreamCaptureUnsupported);
     if (stream->capture)
         return emu_error(cudaErrorIllegalState);

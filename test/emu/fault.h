@@ -1,0 +1,52 @@
+// Plants a fault in what the emulated device runs, so that tests see how the program takes it. EMU_FAULT=KIND:NAME, in which
+// NAME is part of a kernel's name, or of "cublasLtMatmul", "a graph", ...:
+//   wrong     such work does not run: its results are what the memory held
+//   unsteady  every second piece of such work does not run
+//   hang      such work never ends
+//   illegal   such work reads an illegal address: neither it nor later work runs, and later calls return the error
+// EMU_FAULT=capture: no stream begins to record.
+#pragma once
+#include <stdio.h>  // fprintf
+#include <stdlib.h> // getenv, abort
+#include <string.h> // strcmp, strncmp, strstr
+#include <unistd.h> // pause
+
+enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_ILLEGAL, EMU_CAPTURE };
+struct emu_planted {
+    enum emu_fault kind;
+    const char *name; // whose work it is
+};
+static inline struct emu_planted emu_read_fault(void) {
+    static const char *const kinds[] = {"", "wrong:", "unsteady:", "hang:", "illegal:", "capture"};
+    const char *const text = getenv("EMU_FAULT");
+    for (int kind = EMU_WRONG; text && kind <= EMU_CAPTURE; kind++) {
+        const size_t length = strlen(kinds[kind]);
+        if (strncmp(text, kinds[kind], length) == 0)
+            return {(enum emu_fault)kind, text + length};
+    }
+    if (text)
+        fprintf(stderr, "EMU_FAULT=%s: expected KIND:NAME, as test/emu/fault.h has it\n", text), abort();
+    return {EMU_NO_FAULT, ""};
+}
+inline const struct emu_planted emu_planted = emu_read_fault();
+inline bool emu_is_broken = false; // an illegal address was met
+
+// Whether work of this name does not run.
+static inline bool emu_fault_stops(const char *name) {
+    static int met = 0;
+    if (emu_is_broken)
+        return true;
+    if (emu_planted.kind == EMU_NO_FAULT || !strstr(name, emu_planted.name))
+        return false;
+    switch (emu_planted.kind) {
+    case EMU_NO_FAULT:
+    case EMU_CAPTURE: return false;
+    case EMU_WRONG: return true;
+    case EMU_UNSTEADY: return met++ % 2 == 1;
+    case EMU_HANG:
+        for (;;)
+            pause();
+    case EMU_ILLEGAL: emu_is_broken = true; return true;
+    }
+    return false;
+}
