@@ -27,17 +27,22 @@ enum attention_backend {
     ATTENTION_FUSED,
 };
 
+enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
+// Which of the GPU's flash kernels may be chosen.
+enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
+
 // What a model asks of attention beside a shape.
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
     bool any_order;        // attention_backward_options's
-    const char *not_fused; // why fused may not be chosen, whatever is here; NULL: it may
+    enum flash_kernels kernels;
+    const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, whatever is here; NULL: it may
 };
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[640];               // the backend and why it was chosen, for the start-up report
+    char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
 // Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is known to be
@@ -115,22 +120,33 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_switch(backend));
 }
-// Writes why flash can't be used; an empty reason where it can.
+// Writes why flash can't be used, but for the backend of compute capability 9.0; an empty reason where it can.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
-                                   struct attention_shape shape, const struct device *dev) {
+                                   struct attention_shape shape, const struct attention_demands *demands,
+                                   const struct device *dev) {
     char kernels[128] = "";
     attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    if (!*reason && *kernels)
-        snprintf(reason, size, "flash: %s", kernels);
+    if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
+        snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
 // Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
-static void attention_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, float dropout,
-                                              struct device *dev) {
-    if (dropout > 0)
+static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
+                                  struct attention_shape shape, const struct attention_demands *demands,
+                                  struct device *dev) {
+    attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
+    if (*reason)
+        return;
+    if (demands->kernels == FLASH_KERNELS_MMA)
+        snprintf(reason, size, "is ruled out by --flash-kernels mma");
+    else if (demands->dropout > 0)
         snprintf(reason, size, "has no --attention-dropout");
     else
         sm90_unavailable_reason(reason, size, shape, dev);
+    if (*reason && demands->kernels == FLASH_KERNELS_WGMMA && device_is_gpu(dev))
+        fail("--flash-kernels wgmma: %s %s; leave the option out", sm90_describe(), reason);
+    if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
+        snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
 // Writes why fused can't be used; an empty reason where it can.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
@@ -143,8 +159,8 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         return;
     if (demands.dropout > 0)
         snprintf(library, sizeof library, "has no --attention-dropout");
-    else if (demands.not_fused)
-        snprintf(library, sizeof library, "%s", demands.not_fused);
+    else if (demands.refused[ATTENTION_FUSED])
+        snprintf(library, sizeof library, "%s", demands.refused[ATTENTION_FUSED]);
     else if (demands.documents)
         snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
     else
@@ -183,12 +199,12 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 
 // Chooses among the backends that `reasons` leave, and writes what it is and why.
 struct attention_reasons {
-    char flash[192], unfused[192], sm90[128], fused[320];
+    char flash[320], unfused[320], sm90[320], fused[320];
 };
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
-    char not_sm90[192] = "";
+    char not_sm90[400] = "";
     choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
     if (!sm90 && device_is_gpu(dev))
         snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
@@ -217,9 +233,11 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape, dev);
+    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape, &demands, dev);
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
-    attention_sm90_unavailable_reason(r.sm90, sizeof r.sm90, shape, demands.dropout, dev);
+    if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
+        snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
+    attention_sm90_reason(r.sm90, sizeof r.sm90, wanted, shape, &demands, dev);
     const bool leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
     if (wanted == ATTENTION_FUSED || *r.flash || leads) // else the library need not be loaded
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);

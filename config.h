@@ -52,6 +52,7 @@ struct config {
     bool zero_init_projections;
     // attention, recomputation, memory
     enum config_backend attention_backend;
+    enum config_flash_kernels flash_kernels;
     bool deterministic_mode;
     enum recompute_granularity recompute_granularity;
     enum recompute_method recompute_method;
@@ -134,6 +135,7 @@ struct config {
     enum config_precision precision;
     const char *instruction_set;
     bool cuda_graphs, matmul_tuning;
+    enum config_self_check self_check;
     int threads;
     // several processes
     int zero_stage;
@@ -277,6 +279,9 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
         "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
         "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
+    ROW(ENUM, flash_kernels, "auto", CHOICES(FLASH_KERNELS), 0, 0,
+        "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: wgmma where it takes the shape",
+        CONFIG_THIS_START),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN sums dQ in any order"),
     ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),
@@ -506,6 +511,10 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START),
     ROW(BOOL, matmul_tuning, "true", "", 0, 0,
         "On a GPU: time the algorithms of matrix products at the start, and keep the fastest in OUT and checkpoints"),
+    ROW(ENUM, self_check, "auto", CHOICES(SELF_CHECKS), 0, 0,
+        "On a GPU: judge attention's kernels before they are used, and fall back where they are wrong; auto: runs that "
+        "train, once a GPU, driver and commit, unless TRAIN_GPT_SELF_CHECK=off in the environment; always: each start",
+        CONFIG_THIS_START),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),
 

@@ -34,6 +34,8 @@
 #define DOCUMENT_DELIMITERS(X) X(DELIMITER_AUTO, "auto") X(DELIMITER_FIRST, "first") X(DELIMITER_LAST, "last")
 #define ATTENTION_BACKENDS(X)                                                                                          \
     X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused") X(BACKEND_FUSED, "fused")
+#define FLASH_KERNELS(X) X(KERNELS_AUTO, "auto") X(KERNELS_WGMMA, "wgmma") X(KERNELS_MMA, "mma")
+#define SELF_CHECKS(X) X(CHECK_AUTO, "auto") X(CHECK_ALWAYS, "always") X(CHECK_OFF, "off")
 #define RECOMPUTE_GRANULARITIES(X)                                                                                     \
     X(RECOMPUTE_NONE, "none")                                                                                          \
     X(RECOMPUTE_SELECTIVE, "selective")                                                                                \
@@ -83,6 +85,8 @@ enum qk_layernorm_width { QK_LAYERNORM_WIDTHS(CHOICE_ENUMERATOR) };
 enum norm_placement { NORM_PLACEMENTS(CHOICE_ENUMERATOR) };
 enum document_delimiter { DOCUMENT_DELIMITERS(CHOICE_ENUMERATOR) };
 enum config_backend { ATTENTION_BACKENDS(CHOICE_ENUMERATOR) };
+enum config_flash_kernels { FLASH_KERNELS(CHOICE_ENUMERATOR) };
+enum config_self_check { SELF_CHECKS(CHOICE_ENUMERATOR) };
 enum recompute_granularity { RECOMPUTE_GRANULARITIES(CHOICE_ENUMERATOR) };
 enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
 enum config_plan { PLANS(CHOICE_ENUMERATOR) };

@@ -34,6 +34,8 @@ static void describe_build(void) {
 int main(int argc, char **argv) {
     libraries_have_started();
     standard_files_open();
+    if (argc == 3 && strcmp(argv[1], SELF_CHECK_ARGUMENT) == 0)
+        return cuda_self_check(argv[2]);
     stack_check_limit();
     spin_briefly(argv);
     struct config config = config_read(argc, argv, describe_build);
@@ -70,6 +72,7 @@ int main(int argc, char **argv) {
 #include "run/plan_report.cuh"  // the plan as tables
 #include "run/plan_summary.cuh" // the plan in ten lines
 #include "run/run.cuh"          // struct run
+#include "run/self_check.cuh"   // attention judged before it is used
 #include "run/train.cuh"        // the training loop
 #include "run/tune.cuh"         // the matrix products' algorithms
 #include "run/validate.cuh"     // validation
@@ -89,6 +92,7 @@ static int run_training(struct run *r) {
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
     write_config(c);
     open_saver(r);
+    self_check_save(r);
     tune_matmuls(r);
     find_peak(r);
     report(r);
@@ -191,6 +195,7 @@ int ENGINE(const struct config *config) {
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
 const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_unavailable_reason(); }
 void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
+int NAME_OF(ENGINE, _self_check)(const char *request) { return self_check_serve(request); }
 #endif
 
 #endif

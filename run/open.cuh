@@ -6,6 +6,7 @@
 #include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/run.cuh"               // struct run
+#include "run/self_check.cuh"        // self_check_attention
 #include "run/utilisation.cuh"       // gpt_measure_peak
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/machine/process.h" // stack_bytes_here
@@ -75,6 +76,15 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
+// The kernels that --flash-kernels allows, as attention_choose takes them.
+static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
+    switch (kernels) {
+    case KERNELS_AUTO: return FLASH_KERNELS_AUTO;
+    case KERNELS_WGMMA: return FLASH_KERNELS_WGMMA;
+    case KERNELS_MMA: return FLASH_KERNELS_MMA;
+    }
+    __builtin_unreachable();
+}
 // Where some ranks have chosen fused and others not, by what is installed on their machines, one of the others; -1: ranks
 // agree. Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
@@ -87,26 +97,32 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
+// Chooses a backend that every rank takes, and that none has found wrong on its GPU.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     struct attention_demands demands;
+    char not_fused[96];
+    memset(&demands, 0, sizeof demands);
     demands.dropout = c->attention_dropout;
     demands.documents = c->reset_attention_mask ? "--reset-attention-mask"
                         : *c->eval_tasks        ? "--eval-tasks"
                         : *c->perplexity        ? "--perplexity"
                                                 : NULL;
     demands.any_order = !c->deterministic_mode;
-    demands.not_fused = NULL;
-    const struct attention_choice choice =
-        attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
-    const int without = rank_without_fused(r, &choice);
-    if (without < 0 || choice.backend != ATTENTION_FUSED)
-        return choice;
-    char reason[96];
-    snprintf(reason, sizeof reason, "rank %d does not take it, and ranks compute alike", without);
-    demands.not_fused = reason;
-    return attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
+    demands.kernels = kernels_allowed(c->flash_kernels);
+    for (;;) {
+        const struct attention_choice choice =
+            attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
+        const int without = rank_without_fused(r, &choice);
+        const char *refused = not_fused;
+        if (without >= 0)
+            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
+        else if ((refused = self_check_attention(r, choice.backend)) == NULL)
+            return choice;
+        if (without < 0 || choice.backend == ATTENTION_FUSED)
+            demands.refused[choice.backend] = refused;
+    }
 }
 
 // What a choice of the engine's own may use: beside what is planned, libraries of collectives take memory before the

@@ -6,6 +6,7 @@
 #include "run/model.cuh"              // struct gpt
 #include "run/sample.cuh"             // struct sampler
 #include "run/save.cuh"               // struct saver
+#include "run/self_verdict.cuh"       // struct self_check
 #include "run/slow_steps.h"           // struct slow_steps
 #include "runtime/machine/deadline.h" // --exit-after
 #include "runtime/text/log.h"         // struct log
@@ -22,6 +23,7 @@ struct run {
     struct config *own; // config, for what the run itself chooses: it is kept there as if it had been given
     struct device dev;
     struct attention_choice attention;
+    struct self_check self_check;
     struct fit fit;
     struct fit_chosen chosen; // by --recompute-granularity auto
     bool chunk_grew;          // --loss-chunk-tokens is what free memory allowed, and more than planned otherwise

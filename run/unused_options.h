@@ -24,6 +24,7 @@ static void report_unused_options(const struct config *c) {
         {CONFIG_ROW(allow_lossy_states), c->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
          "--recompute-granularity auto"},
         {CONFIG_ROW(document_delimiter), documents, "--separate-documents"},
+        {CONFIG_ROW(flash_kernels), c->device == DEVICE_CUDA, "a GPU"},
         {CONFIG_ROW(val_steps), *c->val_data != '\0', "--val-data"},
         {CONFIG_ROW(sample_tokens), samples, sampling},
         {CONFIG_ROW(sample_count), samples, sampling},

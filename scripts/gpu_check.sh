@@ -8,7 +8,7 @@
 #   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
 #   attention        op tests of attention, bf16 and fp32
 #   model            op tests of matrix products and of whole models, bf16
-#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
+#   curve            the start-up check of attention; 50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
 #   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and
 #                    cuDNN; what ptxas made of the kernels
 #   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute
@@ -64,6 +64,7 @@ fi
 cd "$root" || exit 2
 python=${PYTHON:-python3}
 export PYTHON="$python" # make looks into its nvidia wheels
+export TRAIN_GPT_SELF_CHECK=off # each run has a folder of its own, and would check again; the stage curve does
 limit=${GPU_CHECK_SECONDS:-560}
 step_limit=${GPU_CHECK_STEP_SECONDS:-}
 only=${GPU_CHECK_ONLY:-}
@@ -379,10 +380,22 @@ small_model() {
     esac
     model+=(--num-layers "$layers" --vocab-size 257 --seq-length "$length" --train-data "$work/data/bytes_*.bin")
 }
+# The start-up check of a run, by which attention's kernels are right for its model.
+self_checks() {
+    local shape
+    for shape in gpt2_64 llama_128; do
+        small_model "$shape"
+        # shellcheck disable=SC2016
+        step "self_check_$shape" 120 bash -c '"$@" | tee /dev/stderr | grep "^self-check .*kernels are right"' check \
+            "$train_gpt" "${model[@]}" --micro-batch-size 1 --global-batch-size 1 --train-steps 1 --precision bf16 \
+            --device cuda --self-check always --out "$work/self_check_$shape"
+    done
+}
 curve() {
     local case shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
     [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
+    self_checks
     for case in gpt2:fp32 gpt2:bf16 gpt2_64:bf16 llama:fp32 llama:bf16 llama_128:bf16; do
         IFS=: read -r shape precision <<<"$case"
         small_model "$shape"

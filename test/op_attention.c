@@ -51,9 +51,12 @@ static void fused_reason(char *reason, size_t size, struct attention_shape s, fl
 // Flash is not in every build: fp32 on CUDA is without.
 static bool backend_takes(enum attention_backend backend, struct attention_shape s, float dropout) {
     char reason[256] = "";
+    struct attention_demands demands;
+    memset(&demands, 0, sizeof demands);
+    demands.dropout = dropout;
     switch (backend) {
     case ATTENTION_FLASH: flash_unavailable_reason(reason, sizeof reason, s, &dev); break;
-    case ATTENTION_FLASH_SM90: attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev); break;
+    case ATTENTION_FLASH_SM90: attention_sm90_reason(reason, sizeof reason, ATTENTION_FLASH, s, &demands, &dev); break;
     case ATTENTION_FUSED: fused_reason(reason, sizeof reason, s, dropout); break;
     case ATTENTION_UNFUSED:
     case ATTENTION_AUTO: break;

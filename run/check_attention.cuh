@@ -1,0 +1,438 @@
+// One backend of attention, judged on this GPU before a run relies on it: forward and backward at the model's own heads, by
+// what it gives a second time, by sums of products in double on the host, and by the next simpler backend.
+//
+// The host computes single rows: the output and the gradient of Q of a token need one row of scores, and the gradients of K
+// and V of a token near the end need those of the few tokens behind it. Every other row is held against the simpler backend.
+#pragma once
+#include "attention.cuh"               // attention_forward, attention_backward
+#include "kernels/amax.cuh"            // amax_with
+#include "kernels/attention_spans.cuh" // attention_spans, attention_first_key
+#include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
+#include "kernels/device_queue.cuh"    // device_synchronize
+#include "kernels/rope_table.cuh"      // rope_table
+#include <math.h>                      // exp, sqrt, tanh
+
+// What is judged.
+struct attention_check {
+    enum attention_backend backend, simpler; // simpler: ATTENTION_AUTO: none
+    struct attention_shape shape;            // B, T and the tables are chosen here
+    bool hides_keys;                         // a window or documents hide keys in some layer
+    bool rotary, biases, amax;               // what is fused into the run's calls
+    bool any_order;                          // attention_backward_options's
+};
+
+// Two attentions of bf16 inputs are less than a hundredth apart by their roots of mean squares; a row is by more, but a wrong
+// one is off by as much as it is long.
+static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
+// fp32 sums of thousands of stored values.
+static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
+
+// The operands, on the host and the device, and the sizes.
+struct attention_judge {
+    struct attention_shape shape;
+    struct device *dev;
+    int64_t rows, row, out_row; // tokens; elements of a token in qkv, in out
+    int64_t bias_chunks;
+    size_t qkv_bytes, out_bytes, saved_bytes, workspace_bytes, partial_bytes, table_bytes, rotary_bytes;
+    floatX *host_qkv, *host_dout; // (rows, row), (rows, out_row)
+    float *host_rotary;           // (T, D); NULL: none
+    int32_t *document_starts;     // (B, T) of the host; NULL: no keys are hidden
+    int window;
+    floatX *qkv, *dout, *out, *dqkv;
+    void *saved, *workspace;
+    float *partial, *rotary;
+    int32_t *first_key, *last_query, *starts;
+    uint32_t *amax;
+};
+// What a backend gives, on the host.
+struct attention_results {
+    floatX *out, *dqkv;
+    float *partial; // (bias_chunks, row); NULL: none
+    uint32_t amax;
+};
+
+static void *judge_memory(size_t bytes) {
+    void *const memory = calloc(1, bytes > 0 ? bytes : 1);
+    if (!memory)
+        fail("no memory to check attention");
+    return memory;
+}
+// Uniform numbers in [-2, 2).
+static floatX *judge_numbers(size_t bytes, uint32_t seed) {
+    floatX *const x = (floatX *)judge_memory(bytes);
+    for (size_t i = 0; i < bytes / sizeof *x; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = to_floatX((float)(seed >> 8) * 0x1p-22f - 2);
+    }
+    return x;
+}
+static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
+    void *const memory = device_allocate(bytes);
+    device_upload(memory, host, bytes, dev);
+    device_synchronize(dev);
+    return memory;
+}
+// Two waves of blocks, by KV heads, and a last tile that is not whole; no longer than 16 tiles, which the host generates in
+// a tenth of a second.
+static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
+    enum { B = 2, TILE = 128, REST = 5, MOST_TILES = 16 };
+    const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
+    shape->B = B;
+    shape->T = (tiles < MOST_TILES ? tiles : MOST_TILES) * TILE + REST;
+}
+static void judge_hide_keys(struct attention_judge *j) {
+    const int T = j->shape.T;
+    j->table_bytes = (size_t)j->rows * sizeof(int32_t);
+    j->window = T / 3;
+    j->document_starts = (int32_t *)judge_memory(j->table_bytes);
+    for (int64_t row = 0; row < j->rows; row++) { // the second sequence's documents begin elsewhere
+        const int t = (int)(row % T), first = row < T ? T / 4 : T / 2 + 1;
+        j->document_starts[row] = t < first ? 0 : first;
+    }
+    j->starts = (int32_t *)judge_upload(j->document_starts, j->table_bytes, j->dev);
+    j->first_key = (int32_t *)device_allocate(j->table_bytes);
+    j->last_query = (int32_t *)device_allocate(j->table_bytes);
+    attention_spans(j->first_key, j->last_query, j->starts, j->window, j->shape.B, T, j->dev);
+    j->shape.first_key = j->first_key;
+    j->shape.last_query = j->last_query;
+}
+static struct attention_judge judge_open(const struct attention_check *check, int multiprocessors, struct device *dev) {
+    struct attention_judge j;
+    memset(&j, 0, sizeof j);
+    j.dev = dev;
+    j.shape = check->shape;
+    judge_choose_size(&j.shape, multiprocessors);
+    j.rows = (int64_t)j.shape.B * j.shape.T;
+    j.out_row = (int64_t)j.shape.num_heads * j.shape.head_dim;
+    j.row = j.out_row + 2 * (int64_t)j.shape.num_query_groups * j.shape.head_dim;
+    j.qkv_bytes = (size_t)(j.rows * j.row) * sizeof(floatX);
+    j.out_bytes = (size_t)(j.rows * j.out_row) * sizeof(floatX);
+    if (check->hides_keys)
+        judge_hide_keys(&j);
+    if (check->rotary) {
+        const struct rope_settings settings = rope_unscaled(j.shape.head_dim, 10000);
+        j.rotary_bytes = (size_t)j.shape.T * (size_t)j.shape.head_dim * sizeof(float);
+        j.host_rotary = (float *)judge_memory(j.rotary_bytes);
+        rope_table(j.host_rotary, j.shape.T, &settings);
+        j.rotary = (float *)judge_upload(j.host_rotary, j.rotary_bytes, dev);
+    }
+    const enum attention_backend backends[] = {check->backend,
+                                               check->simpler == ATTENTION_AUTO ? check->backend : check->simpler};
+    for (int i = 0; i < 2; i++) {
+        const size_t forward = attention_forward_workspace_bytes(backends[i], j.shape, dev);
+        const size_t backward = attention_backward_workspace_bytes(backends[i], j.shape, check->any_order, dev);
+        j.saved_bytes = attention_larger(j.saved_bytes, attention_saved_bytes(backends[i], j.shape));
+        j.workspace_bytes = attention_larger(j.workspace_bytes, attention_larger(forward, backward));
+    }
+    j.bias_chunks = check->biases ? attention_bias_chunks(check->backend, j.shape) : 0;
+    j.partial_bytes = (size_t)(j.bias_chunks * j.row) * sizeof(float);
+    j.host_qkv = judge_numbers(j.qkv_bytes, 1);
+    j.host_dout = judge_numbers(j.out_bytes, 2);
+    j.qkv = (floatX *)judge_upload(j.host_qkv, j.qkv_bytes, dev);
+    j.dout = (floatX *)judge_upload(j.host_dout, j.out_bytes, dev);
+    j.out = (floatX *)device_allocate(j.out_bytes);
+    j.dqkv = (floatX *)device_allocate(j.qkv_bytes);
+    j.saved = device_allocate(j.saved_bytes);
+    j.workspace = device_allocate(j.workspace_bytes);
+    j.partial = (float *)device_allocate(j.partial_bytes);
+    j.amax = (uint32_t *)device_allocate(sizeof *j.amax);
+    return j;
+}
+static void judge_close(struct attention_judge *j) {
+    void *const device[] = {j->qkv,     j->dout,   j->out,       j->dqkv,       j->saved,  j->workspace,
+                            j->partial, j->rotary, j->first_key, j->last_query, j->starts, j->amax};
+    const size_t bytes[] = {j->qkv_bytes,   j->out_bytes,       j->out_bytes,     j->qkv_bytes,
+                            j->saved_bytes, j->workspace_bytes, j->partial_bytes, j->rotary_bytes,
+                            j->table_bytes, j->table_bytes,     j->table_bytes,   sizeof *j->amax};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+        device_free(device[i], bytes[i]);
+    free(j->host_qkv);
+    free(j->host_dout);
+    free(j->host_rotary);
+    free(j->document_starts);
+}
+
+// Runs both passes of a backend. What they write is cleared before: what they leave out shows.
+static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
+                                          const struct attention_check *check) {
+    struct attention_results results;
+    struct attention_backward_options options;
+    struct dropout dropout;
+    const bool judged = backend == check->backend;
+    memset(&dropout, 0, sizeof dropout);
+    memset(&options, 0, sizeof options);
+    results.out = (floatX *)judge_memory(j->out_bytes);
+    results.dqkv = (floatX *)judge_memory(j->qkv_bytes);
+    results.partial = judged && j->partial ? (float *)judge_memory(j->partial_bytes) : NULL;
+    options.rotary = j->rotary;
+    options.any_order = check->any_order;
+    options.amax = check->amax ? j->amax : NULL;
+    options.bias_partial = judged ? j->partial : NULL;
+    device_zero(j->out, j->out_bytes, j->dev);
+    device_zero(j->dqkv, j->qkv_bytes, j->dev);
+    device_zero(j->amax, sizeof *j->amax, j->dev);
+    attention_forward(j->out, j->saved, j->qkv, backend, j->shape, dropout, NULL, j->workspace, j->dev);
+    attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, dropout, options, j->workspace,
+                       j->dev);
+    device_download(results.out, j->out, j->out_bytes, j->dev);
+    device_download(results.dqkv, j->dqkv, j->qkv_bytes, j->dev);
+    device_download(&results.amax, j->amax, sizeof results.amax, j->dev);
+    if (results.partial)
+        device_download(results.partial, j->partial, j->partial_bytes, j->dev);
+    return results;
+}
+static void results_free(struct attention_results *results) {
+    free(results->out);
+    free(results->dqkv);
+    free(results->partial);
+}
+
+// ---- Rows of results ----
+
+// The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
+enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
+static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
+static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
+    return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
+}
+// The first element of head h of token `row` in a matrix like qkv.
+static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
+    const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
+    switch (kind) {
+    case JUDGE_OUT: return row * j->out_row + h * D;
+    case JUDGE_DQ: return row * j->row + h * D;
+    case JUDGE_DK: return row * j->row + j->out_row + h * D;
+    case JUDGE_DV: return row * j->row + j->out_row + kv + h * D;
+    case JUDGE_KINDS: break;
+    }
+    return 0;
+}
+static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
+                               enum judge_kind kind, int64_t row, int h) {
+    return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
+}
+static double judge_square(const floatX *x, int D) {
+    double sum = 0;
+    for (int i = 0; i < D; i++)
+        sum += (double)to_float(x[i]) * (double)to_float(x[i]);
+    return sum;
+}
+// The mean of the squares of a kind's rows.
+static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
+                                enum judge_kind kind) {
+    const int heads = judge_heads(j, kind);
+    double sum = 0;
+    for (int64_t row = 0; row < j->rows; row++)
+        for (int h = 0; h < heads; h++)
+            sum += judge_square(judge_row(j, results, kind, row, h), j->shape.head_dim);
+    return sum / ((double)j->rows * heads);
+}
+
+// ---- One row by the host ----
+
+struct judge_scores {
+    int first, count; // keys
+    double *p, *ds;   // (T) probabilities; gradients of scaled scores, before the soft cap
+    double out[ATTENTION_MAX_HEAD_DIM];
+};
+static double judge_dot(const floatX *a, const floatX *b, int D) {
+    double sum = 0;
+    for (int i = 0; i < D; i++)
+        sum += (double)to_float(a[i]) * (double)to_float(b[i]);
+    return sum;
+}
+// The row of scores of query head h at token t of sequence b, with the gradients of the scores.
+static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
+    const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
+    const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
+    const floatX *q = j->host_qkv + judge_at(j, JUDGE_DQ, row, h),
+                 *dout = j->host_dout + judge_at(j, JUDGE_OUT, row, h);
+    double largest = -INFINITY, sum = 0, mean = 0;
+    s->first = j->document_starts ? attention_first_key(j->document_starts, j->window, sequence, t) : 0;
+    s->count = t + 1 - s->first;
+    memset(s->out, 0, sizeof s->out);
+    for (int i = 0; i < s->count; i++) {
+        const double score = (double)j->shape.scale *
+                             judge_dot(q, j->host_qkv + judge_at(j, JUDGE_DK, sequence + s->first + i, group), D);
+        const double cap = (double)j->shape.softcap;
+        s->p[i] = cap > 0 ? cap * tanh(score / cap) : score;
+        s->ds[i] = cap > 0 ? 1 - s->p[i] / cap * (s->p[i] / cap) : 1;
+        largest = fmax(largest, s->p[i]);
+    }
+    for (int i = 0; i < s->count; i++)
+        sum += s->p[i] = exp(s->p[i] - largest);
+    for (int i = 0; i < s->count; i++) {
+        const floatX *v = j->host_qkv + judge_at(j, JUDGE_DV, sequence + s->first + i, group);
+        s->p[i] /= sum;
+        mean += s->p[i] * judge_dot(dout, v, D);
+        for (int d = 0; d < D; d++)
+            s->out[d] += s->p[i] * (double)to_float(v[d]);
+    }
+    for (int i = 0; i < s->count; i++) {
+        const floatX *v = j->host_qkv + judge_at(j, JUDGE_DV, sequence + s->first + i, group);
+        s->ds[i] *= s->p[i] * (judge_dot(dout, v, D) - mean);
+    }
+}
+// Undoes RoPE on the gradient of a row at position t.
+static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
+    const int half = j->shape.head_dim / 2;
+    const float *const cosines = j->host_rotary + (int64_t)t * j->shape.head_dim, *const sines = cosines + half;
+    for (int i = 0; i < half; i++) {
+        const double a = x[i], b = x[i + half], c = (double)cosines[i], s = (double)sines[i];
+        x[i] = a * c + b * s;
+        x[i + half] = b * c - a * s;
+    }
+}
+// right = the row of head h at token t of sequence b, summed in double.
+static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
+                          int b, int t, int h) {
+    const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
+    const int64_t sequence = (int64_t)b * j->shape.T;
+    const double scale = (double)j->shape.scale;
+    memset(right, 0, ATTENTION_MAX_HEAD_DIM * sizeof *right);
+    switch (kind) {
+    case JUDGE_OUT:
+        judge_scores_of(s, j, b, t, h);
+        memcpy(right, s->out, sizeof s->out);
+        return;
+    case JUDGE_DQ:
+        judge_scores_of(s, j, b, t, h);
+        for (int i = 0; i < s->count; i++)
+            for (int d = 0; d < D; d++)
+                right[d] += scale * s->ds[i] *
+                            (double)to_float(
+                                j->host_qkv[judge_at(j, JUDGE_DK, sequence + s->first + i, h / heads_a_group) + d]);
+        break;
+    case JUDGE_DK:
+    case JUDGE_DV:
+        for (int query = t; query < j->shape.T; query++)
+            for (int head = h * heads_a_group; head < (h + 1) * heads_a_group; head++) {
+                judge_scores_of(s, j, b, query, head);
+                if (s->first > t)
+                    continue;
+                const floatX *q = j->host_qkv + judge_at(j, JUDGE_DQ, sequence + query, head);
+                const floatX *dout = j->host_dout + judge_at(j, JUDGE_OUT, sequence + query, head);
+                for (int d = 0; d < D; d++)
+                    right[d] += kind == JUDGE_DK ? scale * s->ds[t - s->first] * (double)to_float(q[d])
+                                                 : s->p[t - s->first] * (double)to_float(dout[d]);
+            }
+        break;
+    case JUDGE_KINDS: break;
+    }
+    if (j->host_rotary && kind != JUDGE_DV)
+        judge_undo_rope(right, j, t);
+}
+
+// ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
+
+static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
+                          const struct attention_results *results, double *largest) {
+    const int T = j->shape.T;
+    // Around the borders of tiles of 64 and of 128; of gradients of K and V those around the last such border.
+    const int tokens[] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1}, kv_from = 7;
+    struct judge_scores s;
+    double right[ATTENTION_MAX_HEAD_DIM];
+    s.p = (double *)judge_memory((size_t)T * sizeof *s.p);
+    s.ds = (double *)judge_memory((size_t)T * sizeof *s.ds);
+    for (int kind = 0; kind < JUDGE_KINDS; kind++) {
+        const int heads = judge_heads(j, (enum judge_kind)kind), ends[] = {0, heads - 1};
+        const double mean = judge_mean_square(j, results, (enum judge_kind)kind);
+        for (int i = kind == JUDGE_DK || kind == JUDGE_DV ? kv_from : 0; i < 10; i++)
+            for (int b = 0; b < j->shape.B && !*reason; b++) {
+                const int h = ends[(i + b) % 2];
+                const floatX *row = judge_row(j, results, (enum judge_kind)kind, (int64_t)b * T + tokens[i], h);
+                double apart = 0, length = mean;
+                judge_compute(right, j, &s, (enum judge_kind)kind, b, tokens[i], h);
+                double square = 0;
+                for (int d = 0; d < j->shape.head_dim; d++) {
+                    apart += (right[d] - (double)to_float(row[d])) * (right[d] - (double)to_float(row[d]));
+                    square += right[d] * right[d];
+                }
+                length = fmax(length, square);
+                const double distance = sqrt(apart / length);
+                *largest = fmax(*largest, distance);
+                if (!(distance <= ATTENTION_CHECK_DISTANCE))
+                    snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from sums in double, relative",
+                             judge_names[kind], h, tokens[i], distance);
+            }
+    }
+    free(s.p);
+    free(s.ds);
+}
+static void judge_by_simpler(char *reason, size_t size, const struct attention_judge *j,
+                             const struct attention_results *ours, const struct attention_results *theirs,
+                             const char *name, double *largest) {
+    const int D = j->shape.head_dim;
+    for (int kind = 0; kind < JUDGE_KINDS; kind++) {
+        const int heads = judge_heads(j, (enum judge_kind)kind);
+        const double mean = judge_mean_square(j, theirs, (enum judge_kind)kind);
+        for (int64_t row = 0; row < j->rows; row++)
+            for (int h = 0; h < heads && !*reason; h++) {
+                const floatX *a = judge_row(j, ours, (enum judge_kind)kind, row, h);
+                const floatX *b = judge_row(j, theirs, (enum judge_kind)kind, row, h);
+                double apart = 0;
+                for (int d = 0; d < D; d++) {
+                    const double difference = (double)to_float(a[d]) - (double)to_float(b[d]);
+                    apart += difference * difference;
+                }
+                const double distance = sqrt(apart / fmax(mean, judge_square(b, D)));
+                *largest = fmax(*largest, distance);
+                if (!(distance <= ATTENTION_CHECK_DISTANCE))
+                    snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from that of %s, relative",
+                             judge_names[kind], h, (int)(row % j->shape.T), distance, name);
+            }
+    }
+}
+static void judge_again(char *reason, size_t size, const struct attention_judge *j, const struct attention_results *one,
+                        const struct attention_results *other, bool any_order) {
+    if (memcmp(one->out, other->out, j->out_bytes) != 0)
+        snprintf(reason, size, "its forward, computed again, gives other bits");
+    else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
+        snprintf(reason, size, "its backward, computed again, gives other bits");
+}
+// The sums of dqkv's columns and its largest magnitude, which backward takes on its way.
+static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
+                          const struct attention_results *results, bool takes_amax) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < j->rows * j->row && takes_amax; i++)
+        largest = amax_with(largest, results->dqkv[i]);
+    if (takes_amax && largest != results->amax)
+        snprintf(reason, size, "the largest magnitude of its gradients is wrong");
+    for (int64_t column = 0; column < j->row && results->partial && !*reason; column++) {
+        double right = 0, size_of_sum = 0, sum = 0;
+        for (int64_t row = 0; row < j->rows; row++) {
+            const double x = (double)to_float(results->dqkv[row * j->row + column]);
+            right += x;
+            size_of_sum += fabs(x);
+        }
+        for (int64_t chunk = 0; chunk < j->bias_chunks; chunk++)
+            sum += (double)results->partial[chunk * j->row + column];
+        if (!(fabs(sum - right) <= ATTENTION_CHECK_SUM * size_of_sum))
+            snprintf(reason, size, "the gradient of its biases is wrong: column %d sums to %.4g, not %.4g", (int)column,
+                     sum, right);
+    }
+}
+
+// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Sets *largest to
+// the largest relative distance of a row. Nothing is enqueued when it returns.
+static void check_attention(char *reason, size_t size, const struct attention_check *check, int multiprocessors,
+                            double *largest, struct device *dev) {
+    struct attention_judge j = judge_open(check, multiprocessors, dev);
+    struct attention_results first = judge_run(&j, check->backend, check);
+    struct attention_results again = judge_run(&j, check->backend, check);
+    reason[0] = '\0';
+    *largest = 0;
+    judge_again(reason, size, &j, &first, &again, check->any_order);
+    if (!*reason)
+        judge_by_host(reason, size, &j, &first, largest);
+    if (!*reason)
+        judge_by_sums(reason, size, &j, &first, check->amax);
+    if (!*reason && check->simpler != ATTENTION_AUTO) {
+        struct attention_results simpler = judge_run(&j, check->simpler, check);
+        judge_by_simpler(reason, size, &j, &first, &simpler, attention_name(check->simpler), largest);
+        results_free(&simpler);
+    }
+    results_free(&first);
+    results_free(&again);
+    judge_close(&j);
+}

@@ -1,0 +1,376 @@
+// --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
+// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends the child
+// alone, and the run takes the next simpler backend: wgmma, mma.sync, unfused. docs/gpu/self-check.md is the page on it.
+//
+// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the commit and the request: a second
+// start of the run pays nothing. cuDNN's attention is held against ours where it is chosen (kernels/attention_cudnn_check.cu).
+#pragma once
+#include "run/run.cuh" // struct run
+
+#ifdef TARGET_CUDA
+#include "run/check_attention.cuh"   // check_attention
+#include "run/levels.h"              // build_commit
+#include "run/libraries.cuh"         // cuda_version_text, library_variant
+#include "runtime/files/file_read.h" // read_whole
+#include "runtime/machine/child.h"   // child_run
+#include "runtime/machine/say.h"     // say_warning
+#include "runtime/net/parallel.h"    // parallel_largest, parallel_share_text
+
+#define SELF_CHECK_NAME "self_check.txt"
+enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1024, SELF_CHECK_MOST_FILE = 1 << 20 };
+static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 8 GPUs takes up to 20
+
+// ---- The request: what a child is asked, as words of a command line ----
+
+// Writes the request of a check by the GPU of number `gpu` to text (SELF_CHECK_REQUEST bytes).
+static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
+    const struct attention_shape *s = &check->shape;
+    snprintf(text, SELF_CHECK_REQUEST,
+             FLOATX_NAME
+             " gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
+             "biases=%d amax=%d any_order=%d",
+             gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
+             (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
+             check->any_order);
+}
+// Reads what self_check_write_request wrote. Returns whether it is a request that this program can make.
+static bool self_check_read_request(struct attention_check *check, int *gpu, const char *text) {
+    struct attention_shape *s = &check->shape;
+    int backend, simpler, hides, rotary, biases, amax, any_order;
+    memset(check, 0, sizeof *check);
+    const int read = sscanf(
+        text,
+        FLOATX_NAME " gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
+                    "biases=%d amax=%d any_order=%d",
+        gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap, &hides,
+        &rotary, &biases, &amax, &any_order);
+    if (read != 13 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
+        simpler >= ATTENTION_BACKENDS_COUNT || s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 ||
+        s->head_dim < 8 || s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
+        return false;
+    check->backend = (enum attention_backend)backend;
+    check->simpler = (enum attention_backend)simpler;
+    check->hides_keys = hides;
+    check->rotary = rotary;
+    check->biases = biases;
+    check->amax = amax;
+    check->any_order = any_order;
+    return true;
+}
+
+// ---- The child ----
+
+// Makes the check of a request, and prints "open" once the GPU is, then "right DISTANCE" or "wrong REASON". Returns the exit
+// status.
+static int self_check_serve(const char *request) {
+    struct attention_check check;
+    struct cudaDeviceProp properties;
+    struct device dev;
+    char reason[256] = "";
+    double largest = 0;
+    int gpu = 0;
+    child_follow_parent();
+    if (!self_check_read_request(&check, &gpu, request))
+        fail("a self-check's request is not understood: %s", request);
+    memset(&dev, 0, sizeof dev);
+    dev.threads = 1;
+    device_open(&dev, gpu, true);
+    dev.matmul = matmul_create(&dev);
+    cuda_check(cudaGetDeviceProperties(&properties, dev.index));
+    printf("open\n");
+    fflush(stdout);
+    const bool hides = check.hides_keys;
+    for (int hidden = 0; hidden <= (hides ? 1 : 0) && !*reason;
+         hidden++) { // layers with a window are mixed with others
+        double distance = 0;
+        check.hides_keys = hidden;
+        check_attention(reason, sizeof reason, &check, properties.multiProcessorCount, &distance, &dev);
+        largest = fmax(largest, distance);
+    }
+    if (*reason)
+        printf("wrong %s\n", reason);
+    else
+        printf("right %.2g\n", largest);
+    matmul_destroy(dev.matmul);
+    attention_close(&dev);
+    device_close(&dev);
+    return EXIT_SUCCESS;
+}
+
+// ---- The parent ----
+
+// The last line of text: the bytes up to a newline that ends it are cut off.
+static const char *self_check_last_line(char *text) {
+    size_t length = strlen(text);
+    while (length > 0 && text[length - 1] == '\n')
+        text[--length] = '\0';
+    const char *const newline = strrchr(text, '\n');
+    return newline ? newline + 1 : text;
+}
+static double self_check_limit(void) {
+    const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
+    const double seconds = text ? strtod(text, NULL) : SELF_CHECK_SECONDS;
+    if (!(seconds > 0))
+        fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
+    return seconds;
+}
+// Starts a child for the request and sets *verdict to what it found.
+static void self_check_ask(struct self_verdict *verdict, char *request) {
+    char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT, output[4096];
+    char *const arguments[] = {program, option, request, NULL};
+    const double begin = seconds_now(), limit = self_check_limit();
+    const struct child_result result = child_run(output, sizeof output, arguments, limit);
+    const bool opened = strncmp(output, "open\n", 5) == 0;
+    const char *const line = self_check_last_line(output);
+    char *const text = verdict->text;
+    const size_t size = sizeof verdict->text;
+    verdict->seconds = seconds_now() - begin;
+    verdict->kind = opened ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
+    switch (result.end) {
+    case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
+    case CHILD_KILLED: snprintf(text, size, "it ended by %s", strsignal(result.status)); break;
+    case CHILD_NOT_STARTED: snprintf(text, size, "no process can be started: %s", strerror(result.status)); break;
+    case CHILD_EXITED:
+        if (result.status == 0 && opened && strncmp(line, "right ", 6) == 0) {
+            verdict->kind = SELF_CHECK_RIGHT;
+            snprintf(text, size, "within %.60s", line + 6);
+        } else if (result.status == 0 && opened && strncmp(line, "wrong ", 6) == 0)
+            snprintf(text, size, "%.230s", line + 6);
+        else
+            snprintf(text, size, "%.230s", line);
+        break;
+    }
+    for (char *at = text; *at; at++) // it becomes part of a line with tabs
+        if ((unsigned char)*at < ' ')
+            *at = ' ';
+}
+
+// Where the driver's version is, which CUDA's own functions don't tell.
+static void self_check_driver(char *text, size_t size) {
+    FILE *const file = fopen("/proc/driver/nvidia/version", "r");
+    text[0] = '\0';
+    if (file && !fgets(text, (int)size, file))
+        text[0] = '\0';
+    if (file)
+        fclose(file);
+    text[strcspn(text, "\n")] = '\0';
+}
+// Writes what a verdict holds for to key (SELF_CHECK_KEY bytes): not for one GPU by its number.
+static void self_check_write_key(char *key, const char *request, struct device *dev) {
+    char gpu[256], driver[256], libraries[128], version[LIBRARY_VERSION];
+    int runtime = 0;
+    self_check_driver(driver, sizeof driver);
+    cudaDriverGetVersion(&runtime);
+    snprintf(libraries, sizeof libraries, "CUDA %s, cuBLASLt %zu", cuda_version_text(version, runtime),
+             cublasLtGetVersion());
+    snprintf(key, SELF_CHECK_KEY, "%s; %s; %s; %s; " FLOATX_NAME "%s", device_name(gpu, sizeof gpu, dev), driver,
+             libraries, build_commit, strstr(request, " backend="));
+}
+
+// Takes over the verdicts of rank 0's file. Every rank calls this.
+static void self_check_read(struct run *r) {
+    char path[PATH_MAX];
+    struct self_check *s = &r->self_check;
+    struct error_text error;
+    unsigned char *data = NULL;
+    uint64_t bytes = 0;
+    s->is_read = true;
+    if (r->config->rank == 0 &&
+        (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->out) < sizeof path &&
+        access(path, F_OK) == 0) {
+        const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MOST_FILE, path, "a list of verdicts", &error);
+        if (problem)
+            fail("%s; --self-check=off starts without that file", problem);
+    }
+    if (r->parallel)
+        s->known =
+            parallel_share_text(r->parallel, data ? (const char *)data : "", &bytes, "the self-check's verdicts", true);
+    else
+        s->known = strndup(data ? (const char *)data : "", bytes);
+    if (!s->known)
+        fail("out of memory");
+    free(data);
+}
+// Sets *verdict to what is known of the key; returns whether anything is. A line has the kind, the text and the key, with
+// tabs between; the last one counts.
+static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
+    static const char *const kinds[] = {"right", "wrong"};
+    bool found = false;
+    for (const char *line = known; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+        const size_t length = strcspn(line, "\n"), kind = strcspn(line, "\t\n");
+        const char *const rest = line + kind + 1;
+        if (kind >= length)
+            continue;
+        const size_t text = strcspn(rest, "\t\n");
+        const char *const line_key = rest + text + 1;
+        if (line_key > line + length || strlen(key) != (size_t)(line + length - line_key) ||
+            strncmp(line_key, key, strlen(key)) != 0)
+            continue;
+        for (int i = 0; i < 2; i++)
+            if (strncmp(line, kinds[i], kind) == 0 && kind == strlen(kinds[i])) {
+                verdict->kind = i == 0 ? SELF_CHECK_RIGHT : SELF_CHECK_WRONG;
+                snprintf(verdict->text, sizeof verdict->text, "%.*s", (int)text, rest);
+                verdict->seconds = 0;
+                found = true;
+            }
+    }
+    return found;
+}
+// Adds a verdict to what self_check_save writes.
+static void self_check_keep(struct self_check *s, const struct self_verdict *verdict, const char *key) {
+    char *const before = s->found;
+    if (asprintf(&s->found, "%s%s\t%s\t%s\n", before ? before : "",
+                 verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong", verdict->text, key) < 0)
+        fail("out of memory");
+    free(before);
+}
+// Writes each backend that was refused, with the reason, as members of an object of log.jsonl. context: a struct run.
+static void self_check_log_refused(struct json *json, const void *context) {
+    const struct run *r = (const struct run *)context;
+    const char *const names[ATTENTION_BACKENDS_COUNT] = {"auto", flash_describe(&r->dev), unfused_describe(&r->dev),
+                                                         sm90_describe(), "cuDNN"};
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (*r->self_check.refused[i])
+            json_str(json, names[i], r->self_check.refused[i]);
+}
+// Adds the lines of rank 0's verdicts to the file in --out, whose folder is there, and what was refused to log.jsonl, which is
+// open. Where the file can't be written this is said.
+static void self_check_save(struct run *r) {
+    char path[PATH_MAX];
+    struct self_check *s = &r->self_check;
+    bool written = false;
+    if (r->config->rank == 0 && s->found) {
+        const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->out) < sizeof path;
+        FILE *const file = fits ? fopen(path, "a") : NULL;
+        written = file && fputs(s->found, file) >= 0;
+        written = file && fclose(file) == 0 && written;
+        if (!written)
+            say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(errno));
+    }
+    bool any = false;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        any = any || *s->refused[i];
+    if (any)
+        log_scores(&r->log, r->first_step, "self_check", self_check_log_refused, r);
+    free(s->known);
+    free(s->found);
+    s->known = s->found = NULL;
+}
+
+// ---- The choice ----
+
+// Whether any rank, whose environments may differ, asks for the check. Every rank calls this.
+static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
+    const struct config *c = r->config;
+    const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
+    bool wanted = false;
+    switch (c->self_check) {
+    case CHECK_AUTO: wanted = config_trains(c) && !(site && strcmp(site, "off") == 0); break;
+    case CHECK_ALWAYS: wanted = true; break;
+    case CHECK_OFF: break;
+    }
+    return r->dev.open && parallel_largest(r->parallel, wanted && backend != ATTENTION_FUSED, "whether to check");
+}
+// The simpler backend that the rows of another are held against; ATTENTION_AUTO: none takes the shape, or its memory is more
+// than an eighth of what is free.
+static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
+                                                 struct device *dev) {
+    char reason[128];
+    flash_unavailable_reason(reason, sizeof reason, shape, dev);
+    switch (backend) {
+    case ATTENTION_FLASH_SM90: return *reason ? ATTENTION_UNFUSED : ATTENTION_FLASH;
+    case ATTENTION_FLASH: {
+        struct attention_shape largest = shape;
+        struct cudaDeviceProp properties;
+        cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+        judge_choose_size(&largest, properties.multiProcessorCount);
+        const size_t bytes = attention_saved_bytes(ATTENTION_UNFUSED, largest) +
+                             attention_backward_workspace_bytes(ATTENTION_UNFUSED, largest, false, dev);
+        return bytes < device_free_bytes(dev) / 8 ? ATTENTION_UNFUSED : ATTENTION_AUTO;
+    }
+    case ATTENTION_UNFUSED:
+    case ATTENTION_FUSED:
+    case ATTENTION_AUTO: break;
+    }
+    return ATTENTION_AUTO;
+}
+static struct attention_check self_check_of(struct run *r, enum attention_backend backend) {
+    const struct config *c = r->config;
+    struct attention_check check;
+    check.backend = backend;
+    check.shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
+    check.simpler = self_check_simpler(backend, check.shape, &r->dev);
+    check.hides_keys = c->reset_attention_mask || config_window(c) > 0;
+    check.rotary = c->position_embedding_type == POSITION_ROPE;
+    check.biases = c->add_qkv_bias;
+    check.amax = c->fp8_format != FP8_FORMAT_NONE;
+    check.any_order = !c->deterministic_mode;
+    return check;
+}
+// Replaces the verdict by the worst of any rank's. Every rank calls this.
+static void self_check_agree(struct run *r, struct self_verdict *verdict) {
+    enum { WRONG = 1 << 24 }; // above the number of any rank
+    const int rank = r->config->rank;
+    int mine = 0;
+    if (verdict->kind != SELF_CHECK_RIGHT)
+        mine = rank + 1 + (verdict->kind == SELF_CHECK_WRONG ? WRONG : 0);
+    const int worst = parallel_largest(r->parallel, mine, "agreement on the self-check");
+    if (mine > 0 && rank > 0) // the report is rank 0's
+        say_warning("rank %d, the self-check of attention: %s", rank, verdict->text);
+    if (worst == mine)
+        return;
+    verdict->kind = worst > WRONG ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
+    snprintf(verdict->text, sizeof verdict->text, "rank %d %s", worst % WRONG - 1,
+             worst > WRONG ? "found it wrong" : "came to no verdict");
+}
+// Why the chosen backend may not be taken on this GPU, or on another rank's; NULL: it is right, or is not checked. The text
+// stays as long as the run. Every rank calls this, with the same backend.
+static const char *self_check_attention(struct run *r, enum attention_backend backend) {
+    struct self_check *s = &r->self_check;
+    char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
+    if (!self_check_is_wanted(r, backend))
+        return NULL;
+    if (!s->is_read && r->config->self_check != CHECK_ALWAYS)
+        self_check_read(r);
+    const struct attention_check check = self_check_of(r, backend);
+    struct self_verdict verdict;
+    self_check_write_request(request, &check, r->dev.index);
+    self_check_write_key(key, request, &r->dev);
+    if (!s->known || !self_check_find(&verdict, s->known, key)) {
+        self_check_ask(&verdict, request);
+        s->seconds += verdict.seconds;
+    }
+    self_check_agree(r, &verdict);
+    if (verdict.seconds > 0 && verdict.kind != SELF_CHECK_UNKNOWN)
+        self_check_keep(s, &verdict, key);
+    s->last = verdict;
+    if (verdict.kind != SELF_CHECK_WRONG)
+        return NULL;
+    snprintf(s->refused[backend], sizeof s->refused[backend], "failed the self-check: %s", verdict.text);
+    return s->refused[backend];
+}
+
+// The row of the start-up report.
+static void self_check_report(const struct run *r) {
+    const struct self_check *s = &r->self_check;
+    const bool is_old = s->seconds == 0;
+    char took[64];
+    snprintf(took, sizeof took, "%.2f s", s->seconds);
+    switch (s->last.kind) {
+    case SELF_CHECK_NOT_MADE: break;
+    case SELF_CHECK_RIGHT:
+        log_row("self-check", "attention's kernels are right, %s of what they should give; %s", s->last.text,
+                is_old ? "by " SELF_CHECK_NAME " in --out" : took);
+        break;
+    case SELF_CHECK_WRONG: break; // then another backend was checked, or the run has ended
+    case SELF_CHECK_UNKNOWN: log_row("self-check", "not made: %s", s->last.text); break;
+    }
+}
+
+#else
+
+static void self_check_report(const struct run *r) {}
+static const char *self_check_attention(struct run *r, enum attention_backend backend) { return NULL; }
+static void self_check_save(struct run *r) {}
+
+#endif

@@ -1,0 +1,23 @@
+// What a run knows of its self-check (run/self_check.cuh).
+#pragma once
+#include "attention.cuh" // ATTENTION_BACKENDS_COUNT
+
+enum self_verdict_kind {
+    SELF_CHECK_NOT_MADE,
+    SELF_CHECK_RIGHT,
+    SELF_CHECK_WRONG,
+    SELF_CHECK_UNKNOWN // the child came to no verdict: the GPU could not be opened by it
+};
+struct self_verdict {
+    enum self_verdict_kind kind;
+    char text[240];
+    double seconds; // that the check took; 0: the verdict is a file's
+};
+struct self_check {
+    bool is_read;   // known is set
+    char *known;    // verdicts of the file in --out; NULL: none
+    char *found;    // lines for that file; NULL: none
+    double seconds; // of all checks
+    struct self_verdict last;
+    char refused[ATTENTION_BACKENDS_COUNT][320]; // why a backend may not be chosen; "": it may
+};

@@ -1,0 +1,76 @@
+#include "runtime/machine/child.h"
+#include "runtime/machine/deadline.h" // deadline_after_minutes
+#include <errno.h>                    // errno, EINTR
+#include <fcntl.h>                    // O_CLOEXEC
+#include <poll.h>                     // poll
+#include <signal.h>                   // kill
+#include <spawn.h>                    // posix_spawn: a process that uses a GPU should not be copied by fork
+#include <string.h>                   // memcpy
+#include <sys/prctl.h>                // prctl
+#include <sys/wait.h>                 // waitpid
+#include <unistd.h>                   // pipe2, read
+
+extern char **environ;
+
+// Starts the child with stdout and stderr on the descriptor `out`. Returns 0, or errno.
+static int start(pid_t *child, char *const arguments[], int out) {
+    posix_spawn_file_actions_t actions;
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error)
+        return error;
+    error = posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+    if (!error)
+        error = posix_spawn_file_actions_adddup2(&actions, out, STDERR_FILENO);
+    if (!error)
+        error = posix_spawn(child, "/proc/self/exe", &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    return error;
+}
+// Reads until the child has closed the pipe or the deadline has passed. Returns whether it has closed it.
+static int read_output(char *output, size_t size, int in, struct deadline deadline) {
+    char unread[512]; // what does not fit
+    size_t length = 0;
+    ssize_t got = 1;
+    while (got != 0) {
+        struct pollfd ready = {in, POLLIN, 0};
+        const double left = deadline_left_s(deadline);
+        const int found = left > 0 ? poll(&ready, 1, (int)(1e3 * left) + 1) : 0;
+        if (found == 0)
+            break;
+        const size_t room = size - 1 - length;
+        got = found < 0 ? -1 : read(in, room > 0 ? output + length : unread, room > 0 ? room : sizeof unread);
+        if (got < 0 && errno != EINTR)
+            got = 0;
+        if (got > 0 && room > 0)
+            length += (size_t)got;
+    }
+    output[length] = '\0';
+    return got == 0;
+}
+
+struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds) {
+    struct child_result result = {CHILD_NOT_STARTED, 0};
+    const struct deadline deadline = deadline_after_minutes(deadline_clock_s(), seconds / 60);
+    int ends[2], status = 0;
+    pid_t child = 0;
+    output[0] = '\0';
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        result.status = errno;
+        return result;
+    }
+    result.status = start(&child, arguments, ends[1]);
+    close(ends[1]);
+    if (result.status == 0) {
+        const int closed = read_output(output, size, ends[0], deadline);
+        if (!closed)
+            kill(child, SIGKILL);
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+            continue;
+        result.end = !closed ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
+        result.status = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
+    }
+    close(ends[0]);
+    return result;
+}
+
+void child_follow_parent(void) { prctl(PR_SET_PDEATHSIG, SIGKILL); }

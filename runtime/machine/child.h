@@ -1,0 +1,18 @@
+// This program, run anew as a child: what may crash or hang does so there.
+#pragma once
+#include <stddef.h>    // size_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+enum child_end { CHILD_EXITED, CHILD_KILLED, CHILD_LATE, CHILD_NOT_STARTED };
+struct child_result {
+    enum child_end end;
+    int status; // EXITED: the exit status; KILLED: the signal; NOT_STARTED: errno
+};
+
+__BEGIN_DECLS
+// Runs this program with the arguments (NULL behind the last) and this process's environment, and waits until it ends, for
+// `seconds` at most: then it is killed. `output` (size bytes) is what it wrote to stdout and stderr, as far as it fits.
+struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds);
+// Called by the child: it dies when its parent does.
+void child_follow_parent(void);
+__END_DECLS

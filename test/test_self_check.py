@@ -1,0 +1,139 @@
+"""--self-check on the emulator, with faults planted in its kernels (test/emu/fault.h): what is found, what the run falls back on,
+what it says, and that a second start pays nothing. Skipped where TRAIN_GPT_CUDA names no emulator's train_gpt."""
+import json
+import os
+import struct
+import subprocess
+import tempfile
+import unittest
+
+from environment import chosen
+from test_parallel import free_port
+
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or "/nowhere")
+TEXT = b"for (int i = 0; i < n; i++)\n    sum += x[i] * y[i];\nreturn sum / (double)n + 1e-9;\n" * 30
+OPTIONS = ("--device cuda --precision bf16 --num-layers 1 --hidden-size 128 --num-attention-heads 2 --num-query-groups 1 --kv-channels 64 "
+           "--position-embedding-type rope --vocab-size 257 --seq-length 32 --micro-batch-size 1 --global-batch-size 1 --train-steps 2 "
+           "--lr 1e-3 --val-every 0 --checkpoint-every 0 --matmul-tuning=false").split()
+
+
+@unittest.skipUnless(os.path.exists(PROGRAM), "TRAIN_GPT_CUDA names no train_gpt of the emulator")
+class SelfCheck(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        with open(cls.folder.name + "/t_train_000.bin", "wb") as file:
+            file.write(struct.pack("<256i", 20240520, 1, len(TEXT), *[0] * 253) + struct.pack(f"<{len(TEXT)}H", *TEXT))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def begin(self, name, *arguments, **environment):
+        """A run whose --out has that name."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("EMU_", "TRAIN_GPT_SELF_CHECK"))}
+        return subprocess.Popen([PROGRAM, *OPTIONS, "--train-data", self.folder.name + "/t_train_*.bin", "--out", f"{self.folder.name}/{name}",
+                                 *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", **environment})
+
+    def start(self, name, *arguments, **environment):
+        """What a run says, and its losses."""
+        process = self.begin(name, *arguments, **environment)
+        result = subprocess.CompletedProcess([], None, *process.communicate(timeout=300))
+        result.returncode = process.returncode
+        losses = []
+        if result.returncode == 0:
+            with open(f"{self.folder.name}/{name}/log.jsonl", encoding="utf-8") as file:
+                entries = list(map(json.loads, file))
+            losses = [entry["loss"] for entry in entries if "loss" in entry]
+            self.refused = [entry["self_check"] for entry in entries if "self_check" in entry]
+        return result, losses
+
+    def row(self, result, name):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return next((line for line in result.stdout.splitlines() if line.startswith(name)), "")
+
+    def test_right_kernels_are_checked_once(self):
+        """The verdict is kept in --out: the second start goes by it, another model's is a new one."""
+        first, losses = self.start("once")
+        self.assertRegex(self.row(first, "self-check"), r"attention's kernels are right, within 0\.00\d+ of what they should give; \d+\.\d\d s$")
+        self.assertIn("flash, wgmma", self.row(first, "attention"))
+        second, again = self.start("once")
+        self.assertRegex(self.row(second, "self-check"), r"right, within 0\.00\d+ .*; by self_check.txt in --out")
+        self.assertEqual(losses, again)
+        with open(self.folder.name + "/once/self_check.txt", encoding="utf-8") as file:
+            self.assertRegex(file.read(), r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*\n$")
+        other, _ = self.start("once", "--num-query-groups", 2)
+        self.assertRegex(self.row(other, "self-check"), r"; \d+\.\d\d s$")
+
+    def test_off_and_always(self):
+        off, losses = self.start("off", "--self-check", "off")
+        self.assertEqual(self.row(off, "self-check"), "")
+        site, also = self.start("site", TRAIN_GPT_SELF_CHECK="off")
+        self.assertEqual(self.row(site, "self-check"), "")
+        self.assertEqual(losses, also)
+        for _ in range(2):
+            always, _ = self.start("always", "--self-check", "always", TRAIN_GPT_SELF_CHECK="off")
+            self.assertRegex(self.row(always, "self-check"), r"; \d+\.\d\d s$")
+
+    def test_what_is_wrong_is_not_used(self):
+        """wgmma falls back on mma.sync, whose run it then is to the bit; each way in which it can fail is told."""
+        _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
+        faults = {"wrong:sm90_forward": "its output is wrong: head 0 of token 0 is 1 from sums in double, relative",
+                  "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
+                  "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
+                  "hang:sm90_backward_kernel": "it did not end within 5 s"}
+        for i, (fault, said) in enumerate(faults.items()):
+            if fault in chosen(list(faults), list(faults)[1:]):
+                with self.subTest(fault):
+                    result, losses = self.start(f"fault{i}", EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="5")
+                    attention = self.row(result, "attention")
+                    self.assertIn("flash, mma.sync", attention)
+                    self.assertIn("failed the self-check: ", attention)
+                    self.assertIn(said[:150], attention)
+                    self.assertIn("kernels are right", self.row(result, "self-check"))
+                    self.assertEqual(losses, mma)
+
+    def test_a_verdict_of_wrong_is_kept(self):
+        first, _ = self.start("kept", EMU_FAULT="wrong:sm90_backward_kernel")
+        second, _ = self.start("kept")  # the fault is gone, the verdict is not
+        for result in (first, second):
+            self.assertRegex(self.row(result, "attention"), r"flash, mma\.sync .*; wgmma bf16 failed the self-check: its dQ is wrong")
+        self.assertIn("by self_check.txt", self.row(second, "self-check"))
+        self.assertEqual(list(self.refused[0]), ["wgmma bf16"])
+        self.assertRegex(self.refused[0]["wgmma bf16"], "failed the self-check: its dQ is wrong")
+
+    def test_unfused_is_what_is_left(self):
+        result, _ = self.start("unfused", EMU_FAULT="wrong:flash", EMU_CAPABILITY="8.0")
+        self.assertRegex(self.row(result, "attention"), r"unfused, .*\(flash: failed the self-check: ")
+        asked, _ = self.start("asked", "--attention-backend", "flash", EMU_FAULT="wrong:flash", EMU_CAPABILITY="8.0")
+        self.assertEqual(asked.returncode, 2, asked.stdout + asked.stderr)
+        self.assertRegex(asked.stderr, r"no attention backend is left \(flash: failed the self-check: .*unfused: --attention-backend flash")
+
+    def test_a_check_that_can_not_be_made_is_said(self):
+        result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
+        self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
+        self.assertFalse(os.path.exists(self.folder.name + "/unknown/self_check.txt"))
+
+    def test_ranks_agree(self):
+        """A fault on one rank's GPU makes all of them take the simpler kernels, in this start and in the next."""
+        for faults in (["", "wrong:sm90_backward_kernel"], ["", ""]):
+            port, ranks = free_port(), []
+            for rank, fault in enumerate(faults):
+                one = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "EMU_DEVICES": "2"}
+                ranks.append(self.begin("ranks", "--global-batch-size", 2, "--collectives", "sockets", "--threads", 1, "--rendezvous",
+                                        "127.0.0.1:%d" % port, **one, **({"EMU_FAULT": fault} if fault else {})))
+            said = ["".join(rank.communicate(timeout=300)) for rank in ranks]
+            self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+            self.assertRegex(said[0], r"(?m)^attention +flash, mma\.sync .* failed the self-check: rank 1 found it wrong; ")
+            if faults[1]:
+                self.assertRegex(said[1], "rank 1, the self-check of attention: its dQ is wrong")
+
+    def test_wgmma_can_be_asked_for(self):
+        result, _ = self.start("asks", "--flash-kernels", "wgmma", EMU_CAPABILITY="8.0")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "--flash-kernels wgmma: wgmma bf16 .*; leave the option out")
+
+
+if __name__ == "__main__":
+    unittest.main()
