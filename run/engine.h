@@ -10,7 +10,7 @@ typedef int engine_entry(const struct config *config); // runs what the options 
 typedef const char *engine_unavailable_reason(void);   // why this machine can't use the target; "": it can
 typedef void engine_libraries(void);                   // prints the libraries of a target with their versions
 typedef int engine_self_check(const char *request);    // makes a check as run/self_check.cuh's child; the exit status
-#define SELF_CHECK_ARGUMENT "--self-check-of"          // the first argument of that child; the request is the second
+#define SELF_CHECK_ARGUMENT "self-check"               // the first argument of that child; the request is the second
 
 // The cpu engines are declared in run/levels.h.
 engine_entry train_cuda_fp32, train_cuda_bf16;
