@@ -251,13 +251,16 @@ static void gpt_free_graphs(struct gpt *m) {
         segments_free(&m->graphs[i].segments);
     }
 }
-static void forward_backward_as_graph(struct gpt *m, struct micro_step_graph *graph, double scale) {
+// Returns whether the work is enqueued: not where it was recorded and CUDA does not take the graph.
+static bool forward_backward_as_graph(struct gpt *m, struct micro_step_graph *graph, double scale) {
     if (!graph_recorded(&graph->work)) {
-        graph_begin(m->dev);
+        const bool begun = graph_begin(m->dev);
         forward_backward(m, scale);
-        graph_end(&graph->work, m->dev);
+        if (!begun || !graph_end(&graph->work, m->dev))
+            return !begun;
     }
     graph_launch(&graph->work, m->dev);
+    return true;
 }
 static void forward_backward_as_segments(struct gpt *m, struct micro_step_graph *graph, double scale) {
     segments_begin(&graph->segments, m->dev);
@@ -266,29 +269,27 @@ static void forward_backward_as_segments(struct gpt *m, struct micro_step_graph 
 }
 // forward_backward as a graph: recorded once, then enqueued by one call, or, with collectives, by one call for what is
 // between two of them. Not recorded are the first micro-step of each kind, since the libraries' first calls can't be,
-// and one that is watched phase by phase.
-static void forward_backward_recorded(struct gpt *m, int index, double scale) {
+// and one that is watched phase by phase. Returns as forward_backward_as_graph does.
+static bool forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
     struct micro_step_graph *const graph = graph_of_micro_step(m);
-    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !graph->warm || watched) {
+    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || graphs_are_refused(m->dev) || !graph->warm || watched) {
         forward_backward(m, scale);
         graph->warm = !m->timeline.planning;
-        return;
+        return true;
     }
     if (m->graphs_scale != scale) { // the batch has grown: all kinds are freed, also those that will not run again
         gpt_free_graphs(m);
         m->graphs_scale = scale;
     }
-    if (has_collectives(m, index))
-        forward_backward_as_segments(m, graph, scale);
-    else
-        forward_backward_as_graph(m, graph, scale);
+    if (!has_collectives(m, index))
+        return forward_backward_as_graph(m, graph, scale);
+    forward_backward_as_segments(m, graph, scale);
+    return true;
 }
 
-// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
-// losses overwrite those of the step before where index is 0, and are added to the step's where it is not; gpt_update
-// makes up for targets that are not counted.
-static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
+// Enqueues what gpt_micro_step does, but for its end. Returns as forward_backward_as_graph does.
+static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
     m->last_micro_step = index == m->step_micro_steps - 1;
@@ -297,7 +298,14 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
-    forward_backward_recorded(m, index, scale);
+    return forward_backward_recorded(m, index, scale);
+}
+// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
+// losses overwrite those of the step before where index is 0, and are added to the step's where it is not; gpt_update
+// makes up for targets that are not counted.
+static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
+    if (!enqueue_micro_step(m, index, batch, scale))
+        enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
     RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
     m->dropout = false;
     m->micro_step += (uint64_t)m->zero.shards.ranks;

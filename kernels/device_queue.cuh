@@ -1,9 +1,10 @@
 // The device's queue of work: opening the device, waiting for it, and work that is recorded once and enqueued many
 // times.
 #pragma once
-#include "kernels/device.cuh"   // struct device, cuda_check
-#include "kernels/gpu_peak.cuh" // gpu_peak_flops
-#include <stdio.h>              // snprintf
+#include "kernels/device.cuh"    // struct device, cuda_check
+#include "kernels/gpu_peak.cuh"  // gpu_peak_flops
+#include "runtime/machine/say.h" // say_warning
+#include <stdio.h>               // snprintf
 
 // Opens the device for this process, of number local_rank on its host: on the cuda target a GPU, the only visible one
 // or the one of the process's number. Fails where the host has fewer GPUs than processes, unless they may share one.
@@ -27,10 +28,12 @@ static inline void device_event_wait(struct device *dev, int i);
 
 // A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
 // graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
-// nothing.
+// nothing. graph_begin and graph_end return whether CUDA takes the graph. Where it does not, that is said once,
+// graphs_are_refused from then on, and what was enqueued since graph_begin has to be enqueued again.
 struct work_graph;
-static void graph_begin(struct device *dev);
-static void graph_end(struct work_graph *graph, struct device *dev);
+static bool graph_begin(struct device *dev);
+static bool graph_end(struct work_graph *graph, struct device *dev);
+static inline bool graphs_are_refused(const struct device *dev);
 static inline bool graph_recorded(const struct work_graph *graph);
 static void graph_launch(struct work_graph *graph, struct device *dev);
 static void graph_free(struct work_graph *graph);
@@ -141,17 +144,37 @@ static void graph_check(cudaError_t status) {
              "none and trains the same, or a lower --memory-budget leaves more");
     cuda_check(status);
 }
-static void graph_begin(struct device *dev) {
-    cuda_check(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal));
-    dev->recording = true;
-    dev->recordings++;
+static inline bool graphs_are_refused(const struct device *dev) { return dev->graphs_refused; }
+// Whether a call that makes a graph succeeded; where it did not, says so. An error of earlier work ends the program.
+static bool graph_is_taken(cudaError_t status, const char *call, struct device *dev) {
+    if (status == cudaSuccess)
+        return true;
+    if (cuda_is_late(status))
+        cuda_check_at(status, call, __FILE__, __LINE__);
+    cudaGetLastError(); // clears the error, which the next check would find
+    dev->graphs_refused = true;
+    say_warning("the GPU's work can't be recorded (%s: %s): each kernel is launched by a call of its own, as by "
+                "--cuda-graphs=false, which trains the same",
+                call, cudaGetErrorString(status));
+    return false;
 }
-static void graph_end(struct work_graph *graph, struct device *dev) {
-    cudaGraph_t recorded;
+static bool graph_begin(struct device *dev) {
+    dev->recording = graph_is_taken(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal),
+                                    "cudaStreamBeginCapture", dev);
+    dev->recordings += dev->recording;
+    return dev->recording;
+}
+static bool graph_end(struct work_graph *graph, struct device *dev) {
+    cudaGraph_t recorded = NULL;
     dev->recording = false;
-    cuda_check(cudaStreamEndCapture(dev->stream, &recorded));
-    graph_check(cudaGraphInstantiate(&graph->executable, recorded, 0));
-    cuda_check(cudaGraphDestroy(recorded));
+    const bool taken =
+        graph_is_taken(cudaStreamEndCapture(dev->stream, &recorded), "cudaStreamEndCapture", dev) &&
+        graph_is_taken(cudaGraphInstantiate(&graph->executable, recorded, 0), "cudaGraphInstantiate", dev);
+    if (!taken)
+        graph->executable = NULL;
+    if (recorded)
+        cuda_check(cudaGraphDestroy(recorded));
+    return taken;
 }
 static inline bool graph_recorded(const struct work_graph *graph) { return graph->executable != NULL; }
 static void graph_launch(struct work_graph *graph, struct device *dev) {
@@ -184,8 +207,9 @@ static double device_data_sheet_flops(const struct device *dev) { return 0; }
 static inline void device_synchronize(struct device *dev) {}
 static inline void device_event_record(struct device *dev, int i) {}
 static inline void device_event_wait(struct device *dev, int i) {}
-static void graph_begin(struct device *dev) {}
-static void graph_end(struct work_graph *graph, struct device *dev) {}
+static bool graph_begin(struct device *dev) { return true; }
+static bool graph_end(struct work_graph *graph, struct device *dev) { return true; }
+static inline bool graphs_are_refused(const struct device *dev) { return false; }
 static inline bool graph_recorded(const struct work_graph *graph) { return false; }
 static void graph_launch(struct work_graph *graph, struct device *dev) {}
 static void graph_free(struct work_graph *graph) {}

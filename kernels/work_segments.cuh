@@ -26,7 +26,8 @@ struct work_segments;
 // segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
 static void segments_end(struct device *dev);
-// Whether the op that comes next is to be run now, and then segments_op_end is due: true where no segments were begun.
+// Whether the op that comes next is to be run now, and then segments_op_end is due: true where no segments were begun, and
+// from where CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
 // Ends a segment, to be called before anything is enqueued that is no op: enqueues its graph, unless it has no ops.
@@ -61,8 +62,10 @@ static inline bool segments_op_begin(struct device *dev) {
         return true;
     if (s->recorded)
         s->depth = 0;
-    else if (s->ops == 0)
-        graph_begin(dev);
+    else if (s->ops == 0 && !graph_begin(dev)) {
+        dev->segments = NULL; // what comes runs as it is enqueued
+        return true;
+    }
     s->ops++;
     return !s->recorded;
 }
@@ -92,7 +95,9 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {
-        graph_end(&segment->work, dev);
+        if (!graph_end(&segment->work, dev)) // its ops can't be run again
+            fail("a part of a micro-step was lost, which can't be repeated between collectives or transfers; start "
+                 "again with --cuda-graphs=false, or with a lower --memory-budget where memory was short");
         segment->ops = s->ops;
     } else if (segment->ops != s->ops)
         segments_misused("recorded work is enqueued again with other ops between two collectives or transfers");
@@ -111,6 +116,8 @@ static inline void segments_cut(struct device *dev) {
 }
 static void segments_end(struct device *dev) {
     struct work_segments *const s = dev->segments;
+    if (!s) // recording was refused on the way
+        return;
     segments_cut(dev);
     if (s->at != s->count)
         segments_misused("recorded work is enqueued again with fewer segments than were recorded");

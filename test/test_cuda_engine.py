@@ -326,13 +326,21 @@ class CudaEngine(unittest.TestCase):
         self.assertRegex(result.stderr, r"the parameters are those of step \d+")
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has room for graphs")
-    def test_no_memory_for_a_graph_names_the_way_out(self):
-        options = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/full", *TRAINING, *GPT2, "--val-every", 0, "--device", "cuda",
-                   "--train-steps", 3]
-        result = run(*options, EMU_GRAPH_NODES="10")
-        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
-        self.assertIn("--cuda-graphs=false records none and trains the same", result.stderr)
-        self.assertEqual(run(*options, "--cuda-graphs=false", EMU_GRAPH_NODES="10").returncode, 0)
+    def test_work_that_can_not_be_recorded_is_launched(self):
+        """By a call for each kernel, with the same bits, and that is said once; of one rank and of several."""
+        options = ["--train-data", self.path + "/t_train_*.bin", *TRAINING, *GPT2, "--val-every", 0, "--device", "cuda", "--train-steps", 3]
+        curves = []
+        for name, environment, *more in [("plain", {}, "--cuda-graphs=false"), ("full", {"EMU_GRAPH_NODES": "10"}), ("refused", {"EMU_FAULT": "capture"})]:
+            out = self.path + "/graphs_" + name
+            result = run(*options, "--out", out, *more, **environment)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            said = "which trains the same" if environment else ""
+            self.assertEqual(result.stderr.count("the GPU's work can't be recorded (cuda"), len(said) > 0, result.stderr)
+            self.assertIn(said, result.stderr)
+            with open(out + "/log.jsonl", encoding="utf-8") as file:
+                curves.append([(entry["loss"], entry["grad_norm"]) for entry in map(json.loads, file)])
+        self.assertEqual(curves[1], curves[0])
+        self.assertEqual(curves[2], curves[0])
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator plants the fault")
     def test_a_late_error_names_what_was_enqueued(self):

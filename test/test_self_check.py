@@ -115,19 +115,34 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
         self.assertFalse(os.path.exists(self.folder.name + "/unknown/self_check.txt"))
 
+    def ranks(self, name, *arguments, environments=({}, {})):
+        """What two ranks say, and their exit statuses."""
+        port, ranks = free_port(), []
+        for rank, environment in enumerate(environments):
+            one = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "EMU_DEVICES": "2"}
+            ranks.append(self.begin(name, "--global-batch-size", 2, "--collectives", "sockets", "--threads", 1, "--rendezvous",
+                                    "127.0.0.1:%d" % port, *arguments, **one, **environment))
+        said = ["".join(rank.communicate(timeout=300)) for rank in ranks]
+        return said, [rank.returncode for rank in ranks]
+
     def test_ranks_agree(self):
         """A fault on one rank's GPU makes all of them take the simpler kernels, in this start and in the next."""
-        for faults in (["", "wrong:sm90_backward_kernel"], ["", ""]):
-            port, ranks = free_port(), []
-            for rank, fault in enumerate(faults):
-                one = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "EMU_DEVICES": "2"}
-                ranks.append(self.begin("ranks", "--global-batch-size", 2, "--collectives", "sockets", "--threads", 1, "--rendezvous",
-                                        "127.0.0.1:%d" % port, **one, **({"EMU_FAULT": fault} if fault else {})))
-            said = ["".join(rank.communicate(timeout=300)) for rank in ranks]
-            self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        for fault in ({"EMU_FAULT": "wrong:sm90_backward_kernel"}, {}):
+            said, statuses = self.ranks("ranks", environments=({}, fault))
+            self.assertEqual(statuses, [0, 0], said)
             self.assertRegex(said[0], r"(?m)^attention +flash, mma\.sync .* failed the self-check: rank 1 found it wrong; ")
-            if faults[1]:
+            if fault:
                 self.assertRegex(said[1], "rank 1, the self-check of attention: its dQ is wrong")
+
+    def test_ranks_without_graphs(self):
+        """A rank that can record nothing goes on by single launches; of one that has lost a recorded part all end."""
+        options = ["--self-check", "off", "--zero-stage", 3, "--check-replicas", 1, "--train-steps", 3]
+        said, statuses = self.ranks("launches", *options, environments=({}, {"EMU_FAULT": "capture"}))
+        self.assertEqual(statuses, [0, 0], said)
+        self.assertIn("the GPU's work can't be recorded (cudaStreamBeginCapture: ", said[1])
+        said, statuses = self.ranks("lost", *options, environments=({}, {"EMU_GRAPH_NODES": "1"}))
+        self.assertNotIn(0, statuses, said)
+        self.assertIn("start again with --cuda-graphs=false", said[1])
 
     def test_wgmma_can_be_asked_for(self):
         result, _ = self.start("asks", "--flash-kernels", "wgmma", EMU_CAPABILITY="8.0")
