@@ -341,7 +341,7 @@ static const char *self_check_attention(struct run *r, enum attention_backend ba
         s->seconds += verdict.seconds;
     }
     self_check_agree(r, &verdict);
-    if (verdict.seconds > 0 && verdict.kind != SELF_CHECK_UNKNOWN)
+    if (verdict.seconds > 0 && verdict.kind != SELF_CHECK_UNKNOWN && config_trains(r->config))
         self_check_keep(s, &verdict, key);
     s->last = verdict;
     if (verdict.kind != SELF_CHECK_WRONG)

@@ -48,6 +48,21 @@ static int read_output(char *output, size_t size, int in, struct deadline deadli
     return got == 0;
 }
 
+// Waits for a child that has closed its output, or was killed: a process that the driver of a hung GPU holds may not end
+// for long, and is left then. Returns whether it has ended, and sets *status.
+static int wait_a_while(pid_t child, int *status) {
+    enum { WAIT_MS = 10000, EVERY_MS = 5 };
+    for (int waited = 0; waited < WAIT_MS; waited += EVERY_MS) {
+        const pid_t ended = waitpid(child, status, WNOHANG);
+        if (ended == child)
+            return 1;
+        if (ended < 0 && errno != EINTR)
+            return 0;
+        poll(NULL, 0, EVERY_MS);
+    }
+    return 0;
+}
+
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds) {
     struct child_result result = {CHILD_NOT_STARTED, 0};
     const struct deadline deadline = deadline_after_minutes(deadline_clock_s(), seconds / 60);
@@ -64,9 +79,8 @@ struct child_result child_run(char *output, size_t size, char *const arguments[]
         const int closed = read_output(output, size, ends[0], deadline);
         if (!closed)
             kill(child, SIGKILL);
-        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-            continue;
-        result.end = !closed ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
+        const int ended = wait_a_while(child, &status);
+        result.end = !closed || !ended ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
         result.status = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     }
     close(ends[0]);
