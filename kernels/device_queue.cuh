@@ -167,13 +167,17 @@ static bool graph_begin(struct device *dev) {
 static bool graph_end(struct work_graph *graph, struct device *dev) {
     cudaGraph_t recorded = NULL;
     dev->recording = false;
+    const cudaError_t status = cudaStreamEndCapture(dev->stream, &recorded);
+    if (status != cudaSuccess &&
+        !cuda_is_late(status)) // a mistake in what was recorded, which should not pass in silence
+        fail("cudaStreamEndCapture: %s; --cuda-graphs=false records no work, and trains the same",
+             cudaGetErrorString(status));
+    cuda_check(status);
     const bool taken =
-        graph_is_taken(cudaStreamEndCapture(dev->stream, &recorded), "cudaStreamEndCapture", dev) &&
         graph_is_taken(cudaGraphInstantiate(&graph->executable, recorded, 0), "cudaGraphInstantiate", dev);
     if (!taken)
         graph->executable = NULL;
-    if (recorded)
-        cuda_check(cudaGraphDestroy(recorded));
+    cuda_check(cudaGraphDestroy(recorded));
     return taken;
 }
 static inline bool graph_recorded(const struct work_graph *graph) { return graph->executable != NULL; }
