@@ -51,8 +51,7 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     const size_t ordered_bytes = attention_backward_workspace_bytes(backend, s, false, dev);
     const size_t any_order_bytes = attention_backward_workspace_bytes(backend, s, true, dev);
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, dev);
-    const size_t backward_bytes = ordered_bytes > any_order_bytes ? ordered_bytes : any_order_bytes;
-    const size_t workspace_bytes = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
+    const size_t workspace_bytes = attention_larger(forward_bytes, attention_larger(ordered_bytes, any_order_bytes));
     b.workspace = device_allocate(workspace_bytes);
     // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
     const double flops = (s.full ? 4.0 : 2.0) * s.B * s.num_heads * s.T * s.T * s.head_dim;
