@@ -321,8 +321,8 @@ static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
     skip(); // a GPU's bus has its own rate, whatever --bus-gbps says
 #endif
-    if (test_slowness() > 1)
-        skip(); // under an emulator of a CPU a step takes 100 s
+    if (test_slowness() > 1) // under an emulator of a CPU a step takes 100 s
+        skip();
     enum { ROUNDS = 12 }; // at most: other work on the machine takes room in caches, so that the fastest steps count
     static const char *const cases[] = {
         "--optimizer-cpu-offload",
