@@ -15,7 +15,8 @@ test/long_rows.tsv is the table, a line a row, whose columns are separated by ta
   with   NAME=VALUE ..., variables of make and of the environment, or, as @NAME=VALUE, of the environment alone; ${ROOT} is filled in
   steps  separated by ' ; ', each one of
            make EXPRESSION            goals, as an expression of the Makefile: a build that what follows needs
-           each [/REGEX/] EXPRESSION  a list of make: builds its programs, then each test that matches is a step (!/REGEX/: does not)
+           each [/REGEX/] EXPRESSION  a list of make: builds its programs, then each test that matches is a step (!/REGEX/: does not);
+                                      with TEST_RUNNER, whose programs keep one core busy, several tests at the same time are one
            goals EXPRESSION           a list of make: each goal is a step
            COMMAND                    of the shell, with B and TRAIN_GPT set. Status 77, or 'missing: WHAT' as its last line: this
                                       machine lacks something. 'figure: NAME VALUE' goes into the row's result
@@ -45,6 +46,7 @@ ROW_SECONDS = 25 * 60
 CI_SECONDS, CI_ROW_SECONDS = 35 * 60, 22 * 60
 STALE_COMMITS = 200
 MISSING_STATUS = 77
+EMULATED_TESTS_A_CORE = 3
 JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 
 
@@ -220,7 +222,9 @@ def tests_of(row, rest, environment):
         return [Step("the list " + rest, ["sh", "-c", "echo 'the list is empty'; exit 1"], True)]
     programs = sorted({test.split(":")[0] for test in chosen} - {test.split(":")[0] for test in chosen if ".py" in test})
     build = Step("build of %s" % rest, make_command(row, row.build + "/train_gpt", *programs), True)
-    return [build, *(Step(test.replace(row.build + "/", ""), ["test/run.py", test]) for test in chosen)]
+    size = EMULATED_TESTS_A_CORE * JOBS if "TEST_RUNNER" in environment else 1
+    groups = [chosen[i:i + size] for i in range(0, len(chosen), size)]
+    return [build, *(Step(" ".join(group).replace(row.build + "/", ""), ["test/run.py", *group]) for group in groups)]
 
 
 def steps_of(row, environment):

@@ -90,6 +90,11 @@ class Rows(Case):
         self.assertEqual(self.read("goals"), "x\ny\n")
         self.assertEqual(self.result("b")["status"], "passed")
 
+    def test_several_tests_for_another_cpu_are_a_step(self):
+        self.commit(("a", "", "@TEST_RUNNER=env", "each $(LIST)"))
+        self.assertEqual(self.call("a").splitlines()[-1], "2 passed, 0 failed")
+        self.assertIn("test/op_one test/op_two_bf16", json.loads(self.read("build/long/a/state.json"))["steps"])
+
     def test_an_empty_list_fails(self):
         self.commit(("a", "", "", "each /nothing/ $(LIST)"))
         self.assertIn("a: the list /nothing/ $(LIST) failed", self.call("a", expect=1))
