@@ -92,7 +92,7 @@ class Rows(Case):
 
     def test_several_tests_for_another_cpu_are_a_step(self):
         self.commit(("a", "", "@TEST_RUNNER=env", "each $(LIST)"))
-        self.assertEqual(self.call("a").splitlines()[-1], "2 passed, 0 failed")
+        self.assertEqual(self.call("a").splitlines()[-1], "3 passed, 0 failed")
         self.assertIn("test/op_one test/op_two_bf16", json.loads(self.read("build/long/a/state.json"))["steps"])
 
     def test_an_empty_list_fails(self):
