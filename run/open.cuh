@@ -188,6 +188,13 @@ static void write_plan(struct run *r) {
     if (*r->config->plan_picture)
         plan_write_svg(&r->model->timeline.plan, budget, r->config->plan_picture);
 }
+// Chooses what the options leave to the run, by the memory that is free, and plans the model's memory.
+static void choose_plan(struct run *r) {
+    if (r->config->recompute_granularity == RECOMPUTE_AUTO)
+        choose_fit(r);
+    choose_loss_chunk(r);
+    create_model(r);
+}
 // Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
@@ -196,34 +203,33 @@ static void plan_model(struct run *r) {
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->plan || (c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
         r->rates = fit_rates_of(c, c->plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
-    if (c->recompute_granularity == RECOMPUTE_AUTO)
-        choose_fit(r);
-    choose_loss_chunk(r);
-    create_model(r);
+    r->asked = *c;
+    choose_plan(r);
     if (c->plan)
         fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     write_plan(r);
 }
 
-// Where chunks of logits grew into free memory, and on any rank the collectives have taken so much of it since that the
-// plan no longer fits: chooses them again.
-static void shrink_loss_chunk(struct run *r) {
-    int exceeds = r->chunk_grew && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
-    if (r->parallel && r->chunk_grew) // on all ranks or on none
-        exceeds = parallel_largest(r->parallel, exceeds, "agreement on whether the chunks of logits fit");
+// Plans again, once, where the run chose its plan by the memory that was free, and on any rank so much of that has been
+// taken since, by the collectives' library above all, that the plan no longer fits.
+static void plan_again(struct run *r) {
+    const bool chose = r->chosen.count > 0 || r->chunk_grew; // on all ranks or on none
+    int exceeds = chose && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
+    if (r->parallel && chose)
+        exceeds = parallel_largest(r->parallel, exceeds, "agreement on whether the plan fits");
     if (!exceeds)
         return;
     gpt_destroy(r->model);
-    r->own->loss_chunk_tokens = 0;
-    choose_loss_chunk(r);
-    create_model(r);
+    *r->own = r->asked;
+    choose_plan(r);
+    r->planned_again = true;
     write_plan(r);
 }
 // Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
 // ends the program and says what would help.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
-    shrink_loss_chunk(r);
+    plan_again(r);
     fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     gpt_allocate(r->model);
     if (r->parallel)

@@ -140,6 +140,9 @@ static void report_fit(const struct run *r) {
         log_row("with --allow-lossy-states", "about %s", chosen->gain);
     if (*chosen->forced)
         log_row("note", "%s", chosen->forced);
+    if (r->planned_again)
+        log_row("note", "planned again: memory that was free at first was taken since, by the collectives' library or by "
+                        "another process");
     if (chosen->count > 0)
         log_row("search", "%d plans in %.2f s", chosen->plans, chosen->search_s);
     if (p->step_ms > 0)

@@ -25,9 +25,11 @@ struct run {
     struct attention_choice attention;
     struct self_check self_check;
     struct fit fit;
+    struct config asked;      // own before the run chose what depends on free memory
     struct fit_chosen chosen; // by --recompute-granularity auto
     bool chunk_grew;          // --loss-chunk-tokens is what free memory allowed, and more than planned otherwise
     bool connected;           // the collectives' library has taken its memory
+    bool planned_again;       // since memory that was free was then taken
     struct fit_rates rates;   // of auto and of a plan, to predict times with; flops 0: not known
     struct gpt *model;
     struct dataloader *train, *val;
