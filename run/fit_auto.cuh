@@ -267,9 +267,9 @@ static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *c
 // What a choice costs, then what it is.
 static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *choice,
                              const struct fit_outcome *outcome, char *out, size_t n) {
-    char text[320], device[LOG_NUMBER], host[LOG_NUMBER];
+    char text[320], ms[LOG_NUMBER], device[LOG_NUMBER], host[LOG_NUMBER];
     fit_choice_text(a, choice, text, sizeof text);
-    snprintf(out, n, "%.4g ms a step, %s of the device, %s of the host: %s", 1e3 * outcome->seconds,
+    snprintf(out, n, "%s ms a step, %s of the device, %s of the host: %s", log_digits(ms, 1e3 * outcome->seconds),
              log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
 }
 

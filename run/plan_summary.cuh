@@ -85,9 +85,10 @@ static void summary_peak(const struct plan *plan) {
 
 // Prints the predicted time of a step.
 static void summary_time(const struct plan_prediction *p) {
+    char ms[LOG_NUMBER], tokens[LOG_NUMBER];
     if (p->step_ms > 0)
-        log_row("predicted", "%.4g ms a step, %.0f %% of it the update; %.4g tokens/s: %s", p->step_ms,
-                100 * p->update_ms / p->step_ms, p->tokens_per_s, p->rates);
+        log_row("predicted", "%s ms a step, %.0f %% of it the update; %s tokens/s: %s", log_digits(ms, p->step_ms),
+                100 * p->update_ms / p->step_ms, log_digits(tokens, p->tokens_per_s), p->rates);
 }
 
 // ---- the next thing to change ----

@@ -133,7 +133,7 @@ static void report_fit(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const struct plan_prediction *p = &plan->predicted;
     const struct fit_chosen *chosen = &r->chosen;
-    char text[LOG_NUMBER], more[LOG_NUMBER];
+    char text[LOG_NUMBER], more[LOG_NUMBER], ms[LOG_NUMBER], update[LOG_NUMBER], tokens[LOG_NUMBER];
     for (int i = 0; i < chosen->count; i++)
         log_row(i == 0 ? "auto" : "not chosen", "%s", chosen->best[i]);
     if (*chosen->gain)
@@ -141,14 +141,15 @@ static void report_fit(const struct run *r) {
     if (*chosen->forced)
         log_row("note", "%s", chosen->forced);
     if (r->planned_again)
-        log_row("note", "planned again: memory that was free at first was taken since, by the collectives' library or by "
-                        "another process");
+        log_row("note",
+                "planned again: memory that was free at first was taken since, by the collectives' library or by "
+                "another process");
     if (chosen->count > 0)
         log_row("search", "%d plans in %.2f s", chosen->plans, chosen->search_s);
     if (p->step_ms > 0)
-        log_row("predicted", "%.4g ms a step, %.4g of it the update; %.4g tokens/s; %s to the host, %s back: %s",
-                p->step_ms, p->update_ms, p->tokens_per_s, log_bytes(text, (int64_t)p->to_host_bytes),
-                log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
+        log_row("predicted", "%s ms a step, %s of it the update; %s tokens/s; %s to the host, %s back: %s",
+                log_digits(ms, p->step_ms), log_digits(update, p->update_ms), log_digits(tokens, p->tokens_per_s),
+                log_bytes(text, (int64_t)p->to_host_bytes), log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
 // What is trained where that is not all, and the adapters.

@@ -179,7 +179,7 @@ class Resume(Case):
     def test_options_come_along(self):
         self.run_it("f", "--train-steps", 4, "--checkpoint-every", 2)
         folder = self.path + "/f/checkpoints/step_00000002"
-        result = subprocess.run([PROGRAM, "--resume", folder, "--out", self.path + "/f2"], capture_output=True, text=True)
+        result = subprocess.run([PROGRAM, "--resume", folder, "--threads", "1", "--out", self.path + "/f2"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.same_end("f", "f2", 4)
 

@@ -618,7 +618,9 @@ class Memory(Case):
 
     def test_offload_that_takes_memory_is_named(self):
         """Where states are smaller than the pieces of their update, auto offloads none of them, and says what the option costs."""
-        auto = ["--plan=full", *SMALL, "--device", "cpu", "--recompute-granularity", "auto", "--memory-budget"]
+        small = ["--vocab-size", 67, "--num-layers", 1, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 4, "--micro-batch-size", 1]
+        # in fp32, since products of bf16 need memory of their own on a CPU that has none
+        auto = ["--plan=full", *small, "--device", "cpu", "--precision", "fp32", "--recompute-granularity", "auto", "--memory-budget"]
         words = r"--optimizer-cpu-offload takes more of the device's memory than it frees: without it [\d.]+ .iB, with it "
         alone = int(self.refused(*auto, 1000, words=["the least is"]).stderr.split("least is --memory-budget ")[1].split()[0])
         forced = self.refused(*auto, 1000, "--optimizer-cpu-offload", words=["the least is"]).stderr
@@ -739,12 +741,15 @@ class Runs(Case):
                      words=["--threads 2: OMP_THREAD_LIMIT in the environment allows 1"])
 
     def test_same_run_same_losses_for_any_threads(self):
+        """To the bit where products are our own; a library's may be divided otherwise."""
+        by_library = re.search(r"\nmatmul +(oneDNN|OpenBLAS)", run("--plan=full", *SMALL).stdout)
         logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]
                 for i, threads in enumerate([1, 2, 2, 3])]
         losses = [[entry["loss"] for entry in log] for log in logs]
         self.assertEqual(losses[1], losses[2])
-        self.assertEqual(losses[0], losses[1])
-        self.assertEqual(losses[0], losses[3])
+        for other in losses[1], losses[3]:
+            for a, b in zip(losses[0], other):
+                self.assertAlmostEqual(a, b, delta=1e-5 * a if by_library else 0)
 
     def test_policies_give_the_same_losses(self):
         runs = [self.train("policy%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--attention-dropout", 0.1, *policy)[1]

@@ -129,6 +129,9 @@ static void numbers_have_units_and_separators(void **state) {
     assert_string_equal(log_bytes(text, (1 << 20) - 1), "1.00 MiB"); // not 1024.00 KiB
     assert_string_equal(log_bytes(text, (int64_t)13 << 28), "3.25 GiB");
     assert_string_equal(log_bytes(text, INT64_MAX), "8.00 EiB");
+    assert_string_equal(log_digits(text, 0.53214), "0.5321");
+    assert_string_equal(log_digits(text, 388.06), "388.1");
+    assert_string_equal(log_digits(text, 10549.7), "10550"); // four digits by %g would be 1.055e+04
     assert_string_equal(log_count(text, 0), "0");
     assert_string_equal(log_count(text, 999), "999");
     assert_string_equal(log_count(text, 1000), "1,000");

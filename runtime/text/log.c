@@ -34,6 +34,10 @@ const char *log_bytes(char text[LOG_NUMBER], int64_t bytes) {
     snprintf(text, LOG_NUMBER, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
     return text;
 }
+const char *log_digits(char text[LOG_NUMBER], double value) {
+    snprintf(text, LOG_NUMBER, value >= 1000 ? "%.0f" : "%.4g", value);
+    return text;
+}
 const char *log_count(char text[LOG_NUMBER], int64_t n) {
     char digits[LOG_NUMBER];
     const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);

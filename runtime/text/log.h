@@ -66,6 +66,7 @@ __BEGIN_DECLS
 void log_row(const char *key, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *log_bytes(char text[LOG_NUMBER], int64_t bytes);     // 3.25 GiB
 const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
+const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
 // Makes a folder, and those above it that are missing; fails, naming --out, where it can't.
