@@ -161,6 +161,8 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(library, sizeof library, "has no --attention-dropout");
     else if (demands.refused[ATTENTION_FUSED])
         snprintf(library, sizeof library, "%s", demands.refused[ATTENTION_FUSED]);
+    else if (demands.refused[ATTENTION_FLASH])
+        snprintf(library, sizeof library, "leaves windows to flash, which %s", demands.refused[ATTENTION_FLASH]);
     else if (demands.documents)
         snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
     else
@@ -225,6 +227,27 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, any_order, dev));
 }
 
+// Writes the reasons of flash. Returns whether auto prefers its kernels of compute capability 9.0 to fused: where they can
+// be used, and where the self-check has refused them, since mma.sync is simpler.
+static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
+                                    struct attention_shape shape, const struct attention_demands *demands,
+                                    struct device *dev) {
+    attention_flash_reason(r->flash, sizeof r->flash, wanted, shape, demands, dev);
+    attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
+    return !*r->flash && (!*r->sm90 || demands->refused[ATTENTION_FLASH_SM90]);
+}
+// Whether attention_choose asks whether fused can be used and holds it against flash, which takes the shape, in this process.
+static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
+                                  struct attention_demands demands, struct device *dev) {
+    struct attention_reasons r;
+    char kernels[128] = "";
+    const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
+    attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
+    flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
+    return !*r.fused && !*kernels &&
+           (wanted == ATTENTION_FUSED || *r.flash || (wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev)));
+}
+
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;
@@ -233,16 +256,15 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape, &demands, dev);
+    const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
-    attention_sm90_reason(r.sm90, sizeof r.sm90, wanted, shape, &demands, dev);
-    const bool leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
+    const bool leads = wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev);
     if (wanted == ATTENTION_FUSED || *r.flash || leads) // else the library need not be loaded
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
-        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, !*r.flash && !*r.sm90, dev);
+        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, prefers_flash, dev);
 
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, demands.any_order, dev);

@@ -103,46 +103,131 @@ static void nccl_queue_poll(void *argument) {
 
 // --- Opening and closing ------------------------------------------------------------------------------------------
 
-// Exchanges a message with each other rank, of a byte or as large as fits: NCCL connects each pair when it first sends.
-static void nccl_warm_up_messages(struct nccl_queue *q, char *buffer, size_t bytes, bool largest) {
+// The numbers of the first collectives, which each rank knows of every other, so that a wrong one is found. Of a sum all but
+// one of the addends are 0 and that one is exact in bf16: what is left out, added twice or moved shows.
+enum { KNOWN_THREADS = 256 };
+static __host__ __device__ inline float known_addend(int64_t i, int rank, int ranks) {
+    return (i + 1) % ranks == rank ? (float)(1 + i % 97) : 0;
+}
+// Byte i of what rank `from` sends, to rank `to` or to all (-1).
+static __host__ __device__ inline uint8_t known_byte(int64_t i, int from, int to) {
+    return (uint8_t)(131 * i + 29 * from + 11 * to + 7);
+}
+static __device__ inline void known_store(float *to, float x) { *to = x; }
+static __device__ inline void known_store(bf16 *to, float x) { *to = bf16_from_float(x); }
+static __device__ inline float known_load(const float *from) { return *from; }
+static __device__ inline float known_load(const bf16 *from) { return bf16_to_float(*from); }
+template <typename T> static __global__ void known_fill_addends_kernel(T *buffer, int64_t n, int rank, int ranks) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        known_store(&buffer[i], known_addend(i, rank, ranks));
+}
+// *wrong += the elements of the sum's shard from element `begin` on that are wrong.
+template <typename T>
+static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, int64_t n, int64_t begin, int ranks) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && known_load(&shard[i]) != known_addend(begin + i, (int)((begin + i + 1) % ranks), ranks))
+        atomicAdd(wrong, 1u);
+}
+static __global__ void known_fill_bytes_kernel(uint8_t *bytes, int64_t n, int from, int to) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        bytes[i] = known_byte(i, from, to);
+}
+static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *bytes, int64_t n, int from, int to) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && bytes[i] != known_byte(i, from, to))
+        atomicAdd(wrong, 1u);
+}
+
+// Ends the program where *wrong (of the device), which is 0 again then, counts wrong elements of the first collective `name`.
+static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
+    unsigned count = 0;
+    cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));
+    cuda_check(cudaMemsetAsync(wrong, 0, sizeof count, q->device.stream));
+    cuda_check(cudaStreamSynchronize(q->device.stream));
+    if (count > 0)
+        fail(
+            "rank %d: NCCL's %s of %zu elements on known numbers gave %u wrong ones; NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring "
+            "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
+            q->rank, name, elements, count);
+}
+// Sums known addends, `elements` a rank.
+template <typename T>
+static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
+    const int64_t all = elements * q->ranks, begin = elements * q->rank;
+    LAUNCH(&q->device, known_fill_addends_kernel<T>, blocks_for(all, KNOWN_THREADS), KNOWN_THREADS, 0, buffer, all,
+           q->rank, q->ranks);
+    nccl_check(q->comm,
+               ncclReduceScatter(buffer, buffer + begin, (size_t)elements, type, ncclSum, q->comm, q->device.stream));
+    LAUNCH(&q->device, known_check_sums_kernel<T>, blocks_for(elements, KNOWN_THREADS), KNOWN_THREADS, 0, wrong,
+           (const T *)buffer + begin, elements, begin, q->ranks);
+    nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
+}
+// Gathers known bytes, `bytes` a rank.
+static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
+    uint8_t *const own = buffer + bytes * (size_t)q->rank;
+    cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
+    LAUNCH(&q->device, known_fill_bytes_kernel, blocks_for((int64_t)bytes, KNOWN_THREADS), KNOWN_THREADS, 0, own,
+           (int64_t)bytes, q->rank, -1);
+    nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
+    for (int r = 0; r < q->ranks; r++)
+        LAUNCH(&q->device, known_check_bytes_kernel, blocks_for((int64_t)bytes, KNOWN_THREADS), KNOWN_THREADS, 0, wrong,
+               (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
+    nccl_check_known(q, wrong, "all-gather", bytes);
+}
+// Exchanges a message of known bytes with each other rank, of a byte or as large as fits into the buffer's `bytes`: NCCL
+// connects each pair when it first sends.
+static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
         return;
+    cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
+    for (int r = 0; r < q->ranks; r++)
+        LAUNCH(&q->device, known_fill_bytes_kernel, blocks_for((int64_t)count, KNOWN_THREADS), KNOWN_THREADS, 0,
+               buffer + 2 * of_each * (size_t)r, (int64_t)count, q->rank, r);
     nccl_check(q->comm, ncclGroupStart());
     for (int r = 0; r < q->ranks; r++) {
-        char *const at = buffer + 2 * of_each * (size_t)r;
+        uint8_t *const at = buffer + 2 * of_each * (size_t)r;
         if (r == q->rank)
             continue;
         nccl_check(q->comm, ncclSend(at, count, ncclUint8, r, q->comm, q->device.stream));
         nccl_check(q->comm, ncclRecv(at + of_each, count, ncclUint8, r, q->comm, q->device.stream));
     }
     nccl_check(q->comm, ncclGroupEnd());
+    for (int r = 0; r < q->ranks; r++)
+        if (r != q->rank)
+            LAUNCH(&q->device, known_check_bytes_kernel, blocks_for((int64_t)count, KNOWN_THREADS), KNOWN_THREADS, 0,
+                   wrong, (const uint8_t *)buffer + 2 * of_each * (size_t)r + of_each, (int64_t)count, r, q->rank);
+    nccl_check_known(q, wrong, "exchange", count);
 }
 // Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
 // NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
-// which depends on function, type and size. These collectives are in no count and no time of the log.
+// which depends on function, type and size. These collectives are in no count and no time of the log. Their numbers are
+// known: the program ends where a result is wrong.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
-    const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
-                 shard_bytes = (size_t)largest_shard * element_bytes;
+    enum { COUNTER_BYTES = 256 };
+    const size_t shard_bytes = (size_t)largest_shard * (wire_bf16 ? sizeof(bf16) : sizeof(float));
     const size_t bytes =
         (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
-    char *const buffer = (char *)device_allocate(bytes);
+    char *const memory = (char *)device_allocate(COUNTER_BYTES + bytes), *const buffer = memory + COUNTER_BYTES;
+    unsigned *const wrong = (unsigned *)memory;
     control_collective_begun(q->control, "NCCL's first collectives");
-    cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
+    cuda_check(cudaMemsetAsync(wrong, 0, COUNTER_BYTES, q->device.stream));
     for (int largest = 0; largest < 2; largest++) {
-        const size_t elements = largest ? (size_t)largest_shard : 1, gathered = largest ? largest_gathered_bytes : 1;
-        char *const shard = buffer + element_bytes * elements * (size_t)q->rank;
-        nccl_check(q->comm, ncclReduceScatter(buffer, shard, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum,
-                                              q->comm, q->device.stream));
-        nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
-                                          q->device.stream));
+        const int64_t elements = largest ? largest_shard : 1;
+        if (wire_bf16)
+            nccl_warm_up_sum(q, (bf16 *)buffer, elements, ncclBfloat16, wrong);
+        else
+            nccl_warm_up_sum(q, (float *)buffer, elements, ncclFloat32, wrong);
+        nccl_warm_up_gather(q, (uint8_t *)buffer, largest ? largest_gathered_bytes : 1, wrong);
         if (exchanges)
-            nccl_warm_up_messages(q, buffer, bytes, largest);
+            nccl_warm_up_messages(q, (uint8_t *)buffer, bytes, largest, wrong);
     }
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_collective_done(q->control);
-    device_free(buffer, bytes);
+    device_free(memory, COUNTER_BYTES + bytes);
 }
 // The stream has the greatest priority: when a matmul's blocks are done and both streams have work, NCCL's few blocks
 // go first. Behind a matmul's many they would begin when the overlap is over.

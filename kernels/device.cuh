@@ -120,14 +120,16 @@ static inline bool device_is_gpu(const struct device *dev) { return true; }
 // Whether a call returns this status for a fault of a kernel that was enqueued before it.
 static bool cuda_is_late(cudaError_t status) {
     return status == cudaErrorIllegalAddress || status == cudaErrorLaunchTimeout || status == cudaErrorAssert ||
+           status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
            (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
 }
+#define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message on a late one
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     char last[512];
     if (status == cudaSuccess)
         return;
     if (cuda_is_late(status))
-        fail("%s:%d: %s: %s%s; the fault is of work that was enqueued before, the newest first: %s; with "
+        fail("%s:%d: %s: %s%s; " CUDA_LATE_TEXT ", the newest first: %s; with "
              "CUDA_LAUNCH_BLOCKING=1 in the environment and --cuda-graphs=false the first of them is the culprit",
              file, line, call, cudaGetErrorString(status), wait_limit_message(), launched_last(last, sizeof last));
     fail("%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), wait_limit_message());

@@ -80,6 +80,7 @@ struct matmul_candidate {
 };
 struct matmul_candidates {
     int count; // those without an epilogue come first
+    int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
 // Whether an algorithm keeps to what is allowed: reductions that add in a fixed order, and the size of the workspace.

@@ -2,11 +2,12 @@
 // the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to the
 // product's epilogue or to a kernel of our own.
 //
-// Each algorithm that is chosen gave the same bits twice, but two may differ from each other. A choice depends on times,
+// Each algorithm that is chosen multiplied right (kernels/matmul_proof.cuh) and gave the same bits twice, but two may differ from each other. A choice depends on times,
 // which vary, so that whoever wants the same bits again has to keep the choices. Where no algorithm proves to give the
 // same bits, the choice is the heuristics' first, as without timing.
 #pragma once
 #include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_judge
+#include "kernels/matmul_proof.cuh"      // matmul_is_proven
 
 void matmul_list_begin(struct matmul_library *library) {
     library->listing = true;
@@ -49,6 +50,12 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         if (candidates->count == 0 || candidates->of[0].plan.fused)
             return NULL;
         struct matmul_candidate *best = &candidates->of[matmul_fastest(candidates)];
+        struct matmul_candidate *const plain = best->plan.fused ? &candidates->of[0] : best; // what best is judged by
+        if (!matmul_is_proven(plain, product, dev)) {
+            candidates->wrong++;
+            plain->us = INFINITY;
+            continue;
+        }
         switch (matmul_judge(best, &candidates->of[0], product, dev)) {
         case MATMUL_HOLDS: return best;
         case MATMUL_TELLS_NOTHING: return NULL;
@@ -60,7 +67,8 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_candidates candidates;
-    candidates.count = 0;
+    struct matmul_candidate first;
+    candidates.count = candidates.wrong = 0;
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
     if (gemm->gelu) {
@@ -70,6 +78,7 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
     matmul_add_candidates(&candidates, product, false, library);
     if (candidates.count == 0)
         return false;
+    first = candidates.of[0];
     if (matmul_may_fuse(product))
         matmul_add_candidates(&candidates, product, true, library);
     struct matmul_choice choice = {candidates.of[0].plan.key, candidates.of[0].plan.algorithm, false, 0, 0, 0};
@@ -82,6 +91,11 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
         choice.first_us = candidates.of[0].us;
         choice.us = best->us;
     }
+    if (!best && candidates.wrong > 0 && !matmul_is_proven(&first, product, dev))
+        fail(
+            "cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld its first algorithm and %d others "
+            "differ from plain sums; another version of the library or of the driver may not",
+            (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, candidates.wrong - 1);
     matmul_keep_choice(library, &choice);
     return true;
 }

@@ -10,7 +10,7 @@
 #include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"    // device_synchronize
 #include "kernels/rope_table.cuh"      // rope_table
-#include <math.h>                      // exp, sqrt, tanh
+#include <math.h>                      // exp, isfinite, sqrt, tanh
 
 // What is judged.
 struct attention_check {
@@ -21,9 +21,14 @@ struct attention_check {
     bool any_order;                          // attention_backward_options's
 };
 
-// Two attentions of bf16 inputs are less than a hundredth apart by their roots of mean squares; a row is by more, but a wrong
-// one is off by as much as it is long.
+// A row is stored in bf16 (2^-9 relative), and so are the probabilities and the gradients of scores that it is summed from:
+// its error is 2^-8 to 2^-6 of its length, and a row that is missing is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
+// All rows of a kind together: errors of bf16 average out, those of a mask that is off by one do not.
+static const double ATTENTION_CHECK_ALL = 1.0 / 32;
+// Rows of dK and dV shrink towards the end of a causal sequence: their errors shrink alike, down to this share of the root of the
+// mean square. A row of the output does not shrink as far, and one of dQ may be all rounding: that of a sequence's first token.
+static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // fp32 sums of thousands of stored values.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
 
@@ -48,7 +53,7 @@ struct attention_judge {
 struct attention_results {
     floatX *out, *dqkv;
     float *partial; // (bias_chunks, row); NULL: none
-    uint32_t amax;
+    uint32_t amax, out_amax;
 };
 
 static void *judge_memory(size_t bytes) {
@@ -152,7 +157,12 @@ static void judge_close(struct attention_judge *j) {
     free(j->document_starts);
 }
 
-// Runs both passes of a backend. What they write is cleared before: what they leave out shows.
+// Fills memory of the device with NaNs.
+static void judge_spoil(void *memory, size_t bytes, struct attention_judge *j) {
+    if (bytes > 0)
+        cuda_check(cudaMemsetAsync(memory, 0xff, bytes, j->dev->stream));
+}
+// Runs both passes of a backend. What they write holds NaNs before: what they leave out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -168,10 +178,16 @@ static struct attention_results judge_run(struct attention_judge *j, enum attent
     options.any_order = check->any_order;
     options.amax = check->amax ? j->amax : NULL;
     options.bias_partial = judged ? j->partial : NULL;
-    device_zero(j->out, j->out_bytes, j->dev);
-    device_zero(j->dqkv, j->qkv_bytes, j->dev);
+    judge_spoil(j->out, j->out_bytes, j);
+    judge_spoil(j->dqkv, j->qkv_bytes, j);
+    judge_spoil(j->saved, j->saved_bytes, j);
+    judge_spoil(j->partial, j->partial_bytes, j);
+    judge_spoil(j->workspace, j->workspace_bytes, j);
     device_zero(j->amax, sizeof *j->amax, j->dev);
-    attention_forward(j->out, j->saved, j->qkv, backend, j->shape, dropout, NULL, j->workspace, j->dev);
+    attention_forward(j->out, j->saved, j->qkv, backend, j->shape, dropout, options.amax, j->workspace, j->dev);
+    device_download(&results.out_amax, j->amax, sizeof results.out_amax, j->dev);
+    device_zero(j->amax, sizeof *j->amax, j->dev);
+    judge_spoil(j->workspace, j->workspace_bytes, j);
     attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, dropout, options, j->workspace,
                        j->dev);
     device_download(results.out, j->out, j->out_bytes, j->dev);
@@ -217,7 +233,7 @@ static double judge_square(const floatX *x, int D) {
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
     return sum;
 }
-// The mean of the squares of a kind's rows.
+// The mean of the squares of a kind's rows. Not finite where one of them is not.
 static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
                                 enum judge_kind kind) {
     const int heads = judge_heads(j, kind);
@@ -325,62 +341,110 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
+// The square of the length that errors of a row are relative to. square: of the row; mean: of all rows of its kind.
+static double judge_yardstick(enum judge_kind kind, double square, double mean) {
+    const double share = ATTENTION_CHECK_SHORT * ATTENTION_CHECK_SHORT;
+    switch (kind) {
+    case JUDGE_OUT:
+    case JUDGE_DQ: return fmax(square, mean);
+    case JUDGE_DK:
+    case JUDGE_DV: return fmax(square, share * mean);
+    case JUDGE_KINDS: break;
+    }
+    return square;
+}
+// A row that the host computed, beside where it is.
+struct judge_sample {
+    int b, t, h;
+    double right[ATTENTION_MAX_HEAD_DIM], square;
+};
+// Compares the samples of a kind with a backend's rows. Means of squares above the largest sample are not believed: a wrong
+// row would raise them.
+static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
+                          const struct attention_results *results, enum judge_kind kind,
+                          const struct judge_sample *samples, int count, double *largest) {
+    double mean = judge_mean_square(j, results, kind), most = 0;
+    if (!isfinite(mean)) {
+        snprintf(reason, size, "its %s is wrong: it is not finite", judge_names[kind]);
+        return;
+    }
+    for (int i = 0; i < count; i++)
+        most = fmax(most, samples[i].square);
+    if (kind == JUDGE_OUT || kind == JUDGE_DQ) // samples of dK and dV are from the end, where rows are short
+        mean = fmin(mean, most);
+    for (int i = 0; i < count && !*reason; i++) {
+        const struct judge_sample *s = &samples[i];
+        const floatX *row = judge_row(j, results, kind, (int64_t)s->b * j->shape.T + s->t, s->h);
+        double apart = 0;
+        for (int d = 0; d < j->shape.head_dim; d++)
+            apart += (s->right[d] - (double)to_float(row[d])) * (s->right[d] - (double)to_float(row[d]));
+        const double distance = sqrt(apart / judge_yardstick(kind, s->square, mean));
+        *largest = fmax(*largest, distance);
+        if (!(distance <= ATTENTION_CHECK_DISTANCE))
+            snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from sums in double, relative",
+                     judge_names[kind], s->h, s->t, distance);
+    }
+}
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
+    enum { TOKENS = 10, KV_FROM = 7, MOST = 2 * TOKENS };
     const int T = j->shape.T;
     // Around the borders of tiles of 64 and of 128; of gradients of K and V those around the last such border.
-    const int tokens[] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1}, kv_from = 7;
+    const int tokens[TOKENS] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1};
     struct judge_scores s;
-    double right[ATTENTION_MAX_HEAD_DIM];
+    struct judge_sample *const samples = (struct judge_sample *)judge_memory(MOST * sizeof *samples);
     s.p = (double *)judge_memory((size_t)T * sizeof *s.p);
     s.ds = (double *)judge_memory((size_t)T * sizeof *s.ds);
-    for (int kind = 0; kind < JUDGE_KINDS; kind++) {
-        const int heads = judge_heads(j, (enum judge_kind)kind), ends[] = {0, heads - 1};
-        const double mean = judge_mean_square(j, results, (enum judge_kind)kind);
-        for (int i = kind == JUDGE_DK || kind == JUDGE_DV ? kv_from : 0; i < 10; i++)
-            for (int b = 0; b < j->shape.B && !*reason; b++) {
-                const int h = ends[(i + b) % 2];
-                const floatX *row = judge_row(j, results, (enum judge_kind)kind, (int64_t)b * T + tokens[i], h);
-                double apart = 0, length = mean;
-                judge_compute(right, j, &s, (enum judge_kind)kind, b, tokens[i], h);
-                double square = 0;
-                for (int d = 0; d < j->shape.head_dim; d++) {
-                    apart += (right[d] - (double)to_float(row[d])) * (right[d] - (double)to_float(row[d]));
-                    square += right[d] * right[d];
-                }
-                length = fmax(length, square);
-                const double distance = sqrt(apart / length);
-                *largest = fmax(*largest, distance);
-                if (!(distance <= ATTENTION_CHECK_DISTANCE))
-                    snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from sums in double, relative",
-                             judge_names[kind], h, tokens[i], distance);
+    for (int k = 0; k < JUDGE_KINDS && !*reason; k++) {
+        const enum judge_kind kind = (enum judge_kind)k;
+        const int ends[] = {0, judge_heads(j, kind) - 1};
+        int count = 0;
+        for (int i = kind == JUDGE_DK || kind == JUDGE_DV ? KV_FROM : 0; i < TOKENS; i++)
+            for (int b = 0; b < j->shape.B; b++) {
+                struct judge_sample *const sample = &samples[count++];
+                sample->b = b;
+                sample->t = tokens[i];
+                sample->h = ends[(i + b) % 2];
+                sample->square = 0;
+                judge_compute(sample->right, j, &s, kind, b, sample->t, sample->h);
+                for (int d = 0; d < j->shape.head_dim; d++)
+                    sample->square += sample->right[d] * sample->right[d];
             }
+        judge_samples(reason, size, j, results, kind, samples, count, largest);
     }
+    free(samples);
     free(s.p);
     free(s.ds);
 }
+// Holds every row against the simpler backend's, one by one and all together.
 static void judge_by_simpler(char *reason, size_t size, const struct attention_judge *j,
                              const struct attention_results *ours, const struct attention_results *theirs,
                              const char *name, double *largest) {
     const int D = j->shape.head_dim;
-    for (int kind = 0; kind < JUDGE_KINDS; kind++) {
-        const int heads = judge_heads(j, (enum judge_kind)kind);
-        const double mean = judge_mean_square(j, theirs, (enum judge_kind)kind);
+    for (int k = 0; k < JUDGE_KINDS && !*reason; k++) {
+        const enum judge_kind kind = (enum judge_kind)k;
+        const int heads = judge_heads(j, kind);
+        const double mean = judge_mean_square(j, theirs, kind);
+        double all = 0;
         for (int64_t row = 0; row < j->rows; row++)
             for (int h = 0; h < heads && !*reason; h++) {
-                const floatX *a = judge_row(j, ours, (enum judge_kind)kind, row, h);
-                const floatX *b = judge_row(j, theirs, (enum judge_kind)kind, row, h);
+                const floatX *a = judge_row(j, ours, kind, row, h), *b = judge_row(j, theirs, kind, row, h);
                 double apart = 0;
                 for (int d = 0; d < D; d++) {
                     const double difference = (double)to_float(a[d]) - (double)to_float(b[d]);
                     apart += difference * difference;
                 }
-                const double distance = sqrt(apart / fmax(mean, judge_square(b, D)));
+                all += apart;
+                const double distance = sqrt(apart / judge_yardstick(kind, judge_square(b, D), mean));
                 *largest = fmax(*largest, distance);
                 if (!(distance <= ATTENTION_CHECK_DISTANCE))
                     snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from that of %s, relative",
                              judge_names[kind], h, (int)(row % j->shape.T), distance, name);
             }
+        const double distance = sqrt(all / ((double)j->rows * heads * mean));
+        if (!*reason && !(distance <= ATTENTION_CHECK_ALL))
+            snprintf(reason, size, "its %s is wrong: all rows together are %.2g from those of %s, relative",
+                     judge_names[kind], distance, name);
     }
 }
 static void judge_again(char *reason, size_t size, const struct attention_judge *j, const struct attention_results *one,
@@ -390,14 +454,17 @@ static void judge_again(char *reason, size_t size, const struct attention_judge 
     else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
         snprintf(reason, size, "its backward, computed again, gives other bits");
 }
-// The sums of dqkv's columns and its largest magnitude, which backward takes on its way.
+// The largest magnitudes, which both passes take on their way, and the sums of dqkv's columns, which backward takes.
 static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, bool takes_amax) {
-    uint32_t largest = 0;
+    uint32_t largest = 0, of_out = 0;
     for (int64_t i = 0; i < j->rows * j->row && takes_amax; i++)
         largest = amax_with(largest, results->dqkv[i]);
-    if (takes_amax && largest != results->amax)
-        snprintf(reason, size, "the largest magnitude of its gradients is wrong");
+    for (int64_t i = 0; i < j->rows * j->out_row && takes_amax; i++)
+        of_out = amax_with(of_out, results->out[i]);
+    if (takes_amax && (largest != results->amax || of_out != results->out_amax))
+        snprintf(reason, size, "the largest magnitude of its %s is wrong",
+                 of_out != results->out_amax ? "output" : "gradients");
     for (int64_t column = 0; column < j->row && results->partial && !*reason; column++) {
         double right = 0, size_of_sum = 0, sum = 0;
         for (int64_t row = 0; row < j->rows; row++) {
@@ -413,26 +480,35 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
     }
 }
 
-// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Sets *largest to
+// What a backend is judged by: what it gives twice, the host's sums; or every row of the simpler backend, which may be wrong itself.
+enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
+// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Raises *largest to
 // the largest relative distance of a row. Nothing is enqueued when it returns.
-static void check_attention(char *reason, size_t size, const struct attention_check *check, int multiprocessors,
-                            double *largest, struct device *dev) {
-    struct attention_judge j = judge_open(check, multiprocessors, dev);
-    struct attention_results first = judge_run(&j, check->backend, check);
-    struct attention_results again = judge_run(&j, check->backend, check);
+static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
+                            int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';
-    *largest = 0;
-    judge_again(reason, size, &j, &first, &again, check->any_order);
-    if (!*reason)
-        judge_by_host(reason, size, &j, &first, largest);
-    if (!*reason)
-        judge_by_sums(reason, size, &j, &first, check->amax);
-    if (!*reason && check->simpler != ATTENTION_AUTO) {
-        struct attention_results simpler = judge_run(&j, check->simpler, check);
-        judge_by_simpler(reason, size, &j, &first, &simpler, attention_name(check->simpler), largest);
-        results_free(&simpler);
+    if (stage == JUDGE_BY_SIMPLER && check->simpler == ATTENTION_AUTO)
+        return;
+    struct attention_judge j = judge_open(check, multiprocessors, dev);
+    struct attention_results ours = judge_run(&j, check->backend, check);
+    struct attention_results other = judge_run(&j, stage == JUDGE_BY_ITSELF ? check->backend : check->simpler, check);
+    char not_right[256] = "";
+    double unused = 0;
+    switch (stage) {
+    case JUDGE_BY_ITSELF:
+        judge_again(reason, size, &j, &ours, &other, check->any_order);
+        if (!*reason)
+            judge_by_host(reason, size, &j, &ours, largest);
+        if (!*reason)
+            judge_by_sums(reason, size, &j, &ours, check->amax);
+        break;
+    case JUDGE_BY_SIMPLER:
+        judge_by_host(not_right, sizeof not_right, &j, &other, &unused);
+        if (!*not_right)
+            judge_by_simpler(reason, size, &j, &ours, &other, attention_name(check->simpler), largest);
+        break;
     }
-    results_free(&first);
-    results_free(&again);
+    results_free(&ours);
+    results_free(&other);
     judge_close(&j);
 }

@@ -111,17 +111,21 @@ static struct attention_choice choose_attention(struct run *r) {
                                                 : NULL;
     demands.any_order = !c->deterministic_mode;
     demands.kernels = kernels_allowed(c->flash_kernels);
+    const enum attention_backend wanted = backend_allowed(c->attention_backend);
+    bool flash_is_right = false;
     for (;;) {
-        const struct attention_choice choice =
-            attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
+        // flash is what fused is held against, and what takes calls with windows
+        if (!flash_is_right &&
+            parallel_largest(r->parallel, attention_tries_fused(wanted, shape, demands, &r->dev), "attention by cuDNN"))
+            flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
+        const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
         const int without = rank_without_fused(r, &choice);
-        const char *refused = not_fused;
-        if (without >= 0)
-            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
-        else if ((refused = self_check_attention(r, choice.backend)) == NULL)
+        if (without < 0 && self_check_attention(r, choice.backend, demands.refused))
             return choice;
-        if (without < 0 || choice.backend == ATTENTION_FUSED)
-            demands.refused[choice.backend] = refused;
+        if (without >= 0) {
+            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
+            demands.refused[ATTENTION_FUSED] = not_fused;
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 // (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends the child
 // alone, and the run takes the next simpler backend: wgmma, mma.sync, unfused. docs/gpu/self-check.md is the page on it.
 //
-// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the commit and the request: a second
-// start of the run pays nothing. cuDNN's attention is held against ours where it is chosen (kernels/attention_cudnn_check.cu).
+// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a second
+// start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
+// (kernels/attention_cudnn_check.cu), and so flash is judged first.
 #pragma once
 #include "run/run.cuh" // struct run
 
@@ -15,36 +16,40 @@
 #include "runtime/machine/child.h"   // child_run
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/net/parallel.h"    // parallel_largest, parallel_share_text
+#include <signal.h>                  // SIGSEGV
+#include <sys/stat.h>                // stat
 
 #define SELF_CHECK_NAME "self_check.txt"
-enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1024, SELF_CHECK_MOST_FILE = 1 << 20 };
+enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1280, SELF_CHECK_MOST_FILE = 1 << 20 };
 static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 8 GPUs takes up to 20
 
 // ---- The request: what a child is asked, as words of a command line ----
 
-// Writes the request of a check by the GPU of number `gpu` to text (SELF_CHECK_REQUEST bytes).
+// Writes the request of a check by the GPU of number `gpu`, for a child of this process, to text (SELF_CHECK_REQUEST bytes).
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
-    snprintf(text, SELF_CHECK_REQUEST,
-             FLOATX_NAME
-             " gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
-             "biases=%d amax=%d any_order=%d",
-             gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
-             (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
-             check->any_order);
+    snprintf(
+        text, SELF_CHECK_REQUEST,
+        FLOATX_NAME
+        " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
+        "biases=%d amax=%d any_order=%d",
+        (int)getpid(), gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
+        (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
+        check->any_order);
 }
 // Reads what self_check_write_request wrote. Returns whether it is a request that this program can make.
-static bool self_check_read_request(struct attention_check *check, int *gpu, const char *text) {
+static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
     int backend, simpler, hides, rotary, biases, amax, any_order;
     memset(check, 0, sizeof *check);
     const int read = sscanf(
         text,
-        FLOATX_NAME " gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
-                    "biases=%d amax=%d any_order=%d",
-        gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap, &hides,
-        &rotary, &biases, &amax, &any_order);
-    if (read != 13 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
+        FLOATX_NAME
+        " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
+        "biases=%d amax=%d any_order=%d",
+        parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
+        &hides, &rotary, &biases, &amax, &any_order);
+    if (read != 14 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
         simpler >= ATTENTION_BACKENDS_COUNT || s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 ||
         s->head_dim < 8 || s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
         return false;
@@ -60,37 +65,51 @@ static bool self_check_read_request(struct attention_check *check, int *gpu, con
 
 // ---- The child ----
 
-// Makes the check of a request, and prints "open" once the GPU is, then "right DISTANCE" or "wrong REASON". Returns the exit
-// status.
+// The lines that a child prints, among others that libraries may print: OPEN once the GPU is, ITSELF with the largest
+// distance where the backend is right by what does not need the simpler one, then RIGHT with that distance or WRONG with
+// the reason.
+#define SELF_CHECK_OPEN "self-check: open"
+#define SELF_CHECK_ITSELF "self-check: right by itself "
+#define SELF_CHECK_IS_RIGHT "self-check: right, within "
+#define SELF_CHECK_IS_WRONG "self-check: wrong, "
+
+// Judges a backend with all keys seen and, where the model hides some, with some hidden: its layers may be of two kinds.
+static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
+                             int multiprocessors, double *largest, struct device *dev) {
+    const bool hides = check.hides_keys;
+    for (int hidden = 0; hidden <= (hides ? 1 : 0) && !*reason; hidden++) {
+        check.hides_keys = hidden;
+        check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
+    }
+}
+// Makes the check of a request and prints what it finds. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
     struct device dev;
     char reason[256] = "";
     double largest = 0;
-    int gpu = 0;
-    child_follow_parent();
-    if (!self_check_read_request(&check, &gpu, request))
+    int parent = 0, gpu = 0;
+    if (!self_check_read_request(&check, &parent, &gpu, request))
         fail("a self-check's request is not understood: %s", request);
+    child_follow_parent(parent);
     memset(&dev, 0, sizeof dev);
     dev.threads = 1;
     device_open(&dev, gpu, true);
     dev.matmul = matmul_create(&dev);
     cuda_check(cudaGetDeviceProperties(&properties, dev.index));
-    printf("open\n");
-    fflush(stdout);
-    const bool hides = check.hides_keys;
-    for (int hidden = 0; hidden <= (hides ? 1 : 0) && !*reason;
-         hidden++) { // layers with a window are mixed with others
-        double distance = 0;
-        check.hides_keys = hidden;
-        check_attention(reason, sizeof reason, &check, properties.multiProcessorCount, &distance, &dev);
-        largest = fmax(largest, distance);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    printf("\n" SELF_CHECK_OPEN "\n");
+    self_check_stage(reason, sizeof reason, check, JUDGE_BY_ITSELF, properties.multiProcessorCount, &largest, &dev);
+    if (!*reason) {
+        printf("\n" SELF_CHECK_ITSELF "%.2g\n", largest);
+        self_check_stage(reason, sizeof reason, check, JUDGE_BY_SIMPLER, properties.multiProcessorCount, &largest,
+                         &dev);
     }
     if (*reason)
-        printf("wrong %s\n", reason);
+        printf("\n" SELF_CHECK_IS_WRONG "%s\n", reason);
     else
-        printf("right %.2g\n", largest);
+        printf("\n" SELF_CHECK_IS_RIGHT "%.2g\n", largest);
     matmul_destroy(dev.matmul);
     attention_close(&dev);
     device_close(&dev);
@@ -99,7 +118,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// The last line of text: the bytes up to a newline that ends it are cut off.
+// The last line of text, whose newlines at its end are cut off.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -107,39 +126,84 @@ static const char *self_check_last_line(char *text) {
     const char *const newline = strrchr(text, '\n');
     return newline ? newline + 1 : text;
 }
+// Copies the rest of the line that begins with `start` to text (size bytes). Returns whether there is such a line.
+static bool self_check_line(char *text, size_t size, const char *output, const char *start) {
+    const char *at = strstr(output, start);
+    while (at && at > output && at[-1] != '\n')
+        at = strstr(at + 1, start);
+    if (!at)
+        return false;
+    at += strlen(start);
+    snprintf(text, size, "%.*s", (int)strcspn(at, "\n"), at);
+    return true;
+}
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
-    const double seconds = text ? strtod(text, NULL) : SELF_CHECK_SECONDS;
-    if (!(seconds > 0))
+    char *end = NULL;
+    const double seconds = text ? strtod(text, &end) : SELF_CHECK_SECONDS;
+    if (!(seconds > 0 && seconds < 1e6) || (end && *end))
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
-// Starts a child for the request and sets *verdict to what it found.
-static void self_check_ask(struct self_verdict *verdict, char *request) {
-    char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT, output[4096];
-    char *const arguments[] = {program, option, request, NULL};
-    const double begin = seconds_now(), limit = self_check_limit();
-    const struct child_result result = child_run(output, sizeof output, arguments, limit);
-    const bool opened = strncmp(output, "open\n", 5) == 0;
-    const char *const line = self_check_last_line(output);
-    char *const text = verdict->text;
-    const size_t size = sizeof verdict->text;
-    verdict->seconds = seconds_now() - begin;
-    verdict->kind = opened ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
+// Whether a child that came to no verdict, though it had opened the GPU, ended by a fault of the kernels that it judged, or
+// hung: not by a signal that was sent to it, nor for want of memory.
+static bool self_check_is_fault(struct child_result result, const char *output) {
+    switch (result.end) {
+    case CHILD_LATE: return true;
+    case CHILD_KILLED:
+        return result.status == SIGSEGV || result.status == SIGBUS || result.status == SIGILL ||
+               result.status == SIGFPE || result.status == SIGABRT;
+    case CHILD_EXITED: return strstr(output, CUDA_LATE_TEXT) != NULL;
+    case CHILD_NOT_STARTED: break;
+    }
+    return false;
+}
+// Writes how a child ended, which printed no verdict.
+static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
     case CHILD_KILLED: snprintf(text, size, "it ended by %s", strsignal(result.status)); break;
     case CHILD_NOT_STARTED: snprintf(text, size, "no process can be started: %s", strerror(result.status)); break;
     case CHILD_EXITED:
-        if (result.status == 0 && opened && strncmp(line, "right ", 6) == 0) {
-            verdict->kind = SELF_CHECK_RIGHT;
-            snprintf(text, size, "within %.60s", line + 6);
-        } else if (result.status == 0 && opened && strncmp(line, "wrong ", 6) == 0)
-            snprintf(text, size, "%.230s", line + 6);
-        else
-            snprintf(text, size, "%.230s", line);
+        snprintf(text, size, "%.230s", self_check_last_line(output));
+        if (!*text)
+            snprintf(text, size, "it ended with status %d", result.status);
         break;
     }
+}
+// Starts a child for the request and sets *verdict to what it found.
+static void self_check_ask(struct self_verdict *verdict, char *request) {
+    enum { OUTPUT = 1 << 16 };
+    char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT, within[64], opened[8];
+    char *const arguments[] = {program, option, request, NULL};
+    char *const output = (char *)malloc(OUTPUT);
+    if (!output)
+        fail("out of memory");
+    const double begin = seconds_now(), limit = self_check_limit();
+    const struct child_result result = child_run(output, OUTPUT, arguments, limit);
+    char *const text = verdict->text;
+    const size_t size = sizeof verdict->text;
+    verdict->seconds = seconds_now() - begin;
+    verdict->kind = SELF_CHECK_UNKNOWN;
+    verdict->lasts = false;
+    if (self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT) ||
+        self_check_line(within, sizeof within, output,
+                        SELF_CHECK_ITSELF)) { // what came to its end later is the simpler backend
+        verdict->kind = SELF_CHECK_RIGHT;
+        verdict->lasts = strstr(output, SELF_CHECK_IS_RIGHT) != NULL;
+        snprintf(text, size, "within %s", within);
+    }
+    if (self_check_line(text, size, output, SELF_CHECK_IS_WRONG)) {
+        verdict->kind = SELF_CHECK_WRONG;
+        verdict->lasts = true;
+    } else if (verdict->kind == SELF_CHECK_UNKNOWN) {
+        if (self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN) && self_check_is_fault(result, output) &&
+            !stop_asked())
+            verdict->kind = SELF_CHECK_WRONG;
+        verdict->lasts = verdict->kind == SELF_CHECK_WRONG && result.end != CHILD_LATE; // a busy host is late, too
+        self_check_explain(text, size, result, output, limit);
+    }
+    free(output);
     for (char *at = text; *at; at++) // it becomes part of a line with tabs
         if ((unsigned char)*at < ' ')
             *at = ' ';
@@ -155,16 +219,27 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Writes what a verdict holds for to key (SELF_CHECK_KEY bytes): not for one GPU by its number.
+// Names this program: by its commit, and where that does not tell one build from another by its file.
+static void self_check_program(char *text, size_t size) {
+    struct stat file;
+    const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
+    if (tells || stat("/proc/self/exe", &file) != 0)
+        snprintf(text, size, "%s", build_commit);
+    else
+        snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
+                 (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+}
+// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): all that may change it. The GPU's number is not in it.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
-    char gpu[256], driver[256], libraries[128], version[LIBRARY_VERSION];
-    int runtime = 0;
+    char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
+    int of_driver = 0;
     self_check_driver(driver, sizeof driver);
-    cudaDriverGetVersion(&runtime);
-    snprintf(libraries, sizeof libraries, "CUDA %s, cuBLASLt %zu", cuda_version_text(version, runtime),
-             cublasLtGetVersion());
+    cudaDriverGetVersion(&of_driver);
+    snprintf(libraries, sizeof libraries, "CUDA %s, built with %s, cuBLASLt %zu", cuda_version_text(version, of_driver),
+             cuda_version_text(built_with, CUDART_VERSION), cublasLtGetVersion());
+    self_check_program(program, sizeof program);
     snprintf(key, SELF_CHECK_KEY, "%s; %s; %s; %s; " FLOATX_NAME "%s", device_name(gpu, sizeof gpu, dev), driver,
-             libraries, build_commit, strstr(request, " backend="));
+             libraries, program, strstr(request, " backend="));
 }
 
 // Takes over the verdicts of rank 0's file. Every rank calls this.
@@ -211,16 +286,17 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
                 verdict->kind = i == 0 ? SELF_CHECK_RIGHT : SELF_CHECK_WRONG;
                 snprintf(verdict->text, sizeof verdict->text, "%.*s", (int)text, rest);
                 verdict->seconds = 0;
+                verdict->lasts = true;
                 found = true;
             }
     }
     return found;
 }
-// Adds a verdict to what self_check_save writes.
-static void self_check_keep(struct self_check *s, const struct self_verdict *verdict, const char *key) {
-    char *const before = s->found;
-    if (asprintf(&s->found, "%s%s\t%s\t%s\n", before ? before : "",
-                 verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong", verdict->text, key) < 0)
+// Adds a verdict to lines of verdicts.
+static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
+    char *const before = *lines;
+    if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
+                 verdict->text, key) < 0)
         fail("out of memory");
     free(before);
 }
@@ -300,54 +376,68 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.backend = backend;
     check.shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     check.simpler = self_check_simpler(backend, check.shape, &r->dev);
-    check.hides_keys = c->reset_attention_mask || config_window(c) > 0;
+    check.hides_keys = c->reset_attention_mask || *c->eval_tasks || *c->perplexity || config_window(c) > 0;
     check.rotary = c->position_embedding_type == POSITION_ROPE;
     check.biases = c->add_qkv_bias;
     check.amax = c->fp8_format != FP8_FORMAT_NONE;
     check.any_order = !c->deterministic_mode;
     return check;
 }
-// Replaces the verdict by the worst of any rank's. Every rank calls this.
-static void self_check_agree(struct run *r, struct self_verdict *verdict) {
-    enum { WRONG = 1 << 24 }; // above the number of any rank
+// Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did. Where it
+// is this rank's, too, *verdict says so. Every rank calls this, not all with the same backend where GPUs differ.
+static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
+                                               enum attention_backend backend) {
+    enum { RANKS = 1 << 24 };
     const int rank = r->config->rank;
-    int mine = 0;
-    if (verdict->kind != SELF_CHECK_RIGHT)
-        mine = rank + 1 + (verdict->kind == SELF_CHECK_WRONG ? WRONG : 0);
-    const int worst = parallel_largest(r->parallel, mine, "agreement on the self-check");
-    if (mine > 0 && rank > 0) // the report is rank 0's
+    const bool wrong = verdict->kind == SELF_CHECK_WRONG, unknown = verdict->kind == SELF_CHECK_UNKNOWN;
+    parallel_barrier(r->parallel, "the self-check"); // the children may take longer than agreement
+    const int worst = parallel_largest(r->parallel, wrong ? RANKS * (int)backend + rank + 1 : 0, "the self-check");
+    const int without = parallel_largest(r->parallel, unknown ? rank + 1 : 0, "the self-check");
+    const bool passes = parallel_largest(r->parallel, wrong && !verdict->lasts, "the self-check");
+    const enum attention_backend refused = (enum attention_backend)(worst / RANKS);
+    if ((wrong || unknown) && rank > 0) // the report is rank 0's
         say_warning("rank %d, the self-check of attention: %s", rank, verdict->text);
-    if (worst == mine)
-        return;
-    verdict->kind = worst > WRONG ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
-    snprintf(verdict->text, sizeof verdict->text, "rank %d %s", worst % WRONG - 1,
-             worst > WRONG ? "found it wrong" : "came to no verdict");
+    if (refused == backend && !wrong) {
+        verdict->kind = SELF_CHECK_WRONG;
+        verdict->lasts = !passes;
+        snprintf(verdict->text, sizeof verdict->text, "rank %d found it wrong", worst % RANKS - 1);
+    } else if (without > 0 && !wrong && !unknown) {
+        verdict->kind = SELF_CHECK_UNKNOWN;
+        snprintf(verdict->text, sizeof verdict->text, "rank %d came to no verdict", without - 1);
+    }
+    return refused;
 }
-// Why the chosen backend may not be taken on this GPU, or on another rank's; NULL: it is right, or is not checked. The text
-// stays as long as the run. Every rank calls this, with the same backend.
-static const char *self_check_attention(struct run *r, enum attention_backend backend) {
+// Checks a backend on this GPU, unless the verdict is known. Where any rank has found one wrong, refused[it]
+// (ATTENTION_BACKENDS_COUNT) says so from here on, in a text that stays as long as the run. Returns whether none has. Every
+// rank calls this, not all with the same backend where GPUs differ.
+static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
     if (!self_check_is_wanted(r, backend))
-        return NULL;
+        return true;
     if (!s->is_read && r->config->self_check != CHECK_ALWAYS)
         self_check_read(r);
     const struct attention_check check = self_check_of(r, backend);
     struct self_verdict verdict;
     self_check_write_request(request, &check, r->dev.index);
     self_check_write_key(key, request, &r->dev);
-    if (!s->known || !self_check_find(&verdict, s->known, key)) {
+    const bool is_new = !s->known || !self_check_find(&verdict, s->known, key);
+    if (is_new) {
         self_check_ask(&verdict, request);
         s->seconds += verdict.seconds;
+        if (verdict.kind != SELF_CHECK_UNKNOWN)
+            self_check_add(&s->known, &verdict, key);
     }
-    self_check_agree(r, &verdict);
-    if (verdict.seconds > 0 && verdict.kind != SELF_CHECK_UNKNOWN && config_trains(r->config))
-        self_check_keep(s, &verdict, key);
+    const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
+    if (is_new && verdict.kind != SELF_CHECK_UNKNOWN && verdict.lasts && r->config->self_check == CHECK_AUTO)
+        self_check_add(&s->found, &verdict, key);
     s->last = verdict;
-    if (verdict.kind != SELF_CHECK_WRONG)
-        return NULL;
-    snprintf(s->refused[backend], sizeof s->refused[backend], "failed the self-check: %s", verdict.text);
-    return s->refused[backend];
+    if (wrong == ATTENTION_AUTO)
+        return true;
+    snprintf(s->refused[wrong], sizeof s->refused[wrong], "failed the self-check: %s",
+             wrong == backend ? verdict.text : "another rank's GPU gives wrong numbers");
+    refused[wrong] = s->refused[wrong];
+    return false;
 }
 
 // The row of the start-up report.
@@ -370,7 +460,7 @@ static void self_check_report(const struct run *r) {
 #else
 
 static void self_check_report(const struct run *r) {}
-static const char *self_check_attention(struct run *r, enum attention_backend backend) { return NULL; }
+static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
 static void self_check_save(struct run *r) {}
 
 #endif

@@ -6,17 +6,18 @@ enum self_verdict_kind {
     SELF_CHECK_NOT_MADE,
     SELF_CHECK_RIGHT,
     SELF_CHECK_WRONG,
-    SELF_CHECK_UNKNOWN // the child came to no verdict: the GPU could not be opened by it
+    SELF_CHECK_UNKNOWN // the child came to no verdict, as where it could not open the GPU
 };
 struct self_verdict {
     enum self_verdict_kind kind;
     char text[240];
-    double seconds; // that the check took; 0: the verdict is a file's
+    double seconds; // that the check took; 0: the verdict is known from before
+    bool lasts;     // it is kept for later starts
 };
 struct self_check {
-    bool is_read;   // known is set
-    char *known;    // verdicts of the file in --out; NULL: none
-    char *found;    // lines for that file; NULL: none
+    bool is_read;   // the file in --out has been read
+    char *known;    // lines of verdicts: that file's, then this start's; NULL: none
+    char *found;    // lines to add to the file; NULL: none
     double seconds; // of all checks
     struct self_verdict last;
     char refused[ATTENTION_BACKENDS_COUNT][320]; // why a backend may not be chosen; "": it may

@@ -76,6 +76,11 @@ class MatmulTuning(unittest.TestCase):
         self.assertEqual(again, third)
         self.assertIn("third/" + NAME, said)
 
+    def test_a_library_that_multiplies_wrongly_ends_the_run(self):
+        result = self.start("wrong", {"EMU_FAULT": "wrong:cublasLtMatmul"}, "--train-steps", 1)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its first algorithm")
+
     def test_bias_gradients_by_the_epilogue(self):
         losses, said = self.train("epilogue", {"EMU_CUBLASLT_BGRAD_TIMES": "200"})
         for candidate, fused, has_dbias, _ in self.algorithms("epilogue"):

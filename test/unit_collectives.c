@@ -641,6 +641,7 @@ static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios,
 
 static const struct fault {
     const char *name, *words, *other_words; // of the message
+    const char *planted;                    // EMU_FAULT; NULL: none
 } faults[] = {
     // behind the four that open them
     {"counts_differ", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclReduceScatter of 9 ncclFloat32"},
@@ -653,6 +654,11 @@ static const struct fault {
     {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives sockets"},
     {"wait_is_recorded", "a wait for a collective while a graph is recorded", ""},
     {"begin_is_recorded", "bytes while a graph is recorded", ""},
+    {"close", "NCCL's reduce-scatter of 1 elements on known numbers gave 1 wrong", "NCCL_P2P_DISABLE=1",
+     "wrong:ncclReduceScatter"},
+    {"close", "NCCL's all-gather of 1 elements on known numbers gave 1 wrong", "NCCL_P2P_DISABLE=1",
+     "wrong:ncclAllGather"},
+    {"close", "NCCL's exchange of 1 elements on known numbers gave 1 wrong", "NCCL_P2P_DISABLE=1", "wrong:messages"},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };
 // All at once: mpirun takes a second or two to end a job that failed.
@@ -660,8 +666,12 @@ static void faults_are_found(void **state) {
     char message[8192];
     struct ranks_job jobs[FAULTS];
     need_mpirun();
-    for (int i = 0; i < FAULTS; i++)
+    for (int i = 0; i < FAULTS; i++) {
+        if (faults[i].planted)
+            setenv("EMU_FAULT", faults[i].planted, 1); // this process has read it
         jobs[i] = start_ranks(2, faults[i].name, "nccl");
+        unsetenv("EMU_FAULT");
+    }
     for (int i = 0; i < FAULTS; i++) {
         const int status = end_ranks(jobs[i], message, sizeof message);
         if (status == 0 || !strstr(message, faults[i].words) || !strstr(message, faults[i].other_words))

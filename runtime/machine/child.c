@@ -5,7 +5,7 @@
 #include <poll.h>                     // poll
 #include <signal.h>                   // kill
 #include <spawn.h>                    // posix_spawn: a process that uses a GPU should not be copied by fork
-#include <string.h>                   // memcpy
+#include <stdlib.h>                   // EXIT_FAILURE
 #include <sys/prctl.h>                // prctl
 #include <sys/wait.h>                 // waitpid
 #include <unistd.h>                   // pipe2, read
@@ -26,26 +26,36 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Reads until the child has closed the pipe or the deadline has passed. Returns whether it has closed it.
-static int read_output(char *output, size_t size, int in, struct deadline deadline) {
+// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the deadline has passed.
+// Returns whether it has closed the pipe or has ended, which *ended and *status then tell.
+static int read_output(char *output, size_t size, int in, struct deadline deadline, pid_t child, int *ended,
+                       int *status) {
+    enum { SLICE_MS = 100 };
     char unread[512]; // what does not fit
     size_t length = 0;
-    ssize_t got = 1;
-    while (got != 0) {
+    int closed = 0, found = 1;
+    while (!closed && (!*ended || found > 0)) {
         struct pollfd ready = {in, POLLIN, 0};
-        const double left = deadline_left_s(deadline);
-        const int found = left > 0 ? poll(&ready, 1, (int)(1e3 * left) + 1) : 0;
-        if (found == 0)
+        const double left_ms = 1e3 * deadline_left_s(deadline);
+        if (left_ms <= 0)
             break;
+        found = poll(&ready, 1, *ended ? 0 : left_ms < SLICE_MS ? (int)left_ms + 1 : SLICE_MS);
+        if (found < 0 && errno != EINTR)
+            break;
+        if (found == 0)
+            *ended = *ended || waitpid(child, status, WNOHANG) == child;
+        if (found <= 0)
+            continue;
         const size_t room = size - 1 - length;
-        got = found < 0 ? -1 : read(in, room > 0 ? output + length : unread, room > 0 ? room : sizeof unread);
+        const ssize_t got = read(in, room > 0 ? output + length : unread, room > 0 ? room : sizeof unread);
         if (got < 0 && errno != EINTR)
-            got = 0;
+            break;
+        closed = got == 0;
         if (got > 0 && room > 0)
             length += (size_t)got;
     }
     output[length] = '\0';
-    return got == 0;
+    return closed || *ended;
 }
 
 // Waits for a child that has closed its output, or was killed: a process that the driver of a hung GPU holds may not end
@@ -76,15 +86,20 @@ struct child_result child_run(char *output, size_t size, char *const arguments[]
     result.status = start(&child, arguments, ends[1]);
     close(ends[1]);
     if (result.status == 0) {
-        const int closed = read_output(output, size, ends[0], deadline);
-        if (!closed)
+        int ended = 0;
+        const int in_time = read_output(output, size, ends[0], deadline, child, &ended, &status);
+        if (!in_time)
             kill(child, SIGKILL);
-        const int ended = wait_a_while(child, &status);
-        result.end = !closed || !ended ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
+        ended = ended || wait_a_while(child, &status);
+        result.end = !in_time || !ended ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
         result.status = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     }
     close(ends[0]);
     return result;
 }
 
-void child_follow_parent(void) { prctl(PR_SET_PDEATHSIG, SIGKILL); }
+void child_follow_parent(int parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) // it died before
+        _exit(EXIT_FAILURE);
+}

@@ -21,6 +21,7 @@
 //   EMU_CUBLASLT_DGELU_TIMES
 //   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call, and GELU's derivative is ReLU's
 //   EMU_CUBLASLT_VARIES    the rank of an algorithm whose products have other bits in each call
+//   EMU_CUBLASLT_WRONG     the rank of an algorithm whose products are an eighth too large
 //   EMU_CUBLASLT_REFUSES   the rank of an algorithm that does not run
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
@@ -806,7 +807,9 @@ static inline float emu_lt_gelu_derivative(float x) {
 }
 static inline void emu_lt_run(const struct emu_lt_product *x) {
     static int calls;
-    const float varied = emu_lt_is_named("EMU_CUBLASLT_VARIES", &x->algo) ? 1 + 0x1p-6f * (float)(++calls % 7) : 1;
+    const float varied = emu_lt_is_named("EMU_CUBLASLT_VARIES", &x->algo)  ? 1 + 0x1p-7f * (float)(++calls % 2)
+                         : emu_lt_is_named("EMU_CUBLASLT_WRONG", &x->algo) ? 1.125f
+                                                                           : 1;
     const bool sums_bias = emu_lt_sums_bias(&x->operation);
     emu_model_time(x->stream, emu_lt_seconds(&x->algo, &x->operation));
     emu_check_range(x->a, emu_lt_extent(&x->a_layout), "reads");

@@ -208,6 +208,8 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
         int chosen;
     } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4},
                  {"EMU_CUBLASLT_REFUSES", "2", 4},
+                 {"EMU_CUBLASLT_WRONG", "2", 4},
+                 {"EMU_CUBLASLT_WRONG", "0", 2},
                  {"EMU_CUBLASLT_VARIES", "0", 2},
                  {"EMU_CUBLASLT_REFUSES", "0", 2},
                  {"EMU_CUBLASLT_REFUSES", "7", 2}};
