@@ -27,7 +27,7 @@ enum { SLOW = 1 }; // every tile product takes long: fewer and smaller shapes
 // Fewer still. QUICK: under compute-sanitizer; EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes.
 enum { SLOW = 2 };
 #else
-enum { SLOW = 0 };
+#define SLOW (test_slowness() > 1 ? 1 : 0)
 #endif
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED) && !defined(QUICK)
 enum { ON_GPU = 1, LONG = 1 }; // longer shapes, and more repeats, because blocks really run side by side

@@ -49,7 +49,9 @@ static const struct form wide_forms[] = {
 #ifdef CUDA_EMULATED // whose threads are fibers: GPT-2 by tensors, Llama with delayed scales, GPT-2 by blocks
 enum { FORMS = 3, FORM_STEP = 2, RECIPES = 1, WIDE_FORMS = 1 };
 #else
-enum { FORMS = sizeof forms / sizeof *forms, FORM_STEP = 1, RECIPES = 2 };
+enum { FORMS = sizeof forms / sizeof *forms };
+#define FORM_STEP (test_slowness() > 1 ? 2 : 1)
+#define RECIPES (test_slowness() > 1 ? 1 : 2)
 enum { WIDE_FORMS = sizeof wide_forms / sizeof *wide_forms };
 #endif
 

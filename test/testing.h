@@ -66,13 +66,15 @@ static inline bool in_long_run(void) {
 }
 // Begins a case that the short run skips, before it allocates anything: skip() does not return.
 #define long_test() (in_long_run() ? (void)0 : skip())
+// How many times a limit of time is extended: where TEST_RUNNER runs the test on an emulated CPU.
+static inline int test_slowness(void) { return getenv("TEST_RUNNER") ? 5 : 1; }
 // Whether a test takes the i-th of its cases. On emulated hardware, where each takes long, the short run takes every
 // `every`-th: all that a loop is about should be met by some of these, where not all combinations are.
 static inline bool takes_case(int i, int every) {
 #if defined(CUDA_EMULATED) || defined(AMX_EMULATE) || defined(BF16_DOT_EMULATE)
     return i % every == 0 || in_long_run();
 #else
-    return true;
+    return i % every == 0 || test_slowness() == 1 || in_long_run();
 #endif
 }
 
@@ -115,8 +117,6 @@ __attribute__((format(printf, 1, 2))) static inline void test_case_without_seed(
     test_case_set("", shape, arguments);
     va_end(arguments);
 }
-// How many times a limit of time is extended: where TEST_RUNNER runs the test on an emulated CPU.
-static inline int test_slowness(void) { return getenv("TEST_RUNNER") ? 5 : 1; }
 // The name of the test that runs, which TEST_FILTER takes; NULL in a test that has a setup of its own.
 static const char *test_name;
 static inline int test_case_none(void **state) {
