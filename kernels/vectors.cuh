@@ -5,8 +5,8 @@
 #include "kernels/device.cuh" // bf16
 #if defined(__SSE2__)
 #include <immintrin.h> // _mm512_max_ps and its narrower forms, _mm512_dpbf16_ps, bf16 conversions
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#include <arm_neon.h> // vbfdotq_f32
+#elif defined(__aarch64__)
+#include <arm_neon.h> // vfmaq_f32, vbfdotq_f32
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -54,6 +54,20 @@ static inline vec vec_min(vec a, vec b) {
     for (int i = 0; i < LANES; i++)
         b[i] = a[i] < b[i] ? a[i] : b[i];
     return b;
+#endif
+}
+
+// sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round otherwise than
+// another.
+static inline vec vec_fma(vec sum, vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
 #endif
 }
 
@@ -219,8 +233,8 @@ static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
     return (vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
 #else
-    sum += (vec)(a & 0xffff0000u) * (vec)(b & 0xffff0000u);
-    return sum + (vec)(a << 16) * (vec)(b << 16);
+    sum = vec_fma(sum, (vec)(a & 0xffff0000u), (vec)(b & 0xffff0000u));
+    return vec_fma(sum, (vec)(a << 16), (vec)(b << 16));
 #endif
 }
 static inline vec_words vec_words_load(const word *p) { return *(const vec_words *)p; }

@@ -19,7 +19,7 @@ static inline vec xvec_part(xvec x, int part) {
 #else
 typedef vec xvec;
 enum { XVEC_PARTS = 1, XVEC_LANES = XVEC_PARTS * LANES };
-static inline vec xvec_dot(vec sum, xvec a, xvec b) { return sum + a * b; }
+static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_fma(sum, a, b); }
 static inline vec xvec_part(xvec x, int part) { return x; }
 #endif
 

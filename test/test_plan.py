@@ -205,7 +205,7 @@ class Picture(Plan):
 
     def test_the_budget_has_a_line(self):
         self.assertEqual(self.drawn("--preset", "demo").count('class="budget"'), 0)
-        self.assertEqual(self.drawn("--preset", "demo", "--memory-budget", "30MiB").count('class="budget"'), 1)
+        self.assertEqual(self.drawn("--preset", "demo", "--memory-budget", "60MiB").count('class="budget"'), 1)
         self.assertIn(">of 1.00 GiB<", self.drawn("--preset", "demo", "--memory-budget", "1GiB"))
 
 

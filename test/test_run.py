@@ -247,7 +247,7 @@ class Stamps(Tree):
         not_opened = {"kernels/attention_sm90.cuh"}
         found = set()
         for base, folders, names in os.walk(environment.ROOT + "/test"):
-            folders[:] = [folder for folder in folders if folder not in ("golden", "corpus")]
+            folders[:] = [folder for folder in folders if folder not in ("golden", "corpus", "__pycache__")]
             for name in names:
                 if not name.endswith((".py", ".json")):
                     with open(os.path.join(base, name), encoding="utf-8") as file:

@@ -79,14 +79,14 @@ class SelfCheck(unittest.TestCase):
     def test_what_is_wrong_is_not_used(self):
         """wgmma falls back on mma.sync, whose run it then is to the bit; each way in which it can fail is told."""
         _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
-        faults = {"wrong:sm90_forward": "its output is wrong: head 0 of token 0 is 1 from sums in double, relative",
+        faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
                   "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
-                  "hang:sm90_backward_kernel": "it did not end within 5 s"}
+                  "hang:sm90_backward_kernel": "it did not end within 20 s"}
         for i, (fault, said) in enumerate(faults.items()):
             if fault in chosen(list(faults), list(faults)[1:]):
                 with self.subTest(fault):
-                    result, losses = self.start(f"fault{i}", EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="5")
+                    result, losses = self.start(f"fault{i}", EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="20")
                     attention = self.row(result, "attention")
                     self.assertIn("flash, mma.sync", attention)
                     self.assertIn("failed the self-check: ", attention)
