@@ -596,17 +596,18 @@ class Memory(Case):
         self.assertIn("--recompute-num-layers 1 takes less", run(*full, "--recompute-num-layers", 4).stdout)
 
     def test_budget(self):
-        most = self.plan("--preset", "gpt2-124m")["peak_bytes"]
+        model = ["--preset", "gpt2-124m", "--precision", "bf16"] # in fp32 lossy states gain nothing where products are slow
+        most = self.plan(*model)["peak_bytes"]
         budget = int(0.85 * most)
-        plan = self.plan("--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget)
+        plan = self.plan(*model, "--recompute-granularity", "auto", "--memory-budget", budget)
         self.assertLessEqual(plan["peak_bytes"], budget)
         self.assertGreater(plan["peak_bytes"], 0.95 * budget)
-        report = run("--plan=full", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget).stdout
+        report = run("--plan=full", *model, "--recompute-granularity", "auto", "--memory-budget", budget).stdout
         self.assertRegex(report, r"auto +[\d.]+ ms a step, .* of the device, .* of the host: recomputes ")
         self.assertRegex(report, r"not chosen +[\d.]+ ms a step")
         self.assertRegex(report, r"with --allow-lossy-states about [\d.]+ ms a step")
         self.assertGreater(plan["predicted"]["tokens_per_s"], 0)
-        self.refused("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", "1GiB",
+        self.refused("--plan", *model, "--recompute-granularity", "auto", "--memory-budget", "1GiB",
                      "--host-memory-budget", "1MiB", words=["the least is --memory-budget ", "--micro-batch-size"])
 
     def test_the_nearest_budget_is_met(self):
