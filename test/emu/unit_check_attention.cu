@@ -106,8 +106,8 @@ static void what_is_not_finite_is_found(void **state) {
 static void a_huge_element_hides_nothing(void **state) {
     struct fixture f = fixture_make(false);
     row_of(&f, JUDGE_OUT, 200, 1)[3] = to_floatX(1e20f);
-    memset(row_of(&f, JUDGE_OUT, 1, 0), 0, sizeof(floatX) * (size_t)f.judge.shape.head_dim);
-    memset(row_of(&f, JUDGE_OUT, f.judge.shape.T + 1, 1), 0, sizeof(floatX) * (size_t)f.judge.shape.head_dim);
+    memset(row_of(&f, JUDGE_OUT, 1, 1), 0, sizeof(floatX) * (size_t)f.judge.shape.head_dim);
+    memset(row_of(&f, JUDGE_OUT, f.judge.shape.T + 1, 0), 0, sizeof(floatX) * (size_t)f.judge.shape.head_dim);
     assert_non_null(strstr(by_host(&f), "its output is wrong: head "));
     fixture_free(&f);
 }
