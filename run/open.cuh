@@ -217,7 +217,8 @@ static void plan_model(struct run *r) {
 // Plans again, once, where the run chose its plan by the memory that was free, and on any rank so much of that has been
 // taken since, by the collectives' library above all, that the plan no longer fits.
 static void plan_again(struct run *r) {
-    const bool chose = r->chosen.count > 0 || r->chunk_grew; // on all ranks or on none
+    const bool by_auto = r->asked.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
+    const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
     int exceeds = chose && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     if (r->parallel && chose)
         exceeds = parallel_largest(r->parallel, exceeds, "agreement on whether the plan fits");

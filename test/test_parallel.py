@@ -884,36 +884,60 @@ class CudaEngine(Case):
             self.assertEqual(result.returncode == 0, fits, result.stdout + result.stderr)
             self.assertIn(message, result.stdout + result.stderr)
 
+    def first_config(self, name, options, memory, taken):
+        """config.json of two ranks that are killed before their first step, which takes minutes: on GPUs of so many bytes, of which NCCL takes some."""
+        shutil.rmtree(self.path + "/" + name, ignore_errors=True)
+        command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command(name, *options, program=CUDA_PROGRAM)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+                              env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(memory), "EMU_NCCL_BYTES": str(taken)}) as job:
+            until = time.monotonic() + LIMIT
+            found = None
+            while not found and job.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+                try:
+                    with open("%s/%s/config.json" % (self.path, name)) as f:
+                        found = json.load(f)
+                except (FileNotFoundError, json.JSONDecodeError):
+                    pass
+            for pid in set(processes_of_session(job.pid)) - {job.pid}:
+                os.kill(pid, signal.SIGKILL)
+            said = job.communicate(timeout=LIMIT)[0]
+        self.assertTrue(found, said)
+        return found
+
+    def planned_for_two(self, *options):
+        """The peak of a plan for two ranks."""
+        self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--plan-json", self.path + "/plan.json", program=CUDA_PROGRAM)
+        with open(self.path + "/plan.json") as f:
+            return json.load(f)["peak_bytes"]
+
+    KEPT = 768 << 20 # of a GPU's memory, for the driver and for NCCL
+
     def test_logits_yield_to_nccl(self):
         """Chunks of logits that grew into free memory shrink where NCCL takes more of it than was kept for it."""
         options = [*self.SHAPE, "--num-layers", 1, "--vocab-size", 50304, "--seq-length", 64, "--micro-batch-size", 128, "--global-batch-size", 256,
                    "--precision", "bf16", "--device", "cuda", "--val-every", 0]
-        peaks = []
-        for tokens in (8192, 4096): # all of a micro-batch; half, as planned where nothing is known to be free
-            self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--loss-chunk-tokens", tokens, "--plan-json", self.path + "/plan.json",
-                        program=CUDA_PROGRAM)
-            with open(self.path + "/plan.json") as f:
-                peaks.append(json.load(f)["peak_bytes"])
-        kept = 768 << 20 # for the driver and for NCCL
-        memory = (peaks[0] + kept) * 64 // 63 + (1 << 20)
+        # all of a micro-batch; half, as planned where nothing is known to be free
+        peaks = [self.planned_for_two(*options, "--loss-chunk-tokens", tokens) for tokens in (8192, 4096)]
+        memory = (peaks[0] + self.KEPT) * 64 // 63 + (1 << 20)
         for taken, tokens in chosen(((256 << 20, 8192), (768 << 20, 4096)), ((768 << 20, 4096),)):
             self.assertLess(peaks[1] + taken, memory - (256 << 20))
-            shutil.rmtree(self.path + "/yields", ignore_errors=True)
-            command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command("yields", *options, program=CUDA_PROGRAM)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-                                  env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(memory), "EMU_NCCL_BYTES": str(taken)}) as job:
-                until = time.monotonic() + LIMIT
-                found = None
-                while not found and job.poll() is None and time.monotonic() < until:
-                    time.sleep(0.1)
-                    if os.path.exists(self.path + "/yields/config.json"):
-                        with open(self.path + "/yields/config.json") as f:
-                            found = re.search(r'"loss_chunk_tokens": (\d+),', f.read())
-                for pid in set(processes_of_session(job.pid)) - {job.pid}: # ranks, before the first step, which takes minutes
-                    os.kill(pid, signal.SIGKILL)
-                said = job.communicate(timeout=LIMIT)[0]
-            self.assertTrue(found, said)
-            self.assertEqual(int(found[1]), tokens, said)
+            self.assertEqual(self.first_config("yields", options, memory, taken)["loss_chunk_tokens"], tokens)
+
+    @long_test("test_logits_yield_to_nccl plans again by the same lines; auto measures an emulated GPU's rates for a minute")
+    def test_auto_yields_to_nccl(self):
+        """What auto chose by the memory that was free is chosen again where NCCL takes more of it than was kept for it."""
+        options = [*self.SHAPE, "--num-layers", 6, "--seq-length", 128, "--micro-batch-size", 64, "--global-batch-size", 128, "--precision", "bf16",
+                   "--device", "cuda", "--val-every", 0, "--loss-chunk-tokens", 1024, "--recompute-granularity"]
+        none, full = (self.planned_for_two(*options, granularity) for granularity in ("none", "full"))
+        memory = (none + self.KEPT) * 64 // 63 + (1 << 20)
+        for taken, fits in chosen(((256 << 20, True), (576 << 20, False)), ((576 << 20, False),)):
+            left = memory - (256 << 20) - taken
+            self.assertEqual(none <= left, fits)
+            self.assertLess(full, left * 63 // 64)
+            found = self.first_config("chooses", [*options, "auto"], memory, taken)
+            nothing_given_up = found["recompute_granularity"] == "none" and not found["cpu_offloading_num_layers"] and not found["optimizer_cpu_offload"]
+            self.assertEqual(nothing_given_up, fits, found)
 
     def test_frozen_parameters_divide_no_graph(self):
         """They have no update whose collectives could be waited for."""

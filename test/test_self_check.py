@@ -82,11 +82,11 @@ class SelfCheck(unittest.TestCase):
         faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
                   "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
-                  "hang:sm90_backward_kernel": "it did not end within 20 s"}
+                  "hang:sm90_backward_kernel": "it did not end within 10 s"}
         for i, (fault, said) in enumerate(faults.items()):
             if fault in chosen(list(faults), list(faults)[1:]):
                 with self.subTest(fault):
-                    result, losses = self.start(f"fault{i}", EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="20")
+                    result, losses = self.start(f"fault{i}", EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="10" if "hang" in fault else "60")
                     attention = self.row(result, "attention")
                     self.assertIn("flash, mma.sync", attention)
                     self.assertIn("failed the self-check: ", attention)
