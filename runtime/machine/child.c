@@ -26,12 +26,19 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
+// Reads what is in the pipe to the end of output, as far as it fits. Returns whether the pipe is open still.
+static int read_some(char *output, size_t size, size_t *length, int in) {
+    char unread[512]; // what does not fit
+    const size_t room = size - 1 - *length;
+    const ssize_t got = read(in, room > 0 ? output + *length : unread, room > 0 ? room : sizeof unread);
+    *length += got > 0 && room > 0 ? (size_t)got : 0;
+    return got > 0 || (got < 0 && errno == EINTR);
+}
 // Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the deadline has passed.
 // Returns whether it has closed the pipe or has ended, which *ended and *status then tell.
 static int read_output(char *output, size_t size, int in, struct deadline deadline, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
-    char unread[512]; // what does not fit
     size_t length = 0;
     int closed = 0, found = 1;
     while (!closed && (!*ended || found > 0)) {
@@ -42,17 +49,10 @@ static int read_output(char *output, size_t size, int in, struct deadline deadli
         found = poll(&ready, 1, *ended ? 0 : left_ms < SLICE_MS ? (int)left_ms + 1 : SLICE_MS);
         if (found < 0 && errno != EINTR)
             break;
-        if (found == 0)
-            *ended = *ended || waitpid(child, status, WNOHANG) == child;
-        if (found <= 0)
-            continue;
-        const size_t room = size - 1 - length;
-        const ssize_t got = read(in, room > 0 ? output + length : unread, room > 0 ? room : sizeof unread);
-        if (got < 0 && errno != EINTR)
-            break;
-        closed = got == 0;
-        if (got > 0 && room > 0)
-            length += (size_t)got;
+        if (found == 0 && !*ended && waitpid(child, status, WNOHANG) == child)
+            *ended = found = 1; // the pipe may hold what it wrote last
+        else if (found > 0)
+            closed = !read_some(output, size, &length, in);
     }
     output[length] = '\0';
     return closed || *ended;
