@@ -1,0 +1,113 @@
+// runtime/machine/child.h: how a child's end is told, and what it said.
+//
+//   unit_child          every test          unit_child child KIND [PARENT]    the child of one
+#include "runtime/machine/child.h"    // under test
+#include "runtime/machine/deadline.h" // deadline_clock_s
+#include "test/testing.h"             // cmocka
+#include <signal.h>                   // raise, kill
+#include <stdio.h>                    // printf
+#include <string.h>                   // strcmp
+#include <unistd.h>                   // fork, pause
+
+static struct child_result start(char *output, size_t size, const char *kind, double seconds) {
+    char program[] = "unit_child", first[] = "child", name[32], parent[16];
+    if (test_slowness() > 1) // an emulator of a CPU starts no program of that CPU as a child
+        skip();
+    char *const arguments[] = {program, first, name, parent, NULL};
+    snprintf(name, sizeof name, "%s", kind);
+    snprintf(parent, sizeof parent, "%d", (int)getpid());
+    return child_run(output, size, arguments, seconds);
+}
+// A process that holds the child's output and outlives it.
+static void leave_a_process_behind(void) {
+    if (fork() == 0) {
+        sleep(20);
+        _exit(0);
+    }
+}
+static int run_child(const char *kind, int parent) {
+    if (strcmp(kind, "stranger") == 0)
+        child_follow_parent(1);
+    child_follow_parent(parent);
+    printf("first line\n");
+    if (strcmp(kind, "much") == 0)
+        for (int i = 0; i < 100000; i++)
+            printf("%d\n", i);
+    fflush(stdout);
+    if (strcmp(kind, "behind") == 0)
+        leave_a_process_behind();
+    if (strcmp(kind, "killed") == 0)
+        raise(SIGKILL);
+    if (strcmp(kind, "late") == 0)
+        pause();
+    if (strcmp(kind, "closes") == 0) {
+        close(STDOUT_FILENO);
+        close(STDERR_FILENO);
+        usleep(300000);
+        return 6;
+    }
+    fprintf(stderr, "last line\n");
+    return strcmp(kind, "behind") == 0 ? 7 : 5;
+}
+
+static void its_status_and_both_outputs_are_told(void **state) {
+    char output[64];
+    const struct child_result result = start(output, sizeof output, "exits", 30);
+    assert_int_equal(result.end, CHILD_EXITED);
+    assert_int_equal(result.status, 5);
+    assert_string_equal(output, "first line\nlast line\n");
+}
+static void what_does_not_fit_is_dropped(void **state) {
+    char output[20];
+    const struct child_result result = start(output, sizeof output, "much", 30);
+    assert_int_equal(result.end, CHILD_EXITED);
+    assert_int_equal(result.status, 5);
+    assert_string_equal(output, "first line\n0\n1\n2\n3\n");
+}
+static void its_signal_is_told(void **state) {
+    char output[64];
+    const struct child_result result = start(output, sizeof output, "killed", 30);
+    assert_int_equal(result.end, CHILD_KILLED);
+    assert_int_equal(result.status, SIGKILL);
+}
+static void one_that_hangs_is_killed(void **state) {
+    char output[64];
+    const double since_s = deadline_clock_s();
+    const struct child_result result = start(output, sizeof output, "late", 0.3);
+    assert_int_equal(result.end, CHILD_LATE);
+    assert_true(deadline_clock_s() - since_s < 5 * test_slowness());
+}
+// Neither a process that holds its output nor an output that is closed early hides its end.
+static void its_end_is_its_own(void **state) {
+    char output[64];
+    const double since_s = deadline_clock_s();
+    struct child_result result = start(output, sizeof output, "behind", 15 * test_slowness());
+    assert_int_equal(result.end, CHILD_EXITED);
+    assert_int_equal(result.status, 7);
+    assert_string_equal(output, "first line\nlast line\n");
+    assert_true(deadline_clock_s() - since_s < 10 * test_slowness());
+    result = start(output, sizeof output, "closes", 15);
+    assert_int_equal(result.end, CHILD_EXITED);
+    assert_int_equal(result.status, 6);
+}
+static void one_whose_parent_is_gone_ends(void **state) {
+    char output[64];
+    const struct child_result result = start(output, sizeof output, "stranger", 30);
+    assert_int_equal(result.end, CHILD_EXITED);
+    assert_int_equal(result.status, EXIT_FAILURE);
+    assert_string_equal(output, "");
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4)
+        return run_child(argv[2], atoi(argv[3]));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(its_status_and_both_outputs_are_told),
+        cmocka_unit_test(what_does_not_fit_is_dropped),
+        cmocka_unit_test(its_signal_is_told),
+        cmocka_unit_test(one_that_hangs_is_killed),
+        cmocka_unit_test(its_end_is_its_own),
+        cmocka_unit_test(one_whose_parent_is_gone_ends),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
