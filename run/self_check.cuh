@@ -184,22 +184,20 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;
-    verdict->kind = SELF_CHECK_UNKNOWN;
-    verdict->lasts = false;
-    if (self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT) ||
-        self_check_line(within, sizeof within, output,
-                        SELF_CHECK_ITSELF)) { // what came to its end later is the simpler backend
-        verdict->kind = SELF_CHECK_RIGHT;
-        verdict->lasts = strstr(output, SELF_CHECK_IS_RIGHT) != NULL;
-        snprintf(text, size, "within %s", within);
-    }
+    // what ends the child behind that line is the simpler backend's
+    const bool by_itself = self_check_line(within, sizeof within, output, SELF_CHECK_ITSELF);
+    const bool in_full = self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT);
     if (self_check_line(text, size, output, SELF_CHECK_IS_WRONG)) {
         verdict->kind = SELF_CHECK_WRONG;
         verdict->lasts = true;
-    } else if (verdict->kind == SELF_CHECK_UNKNOWN) {
-        if (self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN) && self_check_is_fault(result, output) &&
-            !stop_asked())
-            verdict->kind = SELF_CHECK_WRONG;
+    } else if (by_itself || in_full) {
+        verdict->kind = SELF_CHECK_RIGHT;
+        verdict->lasts = in_full;
+        snprintf(text, size, "within %s", within);
+    } else {
+        const bool open = self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN);
+        verdict->kind =
+            open && self_check_is_fault(result, output) && !stop_asked() ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
         verdict->lasts = verdict->kind == SELF_CHECK_WRONG && result.end != CHILD_LATE; // a busy host is late, too
         self_check_explain(text, size, result, output, limit);
     }
