@@ -110,6 +110,14 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(asked.returncode, 2, asked.stdout + asked.stderr)
         self.assertRegex(asked.stderr, r"no attention backend is left \(flash: failed the self-check: .*unfused: --attention-backend flash")
 
+    def test_flash_is_judged_before_cudnn(self):
+        """cuDNN's attention is held against flash in the run's own process, and leaves windows to it."""
+        right, _ = self.start("cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0")
+        self.assertRegex(self.row(right, "attention"), r"^attention +fused, ")
+        self.assertIn("kernels are right", self.row(right, "self-check"))
+        wrong, _ = self.start("no_cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0", EMU_FAULT="wrong:flash")
+        self.assertRegex(self.row(wrong, "attention"), r"unfused, .*flash: failed the self-check: .*fused: leaves windows to flash, which failed the self-check")
+
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
