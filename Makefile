@@ -265,7 +265,7 @@ test-long:
 	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and, in the long run, as C++ in bf16; each benchmark still compiles, in both.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_proof.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
 CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
 check-headers: $(CHECKS)

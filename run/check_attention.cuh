@@ -159,8 +159,12 @@ static void judge_close(struct attention_judge *j) {
 
 // Fills memory of the device with NaNs.
 static void judge_spoil(void *memory, size_t bytes, struct attention_judge *j) {
+#ifdef TARGET_CUDA
     if (bytes > 0)
         cuda_check(cudaMemsetAsync(memory, 0xff, bytes, j->dev->stream));
+#else
+    memset(memory, 0xff, bytes);
+#endif
 }
 // Runs both passes of a backend. What they write holds NaNs before: what they leave out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,

@@ -206,12 +206,8 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     static const struct {
         const char *variable, *rank;
         int chosen;
-    } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4},
-                 {"EMU_CUBLASLT_REFUSES", "2", 4},
-                 {"EMU_CUBLASLT_WRONG", "2", 4},
-                 {"EMU_CUBLASLT_WRONG", "0", 2},
-                 {"EMU_CUBLASLT_VARIES", "0", 2},
-                 {"EMU_CUBLASLT_REFUSES", "0", 2},
+    } cases[] = {{"EMU_CUBLASLT_VARIES", "2", 4}, {"EMU_CUBLASLT_REFUSES", "2", 4}, {"EMU_CUBLASLT_WRONG", "2", 4},
+                 {"EMU_CUBLASLT_WRONG", "0", 2},  {"EMU_CUBLASLT_VARIES", "0", 2},  {"EMU_CUBLASLT_REFUSES", "0", 2},
                  {"EMU_CUBLASLT_REFUSES", "7", 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct fixture f = fixture_make();
