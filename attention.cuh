@@ -236,7 +236,8 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->flash && (!*r->sm90 || demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks whether fused can be used and holds it against flash, which takes the shape, in this process.
+// Whether attention_choose asks whether fused can be used and holds it against flash, which takes the shape, in this
+// process.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
                                   struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;

@@ -140,7 +140,8 @@ static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *
         atomicAdd(wrong, 1u);
 }
 
-// Ends the program where *wrong (of the device), which is 0 again then, counts wrong elements of the first collective `name`.
+// Ends the program where *wrong (of the device), which is 0 again then, counts wrong elements of the first collective
+// `name`.
 static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
     unsigned count = 0;
     cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));

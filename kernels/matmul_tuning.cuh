@@ -2,9 +2,9 @@
 // the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to the
 // product's epilogue or to a kernel of our own.
 //
-// Each algorithm that is chosen multiplied right (kernels/matmul_proof.cuh) and gave the same bits twice, but two may differ from each other. A choice depends on times,
-// which vary, so that whoever wants the same bits again has to keep the choices. Where no algorithm proves to give the
-// same bits, the choice is the heuristics' first, as without timing.
+// Each algorithm that is chosen multiplied right (kernels/matmul_proof.cuh) and gave the same bits twice, but two may
+// differ from each other. A choice depends on times, which vary, so that whoever wants the same bits again has to keep
+// the choices. Where no algorithm proves to give the same bits, the choice is the heuristics' first, as without timing.
 #pragma once
 #include "kernels/matmul_candidates.cuh" // struct matmul_candidates, matmul_judge
 #include "kernels/matmul_proof.cuh"      // matmul_is_proven

@@ -57,8 +57,8 @@ static inline vec vec_min(vec a, vec b) {
 #endif
 }
 
-// sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round otherwise than
-// another.
+// sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round
+// otherwise than another.
 static inline vec vec_fma(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);

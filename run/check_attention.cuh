@@ -26,8 +26,9 @@ struct attention_check {
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
 // All rows of a kind together: errors of bf16 average out, those of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;
-// Rows of dK and dV shrink towards the end of a causal sequence: their errors shrink alike, down to this share of the root of the
-// mean square. A row of the output does not shrink as far, and one of dQ may be all rounding: that of a sequence's first token.
+// Rows of dK and dV shrink towards the end of a causal sequence: their errors shrink alike, down to this share of the
+// root of the mean square. A row of the output does not shrink as far, and one of dQ may be all rounding: that of a
+// sequence's first token.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // fp32 sums of thousands of stored values.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
@@ -484,10 +485,11 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
     }
 }
 
-// What a backend is judged by: what it gives twice, the host's sums; or every row of the simpler backend, which may be wrong itself.
+// What a backend is judged by: what it gives twice, the host's sums; or every row of the simpler backend, which may be
+// wrong itself.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Raises *largest to
-// the largest relative distance of a row. Nothing is enqueued when it returns.
+// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Raises
+// *largest to the largest relative distance of a row. Nothing is enqueued when it returns.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

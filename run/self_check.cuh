@@ -1,6 +1,7 @@
 // --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
-// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends the child
-// alone, and the run takes the next simpler backend: wgmma, mma.sync, unfused. docs/gpu/self-check.md is the page on it.
+// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends only the
+// child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. docs/gpu/self-check.md is the page
+// on it.
 //
 // A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a second
 // start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
@@ -307,8 +308,8 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, names[i], r->self_check.refused[i]);
 }
-// Adds the lines of rank 0's verdicts to the file in --out, whose folder is there, and what was refused to log.jsonl, which is
-// open. Where the file can't be written this is said.
+// Adds the lines of rank 0's verdicts to the file in --out, whose folder is there, and what was refused to log.jsonl,
+// which is open. Where the file can't be written this is said.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -381,8 +382,9 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.any_order = !c->deterministic_mode;
     return check;
 }
-// Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did. Where it
-// is this rank's, too, *verdict says so. Every rank calls this, not all with the same backend where GPUs differ.
+// Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did.
+// Where it is this rank's, too, *verdict says so. Every rank calls this, not all with the same backend where GPUs
+// differ.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
                                                enum attention_backend backend) {
     enum { RANKS = 1 << 24 };

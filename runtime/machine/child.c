@@ -34,8 +34,8 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     *length += got > 0 && room > 0 ? (size_t)got : 0;
     return got > 0 || (got < 0 && errno == EINTR);
 }
-// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the deadline has passed.
-// Returns whether it has closed the pipe or has ended, which *ended and *status then tell.
+// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the deadline has
+// passed. Returns whether it has closed the pipe or has ended, which *ended and *status then tell.
 static int read_output(char *output, size_t size, int in, struct deadline deadline, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };

@@ -10,8 +10,9 @@ struct child_result {
 };
 
 __BEGIN_DECLS
-// Runs this program with the arguments (NULL behind the last) and this process's environment, and waits until it ends, for
-// `seconds` at most: then it is killed, and given 10 s to be gone. `output` (size bytes) is what it wrote to stdout and stderr, as far as it fits.
+// Runs this program with the arguments (NULL behind the last) and this process's environment, and waits until it ends,
+// for `seconds` at most: then it is killed, and given 10 s to be gone. `output` (size bytes) is what it wrote to stdout
+// and stderr, as far as it fits.
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds);
 // Called by the child: it dies when its parent does, or here where it has. parent: getpid() of the parent.
 void child_follow_parent(int parent);
