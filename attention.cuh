@@ -236,8 +236,13 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->flash && (!*r->sm90 || demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks whether fused can be used and holds it against flash, which takes the shape, in this
-// process.
+// Whether attention_choose asks whether fused can be used; else the library need not be loaded. flash: why flash can't be
+// used; empty: it can.
+static bool attention_asks_fused(const char *flash, enum attention_backend wanted, bool prefers_flash,
+                                 struct device *dev) {
+    return wanted == ATTENTION_FUSED || *flash || (wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev));
+}
+// Whether attention_choose holds fused against flash, which takes the shape, in this process.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
                                   struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -245,8 +250,7 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    return !*r.fused && !*kernels &&
-           (wanted == ATTENTION_FUSED || *r.flash || (wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev)));
+    return !*r.fused && !*kernels && attention_asks_fused(r.flash, wanted, prefers_flash, dev);
 }
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
@@ -261,8 +265,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
-    const bool leads = wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev);
-    if (wanted == ATTENTION_FUSED || *r.flash || leads) // else the library need not be loaded
+    if (attention_asks_fused(r.flash, wanted, prefers_flash, dev))
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
         attention_fused_not_asked(r.fused, sizeof r.fused, wanted, prefers_flash, dev);
