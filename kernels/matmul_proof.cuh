@@ -11,10 +11,10 @@ enum { PROOF_ELEMENTS = 8, PROOF_LANES = 32 };
 // Sums in fp32 of up to 2^20 products err by less than this share of their magnitudes, TF32's operands by as much, and
 // tensor cores' sums of FP8, in 14 bits, by less.
 static const double PROOF_SHARE = 0x1p-10;
-// Of an element that is stored in bf16.
+// The relative rounding of an element that is stored in bf16, at most.
 static const double PROOF_ROUNDING = 0x1p-8;
 
-// What is multiplied: element (row, col) of A (rows, depth) or B (depth, cols).
+// An operand of a product as the kernel reads it: A (rows, depth) or B (depth, cols).
 struct proof_operand {
     struct gemm_operand x;
     struct fp8_matrix fp8; // codes NULL: x's data are multiplied
