@@ -24,11 +24,11 @@ struct attention_check {
 // A row is stored in bf16 (2^-9 relative), and so are the probabilities and the gradients of scores that it is summed from:
 // its error is 2^-8 to 2^-6 of its length, and a row that is missing is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
-// All rows of a kind together: errors of bf16 average out, those of a mask that is off by one do not.
+// The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;
-// Rows of dK and dV shrink towards the end of a causal sequence: their errors shrink alike, down to this share of the
-// root of the mean square. A row of the output does not shrink as far, and one of dQ may be all rounding: that of a
-// sequence's first token.
+// The share of the root of the mean square down to which errors of dK's and dV's rows shrink with the rows, towards the
+// end of a causal sequence. The output's rows do not shrink as far. The row of dQ of a sequence's first token is 0 but
+// for rounding.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // fp32 sums of thousands of stored values.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
@@ -485,8 +485,8 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
     }
 }
 
-// What a backend is judged by: what it gives twice, the host's sums; or every row of the simpler backend, which may be
-// wrong itself.
+// The two ways to judge a backend: by itself, which is by a second run and by the host's sums, and by every row of the
+// simpler backend, which may be wrong, too.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
 // Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Raises
 // *largest to the largest relative distance of a row. Nothing is enqueued when it returns.
