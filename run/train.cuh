@@ -1,6 +1,7 @@
 // The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
 // and checks the replicas where due.
 #pragma once
+#include "run/check_graphs.cuh"  // check_graphs
 #include "run/eval_tasks.cuh"    // score_tasks
 #include "run/fp8_report.cuh"    // fp8_shares
 #include "run/generate.cuh"      // print_samples
@@ -22,8 +23,12 @@ static void enqueue_gradients(struct run *r) {
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
     const int micro_batches = r->batch[slot] / c->micro_batch_size;
     r->model->step_micro_steps = micro_batches / c->ranks;
-    for (int i = 0; i < r->model->step_micro_steps; i++)
-        gpt_micro_step(r->model, i, read_batch(r, r->train), 1.0 / micro_batches);
+    for (int i = 0; i < r->model->step_micro_steps; i++) {
+        const struct batch batch_i = read_batch(r, r->train);
+        if (i == 0 && r->enqueued == r->first_step)
+            check_graphs(r, batch_i, 1.0 / micro_batches);
+        gpt_micro_step(r->model, i, batch_i, 1.0 / micro_batches);
+    }
 }
 // Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
 // results of all steps before must be known.

@@ -1,0 +1,119 @@
+// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph. The
+// loss and the sum of the gradients' squares have to be the same bits; where they are not, no graph is used. The
+// micro-step that trains follows: the check leaves no trace but the graph.
+//
+// Before each pass the memory of activations holds NaNs and that of gradients zeros: work that a graph has lost shows.
+#pragma once
+#include "run/self_check.cuh" // self_check_is_wanted
+
+#ifdef TARGET_CUDA
+
+// What a micro-step gives.
+struct graph_check_result {
+    struct loss_sum loss;
+    double squares; // of this rank's gradients; 0: they are not complete
+};
+
+// The state of FP8's scales, which a micro-step changes.
+struct graph_check_scales {
+    void *device[4], *host[4]; // NULL: not there
+    size_t bytes[4];
+    bool weights_known;
+};
+static struct graph_check_scales graph_check_save(struct gpt *m) {
+    struct fp8_state *f = &m->fp8;
+    struct graph_check_scales s = {{f->scales, f->weight_amaxes, f->counts, f->history},
+                                   {NULL, NULL, NULL, NULL},
+                                   {fp8_scales_bytes(f), fp8_amaxes_bytes(f), FP8_COUNTS_BYTES, fp8_history_bytes(f)},
+                                   f->weights_known};
+    for (int i = 0; i < 4; i++)
+        if (s.device[i]) {
+            s.host[i] = malloc(s.bytes[i]);
+            if (!s.host[i])
+                fail("out of memory");
+            device_download(s.host[i], s.device[i], s.bytes[i], m->dev);
+        }
+    return s;
+}
+static void graph_check_restore(const struct graph_check_scales *s, struct gpt *m) {
+    for (int i = 0; i < 4; i++)
+        if (s->device[i])
+            device_upload(s->device[i], s->host[i], s->bytes[i], m->dev);
+    m->fp8.weights_known = s->weights_known;
+    device_synchronize(m->dev);
+}
+
+// Whether the gradients of a step's first micro-step are complete on the device, so that their squares can be summed.
+static bool graph_check_sums(const struct gpt *m) {
+    const struct shards *s = &m->zero.shards;
+    return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->last_micro_step);
+}
+// Runs the step's first micro-step on the batch and returns what it gives. Waits for the device.
+static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
+    struct gpt *m = r->model;
+    const struct arenas *arenas = &m->timeline.arenas;
+    struct graph_check_result result;
+    memset(&result, 0, sizeof result);
+    cuda_check(cudaDeviceSynchronize()); // copies and collectives have streams of their own
+    if (arenas->base[ARENA_ACTIVATIONS])
+        cuda_check(
+            cudaMemsetAsync(arenas->base[ARENA_ACTIVATIONS], 0xff, arenas->bytes[ARENA_ACTIVATIONS], m->dev->stream));
+    if (arenas->base[ARENA_GRADIENTS]) // gaps between tensors stay 0
+        cuda_check(cudaMemsetAsync(arenas->base[ARENA_GRADIENTS], 0, arenas->bytes[ARENA_GRADIENTS], m->dev->stream));
+    device_zero(&m->results->loss, sizeof m->results->loss, m->dev);
+    gpt_micro_step(m, 0, batch, scale);
+    m->micro_step -= (uint64_t)m->zero.shards.ranks;
+    double *const squares = &m->reports[m->zero.shards.rank * report_width(m) + REPORT_SQUARES];
+    if (graph_check_sums(m)) {
+        region(m, REGION_UPDATE);
+        phase(m, "update", -1, "gradient norm");
+        void *const ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
+        RUN(m, optimizer_sum_squares(&m->optimizer, squares, ws));
+        RUN(m, device_download(&result.squares, squares, sizeof result.squares, m->dev));
+    }
+    RUN(m, device_download(&result.loss, &m->results->loss, sizeof result.loss, m->dev));
+    cuda_check(cudaDeviceSynchronize());
+    return result;
+}
+// Whether two results have the same bits on every rank. Every rank calls this.
+static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
+    return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
+}
+static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
+
+// Makes the check, where --self-check asks for it and the run records graphs. batch, scale: those of the step's first
+// micro-step. Every rank calls this.
+static void check_graphs(struct run *r, struct batch batch, double scale) {
+    struct gpt *m = r->model;
+    if (!m->config.cuda_graphs || !m->config.deterministic_mode || !self_check_is_wanted(r, ATTENTION_FLASH))
+        return;
+    const uint64_t sent_bytes = r->collectives.sent_bytes;
+    const struct graph_check_scales scales = graph_check_save(m);
+    const struct graph_check_result plain = graph_check_pass(r, batch, scale);
+    graph_check_restore(&scales, m);
+    const struct graph_check_result graph = graph_check_pass(r, batch, scale);
+    graph_check_restore(&scales, m);
+    if (!graph_check_equal(r, &plain, &graph)) {
+        m->dev->graphs_refused = true;
+        gpt_free_graphs(m);
+        const struct graph_check_result again = graph_check_pass(r, batch, scale);
+        graph_check_restore(&scales, m);
+        const char *const what = graph_check_equal(r, &plain, &again)
+                                     ? "a micro-step that is enqueued as a graph gives another loss or other gradients"
+                                     : "a micro-step that is computed again gives other bits";
+        log_scores(&r->log, r->first_step, "self_check", graph_check_log, what);
+        say_warning(
+            "self-check: %s (loss %.9g and %.9g, squares of gradients %.9g and %.9g): each kernel is launched by a "
+            "call of its own, as by --cuda-graphs=false",
+            what, plain.loss.sum, graph.loss.sum, plain.squares, graph.squares);
+    }
+    r->collectives.sent_bytes = sent_bytes;
+    for (int i = 0; i < 4; i++)
+        free(scales.host[i]);
+}
+
+#else
+
+static void check_graphs(struct run *r, struct batch batch, double scale) {}
+
+#endif
