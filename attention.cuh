@@ -37,6 +37,7 @@ struct attention_demands {
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
     bool any_order;        // attention_backward_options's
     enum flash_kernels kernels;
+    enum attention_backend fastest; // of those that auto may take, measured on this GPU; ATTENTION_AUTO: not measured
     const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, whatever is here; NULL: it may
 };
 
@@ -45,8 +46,8 @@ struct attention_choice {
     char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
-// Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is known to be
-// faster. Where no backend is left, ends the program with the reason of each.
+// Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is measured, or else
+// known, to be faster. Where no backend is left, ends the program with the reason of each.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev);
 // Frees what attention keeps from call to call; before device_close. May be called where nothing is kept.
@@ -184,12 +185,16 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
 
 // Writes why auto, to which flash is left, does not ask whether fused could be used. own: kernels of compute capability 9.0
 // take the shape.
-static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted, bool own,
-                                      struct device *dev) {
+static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
+                                      const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
         return;
+    if (demands->refused[ATTENTION_FUSED]) {
+        snprintf(reason, size, "fused: %s", demands->refused[ATTENTION_FUSED]);
+        return;
+    }
     if (fused_leads_on(dev->planned.major, own))
         snprintf(reason, size,
                  "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
@@ -216,15 +221,17 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
-                                   enum attention_backend wanted, struct attention_shape shape, bool any_order,
-                                   struct device *dev) {
+                                   enum attention_backend wanted, struct attention_shape shape,
+                                   const struct attention_demands *demands, struct device *dev) {
     char plans[256];
     choice->backend = ATTENTION_FUSED;
     snprintf(choice->reason, sizeof choice->reason, "fused, %s bf16 (%s; %s)", fused_describe(dev),
              wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
              : *r->flash               ? r->flash
-                                       : "by published figures faster on this GPU than our kernels that take the shape",
-             fused_describe_plans(plans, sizeof plans, shape, any_order, dev));
+             : demands->fastest == ATTENTION_FUSED
+                 ? "measured as the fastest on this GPU"
+                 : "by published figures faster on this GPU than our kernels that take the shape",
+             fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
 // Writes the reasons of flash. Returns whether auto prefers its kernels of compute capability 9.0 to fused: where they can
@@ -239,8 +246,9 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
 // Whether attention_choose asks whether fused can be used; else the library need not be loaded. flash: why flash can't be
 // used; empty: it can.
 static bool attention_asks_fused(const char *flash, enum attention_backend wanted, bool prefers_flash,
-                                 struct device *dev) {
-    return wanted == ATTENTION_FUSED || *flash || (wanted == ATTENTION_AUTO && fused_leads(prefers_flash, dev));
+                                 enum attention_backend fastest, struct device *dev) {
+    const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
+    return wanted == ATTENTION_FUSED || *flash || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose holds fused against flash, which takes the shape, in this process.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
@@ -250,7 +258,7 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    return !*r.fused && !*kernels && attention_asks_fused(r.flash, wanted, prefers_flash, dev);
+    return !*r.fused && !*kernels && attention_asks_fused(r.flash, wanted, prefers_flash, demands.fastest, dev);
 }
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
@@ -265,13 +273,13 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
-    if (attention_asks_fused(r.flash, wanted, prefers_flash, dev))
+    if (attention_asks_fused(r.flash, wanted, prefers_flash, demands.fastest, dev))
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
-        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, prefers_flash, dev);
+        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
 
     if (!*r.fused)
-        attention_choose_fused(&choice, &r, wanted, shape, demands.any_order, dev);
+        attention_choose_fused(&choice, &r, wanted, shape, &demands, dev);
     else if (!*r.flash)
         attention_choose_flash(&choice, &r, wanted, dev);
     else if (!*r.unfused) {

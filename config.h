@@ -280,7 +280,7 @@ static const struct option_row config_rows[] = {
         "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
         "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
     ROW(ENUM, flash_kernels, "auto", CHOICES(FLASH_KERNELS), 0, 0,
-        "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: wgmma where it takes the shape",
+        "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: the faster one, else wgmma",
         CONFIG_THIS_START),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN sums dQ in any order"),
@@ -512,8 +512,9 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, matmul_tuning, "true", "", 0, 0,
         "On a GPU: time the algorithms of matrix products at the start, and keep the fastest in OUT and checkpoints"),
     ROW(ENUM, self_check, "auto", CHOICES(SELF_CHECKS), 0, 0,
-        "On a GPU: judge attention's kernels before they are used, and fall back where they are wrong; auto: runs that "
-        "train, once a GPU, driver and commit, unless TRAIN_GPT_SELF_CHECK=off in the environment; always: each start",
+        "On a GPU: judge attention's kernels before they are used, fall back where they are wrong, and time those that "
+        "--attention-backend auto may take; auto: runs that train, once a GPU, driver and commit, unless "
+        "TRAIN_GPT_SELF_CHECK=off in the environment; always: each start",
         CONFIG_THIS_START),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),

@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
 #include "run/plan_report.cuh"  // the plan as tables
 #include "run/plan_summary.cuh" // the plan in ten lines
 #include "run/run.cuh"          // struct run
-#include "run/self_check.cuh"   // attention judged before it is used
+#include "run/self_measure.cuh" // attention judged and timed before it is used
 #include "run/train.cuh"        // the training loop
 #include "run/tune.cuh"         // the matrix products' algorithms
 #include "run/validate.cuh"     // validation
@@ -195,7 +195,7 @@ int ENGINE(const struct config *config) {
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
 const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_unavailable_reason(); }
 void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
-int NAME_OF(ENGINE, _self_check)(const char *request) { return self_check_serve(request); }
+int NAME_OF(ENGINE, _self_check)(const char *request) { return self_serve(request); }
 #endif
 
 #endif

@@ -78,6 +78,7 @@ void fused_close(struct device *dev) {
     free(library);
     dev->fused = NULL;
 }
+uint64_t fused_installed(void) { return cudnn_installed(); }
 const char *fused_describe(struct device *dev) { return dev->open ? fused_library_of(dev)->name : "cuDNN"; }
 
 // ---- plans ----
@@ -427,6 +428,7 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
         snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
+uint64_t fused_installed(void) { return 0; }
 const char *fused_describe(struct device *dev) { return "cuDNN"; }
 bool fused_leads(bool own, struct device *dev) { return false; }
 const char *fused_gpu(char *text, size_t size, struct device *dev) { return fused_planned_gpu(text, size, dev); }

@@ -16,6 +16,7 @@
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
+#include <stdint.h>                    // uint64_t
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
@@ -23,6 +24,8 @@ __BEGIN_DECLS
 void fused_close(struct device *dev);
 // Names the library and its version; the text is the library's, empty in a build without it.
 const char *fused_describe(struct device *dev);
+// A number that tells the installed library from another one, without opening it; 0: none is installed.
+uint64_t fused_installed(void);
 // Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
 // there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
 // kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).

@@ -20,16 +20,17 @@
 //
 // Plain C11 and C++17: the stand-in for the library that tests load is compiled with this file, too.
 #pragma once
-#include <assert.h>  // static_assert
-#include <dlfcn.h>   // dlopen, dlsym, dlinfo
-#include <link.h>    // struct link_map
-#include <stdbool.h> // bool
-#include <stddef.h>  // size_t
-#include <stdint.h>  // int64_t
-#include <stdio.h>   // snprintf
-#include <stdlib.h>  // getenv
-#include <string.h>  // memcpy
-#include <unistd.h>  // access
+#include <assert.h>   // static_assert
+#include <dlfcn.h>    // dlopen, dlsym, dlinfo
+#include <link.h>     // struct link_map
+#include <stdbool.h>  // bool
+#include <stddef.h>   // size_t
+#include <stdint.h>   // int64_t
+#include <stdio.h>    // snprintf
+#include <stdlib.h>   // getenv
+#include <sys/stat.h> // stat
+#include <string.h>   // memcpy
+#include <unistd.h>   // access
 
 struct cudnn_context;    // a library handle: a GPU and a stream
 struct cudnn_descriptor; // any object of the backend API
@@ -229,6 +230,16 @@ static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
         if (!cudnn_load_part(shim, parts[i], reason, size))
             return false;
     return true;
+}
+// A number that tells one installed library's file from another's, by its size and its time; 0: none is found where
+// cudnn_load looks. Calls nothing of the library.
+static inline uint64_t cudnn_installed(void) {
+    struct link_map *map = NULL;
+    struct stat file;
+    void *const shim = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_LOCAL);
+    if (!shim || dlinfo(shim, RTLD_DI_LINKMAP, &map) != 0 || !map || stat(map->l_name, &file) != 0)
+        return 0;
+    return (uint64_t)file.st_size * 1000003u + (uint64_t)file.st_mtim.tv_sec;
 }
 // Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list) and its
 // functions. Returns whether all are there; if not, writes the reason. The library stays loaded until the program ends.

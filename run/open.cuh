@@ -6,7 +6,7 @@
 #include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/run.cuh"               // struct run
-#include "run/self_check.cuh"        // self_check_attention
+#include "run/self_measure.cuh"      // self_check_attention, self_measure
 #include "run/utilisation.cuh"       // gpt_measure_peak
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/machine/process.h" // stack_bytes_here
@@ -97,7 +97,17 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
-// Chooses a backend that every rank takes, and that none has found wrong on its GPU.
+// Whether the self-check leaves a choice; *judged is the last one that it left, which is not checked again. Every rank
+// calls this.
+static bool is_judged(struct run *r, enum attention_backend choice, enum attention_backend *judged,
+                      const char **refused) {
+    const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
+    if (is_new && !self_check_attention(r, choice, refused))
+        return false;
+    *judged = choice;
+    return true;
+}
+// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
@@ -112,7 +122,8 @@ static struct attention_choice choose_attention(struct run *r) {
     demands.any_order = !c->deterministic_mode;
     demands.kernels = kernels_allowed(c->flash_kernels);
     const enum attention_backend wanted = backend_allowed(c->attention_backend);
-    bool flash_is_right = false;
+    enum attention_backend judged = ATTENTION_AUTO;
+    bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {
         // flash is what fused is held against, and what takes calls with windows
         if (!flash_is_right &&
@@ -120,8 +131,13 @@ static struct attention_choice choose_attention(struct run *r) {
             flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
         const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
         const int without = rank_without_fused(r, &choice);
-        if (without < 0 && self_check_attention(r, choice.backend, demands.refused))
-            return choice;
+        if (without < 0 && is_judged(r, choice.backend, &judged, demands.refused)) {
+            const enum self_measure_result result =
+                measured ? SELF_MEASURE_NOTHING : self_measure(r, choice.backend, &demands);
+            if (result == SELF_MEASURE_NOTHING)
+                return choice;
+            measured = result == SELF_MEASURE_DONE;
+        }
         if (without >= 0) {
             snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
             demands.refused[ATTENTION_FUSED] = not_fused;

@@ -7,7 +7,7 @@
 #include "run/rank_spread.cuh"    // rank_spread_of
 #include "run/run.cuh"            // struct run
 #include "run/same_files.h"       // report_same_files
-#include "run/self_check.cuh"     // self_check_report
+#include "run/self_measure.cuh"   // self_check_report, self_measure_report
 #include "run/unused_options.h"   // report_unused_options
 #include "run/utilisation.cuh"    // gpt_flops_per_token
 #include "runtime/machine/numa.h" // numa_nodes_used
@@ -224,6 +224,7 @@ static void report(const struct run *r) {
         log_row("not used", "%s", r->tuning_note);
     log_row("attention", "%s", r->attention.reason);
     self_check_report(r);
+    self_measure_report(r);
     if (*spread.differs)
         log_row("ranks differ",
                 "%s; replicas of parameters stay equal, but losses' last bits depend on which rank has what",

@@ -83,6 +83,22 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
+// Opens the GPU of number `gpu` for a child of the process `parent`, and says so.
+static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
+    child_follow_parent(parent);
+    memset(dev, 0, sizeof *dev);
+    dev->threads = 1;
+    device_open(dev, gpu, true);
+    dev->matmul = matmul_create(dev);
+    cuda_check(cudaGetDeviceProperties(properties, dev->index));
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    printf("\n" SELF_CHECK_OPEN "\n");
+}
+static void self_check_shut(struct device *dev) {
+    matmul_destroy(dev->matmul);
+    attention_close(dev);
+    device_close(dev);
+}
 // Makes the check of a request and prints what it finds. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
@@ -93,14 +109,7 @@ static int self_check_serve(const char *request) {
     int parent = 0, gpu = 0;
     if (!self_check_read_request(&check, &parent, &gpu, request))
         fail("a self-check's request is not understood: %s", request);
-    child_follow_parent(parent);
-    memset(&dev, 0, sizeof dev);
-    dev.threads = 1;
-    device_open(&dev, gpu, true);
-    dev.matmul = matmul_create(&dev);
-    cuda_check(cudaGetDeviceProperties(&properties, dev.index));
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("\n" SELF_CHECK_OPEN "\n");
+    self_check_open(&dev, &properties, parent, gpu);
     self_check_stage(reason, sizeof reason, check, JUDGE_BY_ITSELF, properties.multiProcessorCount, &largest, &dev);
     if (!*reason) {
         printf("\n" SELF_CHECK_ITSELF "%.2g\n", largest);
@@ -111,9 +120,7 @@ static int self_check_serve(const char *request) {
         printf("\n" SELF_CHECK_IS_WRONG "%s\n", reason);
     else
         printf("\n" SELF_CHECK_IS_RIGHT "%.2g\n", largest);
-    matmul_destroy(dev.matmul);
-    attention_close(&dev);
-    device_close(&dev);
+    self_check_shut(&dev);
     return EXIT_SUCCESS;
 }
 
@@ -172,16 +179,27 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
         break;
     }
 }
+// Runs a child for the request; `output` (size bytes) is what it printed.
+static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
+    char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
+    char *const arguments[] = {program, option, request, NULL};
+    return child_run(output, size, arguments, limit);
+}
+// Makes text part of a line with tabs.
+static void self_check_clean(char *text) {
+    for (char *at = text; *at; at++)
+        if ((unsigned char)*at < ' ')
+            *at = ' ';
+}
 // Starts a child for the request and sets *verdict to what it found.
 static void self_check_ask(struct self_verdict *verdict, char *request) {
     enum { OUTPUT = 1 << 16 };
-    char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT, within[64], opened[8];
-    char *const arguments[] = {program, option, request, NULL};
+    char within[64], opened[8];
     char *const output = (char *)malloc(OUTPUT);
     if (!output)
         fail("out of memory");
     const double begin = seconds_now(), limit = self_check_limit();
-    const struct child_result result = child_run(output, OUTPUT, arguments, limit);
+    const struct child_result result = self_check_start(output, OUTPUT, request, limit);
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;
@@ -203,9 +221,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
         self_check_explain(text, size, result, output, limit);
     }
     free(output);
-    for (char *at = text; *at; at++) // it becomes part of a line with tabs
-        if ((unsigned char)*at < ' ')
-            *at = ' ';
+    self_check_clean(text);
 }
 
 // Where the driver's version is, which CUDA's own functions don't tell.

@@ -14,11 +14,19 @@ struct self_verdict {
     double seconds; // that the check took; 0: the verdict is known from before
     bool lasts;     // it is kept for later starts
 };
+// What was measured of attention's backends, on the slowest rank's GPU.
+struct self_measured {
+    double ms[ATTENTION_BACKENDS_COUNT];          // forward and backward of a layer; 0: not measured
+    char left_out[ATTENTION_BACKENDS_COUNT][320]; // why a backend is not among them; "": it is, or may not be chosen
+    char missing[256];                            // why nothing was measured, though it was tried; "": it was
+    double seconds;                               // that measuring took; 0: known from before, or not tried
+};
 struct self_check {
     bool is_read;   // the file in --out has been read
     char *known;    // lines of verdicts: that file's, then this start's; NULL: none
     char *found;    // lines to add to the file; NULL: none
     double seconds; // of all checks
     struct self_verdict last;
+    struct self_measured measured;
     char refused[ATTENTION_BACKENDS_COUNT][320]; // why a backend may not be chosen; "": it may
 };

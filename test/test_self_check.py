@@ -2,6 +2,8 @@
 what it says, and that a second start pays nothing. Skipped where TRAIN_GPT_CUDA names no emulator's train_gpt."""
 import json
 import os
+import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -34,7 +36,7 @@ class SelfCheck(unittest.TestCase):
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("EMU_", "TRAIN_GPT_SELF_CHECK"))}
         return subprocess.Popen([PROGRAM, *OPTIONS, "--train-data", self.folder.name + "/t_train_*.bin", "--out", f"{self.folder.name}/{name}",
                                  *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", **environment})
+                                env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", "EMU_SLOW": "flash", **environment})
 
     def start(self, name, *arguments, **environment):
         """What a run says, and its losses."""
@@ -62,7 +64,11 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(self.row(second, "self-check"), r"right, within 0\.00\d+ .*; by self_check.txt in --out")
         self.assertEqual(losses, again)
         with open(self.folder.name + "/once/self_check.txt", encoding="utf-8") as file:
-            self.assertRegex(file.read(), r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*\n$")
+            lines = file.read().splitlines()
+        self.assertEqual(len(lines), 3, lines)
+        self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$")
+        for line in lines[1:]:
+            self.assertRegex(line, r"^right\t\d[0-9.]* ms\temulated GPU; .*; bf16 backend=3 others=2 cudnn=0 B=1 T=32 .*; time of [13]$")
         other, _ = self.start("once", "--num-query-groups", 2)
         self.assertRegex(self.row(other, "self-check"), r"; \d+\.\d\d s$")
 
@@ -118,6 +124,33 @@ class SelfCheck(unittest.TestCase):
         wrong, _ = self.start("no_cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0", EMU_FAULT="wrong:flash")
         self.assertRegex(self.row(wrong, "attention"), r"unfused, .*flash: failed the self-check: .*fused: leaves windows to flash, which failed the self-check")
 
+    def times(self, result):
+        """What the report says of each backend's milliseconds."""
+        row = self.row(result, "attention's time")
+        return {name: float(ms) for name, ms in re.findall(r"(mma\.sync|wgmma|cuDNN)[a-z0-9 ]* ([0-9.e+]+) ms", row)}
+
+    def test_the_fastest_is_taken(self):
+        """Of the backends that are right, where --attention-backend auto leaves several; a second start goes by the same times."""
+        cudnn = {"NVTE_FUSED_ATTN": "1"}
+        for name, environment, slow, taken in [("to_mma", {}, "sm90", "flash, mma.sync"), ("to_cudnn", cudnn, "_kernel", "fused, cuDNN"),
+                                               ("from_cudnn", {**cudnn, "EMU_CAPABILITY": "10.0"}, "cudnn", "flash, mma.sync")]:
+            if name in chosen(["to_mma", "to_cudnn", "from_cudnn"], ["from_cudnn"]):
+                first, losses = self.start(name, **environment, EMU_SLOW=slow)
+                self.assertIn(taken, self.row(first, "attention "))
+                times = self.times(first)
+                self.assertEqual(min(times, key=times.get), taken.split()[1].rstrip(","), times)
+                again, same = self.start(name, **environment, EMU_SLOW="none of it")
+                self.assertIn(taken, self.row(again, "attention "))
+                self.assertIn("by self_check.txt in --out", self.row(again, "attention's time"))
+                self.assertEqual((self.times(again), same), (times, losses))
+
+    def test_a_candidate_that_fails_is_left_out(self):
+        """A crash while candidates are timed ends the child only; the others are timed without the culprit."""
+        result, _ = self.start("crash", NVTE_FUSED_ATTN="1", EMU_FAULT="illegal:cudnnBackendExecute")
+        self.assertRegex(self.row(result, "attention "), r"flash, wgmma .*; fused: failed the self-check: .*an illegal memory access")
+        self.assertEqual(sorted(self.times(result)), ["mma.sync", "wgmma"])
+        self.assertIn("an illegal memory access", self.refused[0]["cuDNN"])
+
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
@@ -134,13 +167,41 @@ class SelfCheck(unittest.TestCase):
         return said, [rank.returncode for rank in ranks]
 
     def test_ranks_agree(self):
-        """A fault on one rank's GPU makes all of them take the simpler kernels, in this start and in the next."""
+        """A fault on one rank's GPU makes all of them take the simpler kernels, in this start and in the next. The slowest GPU's
+        times count."""
         for fault in ({"EMU_FAULT": "wrong:sm90_backward_kernel"}, {}):
             said, statuses = self.ranks("ranks", environments=({}, fault))
             self.assertEqual(statuses, [0, 0], said)
             self.assertRegex(said[0], r"(?m)^attention +flash, mma\.sync .* failed the self-check: rank 1 found it wrong; ")
             if fault:
                 self.assertRegex(said[1], "rank 1, the self-check of attention: its dQ is wrong")
+
+        said, statuses = self.ranks("slow_rank", environments=({}, {"EMU_SLOW": "sm90"}))
+        self.assertEqual(statuses, [0, 0], said)
+        times = dict(re.findall(r"(mma\.sync|wgmma)[a-z0-9 ]* ([0-9.e+]+) ms", said[0]))
+        taken = re.search(r"(?m)^attention +flash, (mma\.sync|wgmma)", said[0]).group(1)
+        self.assertGreater(min(map(float, times.values())), 20, said[0])
+        self.assertEqual(taken, "mma.sync" if 1.03 * float(times["mma.sync"]) < float(times["wgmma"]) else "wgmma", times)
+
+    def test_graphs_are_checked(self):
+        """A graph that loses its work is found before it trains, and leaves no trace in the losses; of one rank, too."""
+        _, right = self.start("plain", "--self-check", "off")
+        result, losses = self.start("graph", EMU_FAULT="wrong:a graph")
+        self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
+        self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
+        for stage in chosen([0, 1, 2, 3], [3]):
+            options = ["--zero-stage", stage, "--train-steps", 3, "--global-batch-size", 4]
+            logs = []
+            for name, *environments in [("straight", {}, {}), ("one_graph", {}, {"EMU_FAULT": "wrong:a graph"})]:
+                check = "always" if name == "one_graph" else "off"
+                said, statuses = self.ranks(name, *options, "--self-check", check, environments=environments)
+                self.assertEqual(statuses, [0, 0], said)
+                self.assertEqual("gives another loss" in said[0], name == "one_graph", said[0])
+                with open(f"{self.folder.name}/{name}/log.jsonl", encoding="utf-8") as file:
+                    entries = [entry for entry in map(json.loads, file) if "loss" in entry]
+                logs.append([[entry[key] for key in ("loss", "grad_norm", "comm_bytes")] for entry in entries])
+                shutil.rmtree(f"{self.folder.name}/{name}")
+            self.assertEqual(*logs)
 
     def test_ranks_without_graphs(self):
         """A rank that can record nothing goes on by single launches; of one that has lost a recorded part all end."""

@@ -1,0 +1,346 @@
+// --attention-backend auto by measurement. Where several backends may be taken, a child process times them at the run's
+// own shape (run/time_attention.cuh), once the choice by rule has passed the self-check, and the fastest is taken. A
+// backend that is not judged yet is judged there first; cuDNN is opened there before it is in the run's own process.
+//
+// The times are lines of self_check.txt. By them a second start measures nothing and takes the same backend: another one
+// would change the bits of a run that goes on. docs/gpu/self-check.md is the page on it.
+#pragma once
+#include "run/self_check.cuh" // the child, its verdicts and their file
+
+enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEASURE_DONE };
+
+#ifdef TARGET_CUDA
+#include "run/time_attention.cuh" // time_attention
+#include <inttypes.h>             // PRIx64, SCNx64
+
+// What another backend has to gain on the choice by rule: what is measured varies by a few percent.
+static const double SELF_MEASURE_GAIN = 1.03;
+
+// ---- The request ----
+
+struct measure_request {
+    enum attention_backend rule; // the choice by rule, which has passed the self-check
+    struct attention_check check;
+    bool others[ATTENTION_BACKENDS_COUNT]; // may be taken, too
+    uint64_t cudnn;                        // fused_installed; 0 where it may not be taken, too
+};
+
+#define SELF_MEASURE_WORD FLOATX_NAME " measure "
+
+static int measure_mask(const struct measure_request *m) {
+    int mask = 0;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        mask |= m->others[i] << i;
+    return mask;
+}
+// Writes the request to text (SELF_CHECK_REQUEST bytes), for a child of this process.
+static void measure_write_request(char *text, const struct measure_request *m, int gpu) {
+    const struct attention_shape *s = &m->check.shape;
+    snprintf(text, SELF_CHECK_REQUEST,
+             SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" PRIx64
+                               " B=%d T=%d heads=%d groups=%d dim=%d "
+                               "scale=%.9g softcap=%.9g hides=%d rotary=%d amax=%d any_order=%d",
+             (int)getpid(), gpu, (int)m->rule, measure_mask(m), m->cudnn, s->B, s->T, s->num_heads, s->num_query_groups,
+             s->head_dim, (double)s->scale, (double)s->softcap, m->check.hides_keys, m->check.rotary, m->check.amax,
+             m->check.any_order);
+}
+// Reads what measure_write_request wrote. Returns whether it is a request that this program can serve.
+static bool measure_read_request(struct measure_request *m, int *parent, int *gpu, const char *text) {
+    struct attention_shape *s = &m->check.shape;
+    int backend, others, hides, rotary, amax, any_order;
+    memset(m, 0, sizeof *m);
+    const int read = sscanf(
+        text,
+        SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" SCNx64 " B=%d T=%d heads=%d groups=%d dim=%d "
+                          "scale=%f softcap=%f hides=%d rotary=%d amax=%d any_order=%d",
+        parent, gpu, &backend, &others, &m->cudnn, &s->B, &s->T, &s->num_heads, &s->num_query_groups, &s->head_dim,
+        &s->scale, &s->softcap, &hides, &rotary, &amax, &any_order);
+    if (read != 16 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || s->B < 1 || s->T < 1 ||
+        s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 || s->head_dim < 8 ||
+        s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
+        return false;
+    m->rule = (enum attention_backend)backend;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        m->others[i] = others >> i & 1;
+    m->check.hides_keys = hides;
+    m->check.rotary = rotary;
+    m->check.amax = amax;
+    m->check.any_order = any_order;
+    return true;
+}
+
+// ---- The child ----
+
+// The lines that a child prints: AT with a backend where its work begins, OUT with a backend and why it is not timed,
+// TOOK with a backend and milliseconds.
+#define SELF_MEASURE_AT "self-measure: at "
+#define SELF_MEASURE_OUT "self-measure: out "
+#define SELF_MEASURE_TOOK "self-measure: took "
+
+static void measure_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
+// Writes why a backend beside the choice by rule is not timed; an empty text where it is right.
+static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
+                          int multiprocessors, struct device *dev) {
+    struct attention_demands demands;
+    char fused[320] = "";
+    double largest = 0;
+    reason[0] = '\0';
+    if (backend == ATTENTION_FUSED) {
+        memset(&demands, 0, sizeof demands);
+        demands.any_order = m->check.any_order;
+        attention_fused_reason(fused, sizeof fused, ATTENTION_AUTO, m->check.shape, demands, dev);
+        snprintf(reason, size, "%.200s", strncmp(fused, "fused: ", 7) == 0 ? fused + 7 : fused);
+        return;
+    }
+    struct attention_check check = m->check;
+    check.backend = backend;
+    check.simpler = ATTENTION_AUTO;
+    self_check_stage(reason, size, check, JUDGE_BY_ITSELF, multiprocessors, &largest, dev);
+    if (*reason) {
+        char text[256];
+        snprintf(text, sizeof text, "%s", reason);
+        snprintf(reason, size, "failed the self-check: %.200s", text);
+    }
+}
+// Times what a request asks for and prints what it finds. Returns the exit status.
+static int measure_serve(const char *request) {
+    struct measure_request m;
+    struct attention_timing timing;
+    struct cudaDeviceProp properties;
+    struct device dev;
+    char reason[256];
+    int parent = 0, gpu = 0;
+    if (!measure_read_request(&m, &parent, &gpu, request))
+        fail("a request to measure attention is not understood: %s", request);
+    self_check_open(&dev, &properties, parent, gpu);
+    memset(&timing, 0, sizeof timing);
+    timing.shape = m.check.shape;
+    timing.rotary = m.check.rotary;
+    timing.any_order = m.check.any_order;
+    timing.candidates[m.rule] = true;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (m.others[i]) {
+            measure_begins((enum attention_backend)i);
+            measure_judge(reason, sizeof reason, &m, (enum attention_backend)i, properties.multiProcessorCount, &dev);
+            if (*reason)
+                printf("\n" SELF_MEASURE_OUT "%d %s\n", i, reason);
+            timing.candidates[i] = !*reason;
+        }
+    time_attention(&timing, device_free_bytes(&dev) / 2, measure_begins, &dev);
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (timing.candidates[i])
+            printf("\n" SELF_MEASURE_TOOK "%d %.6g ms\n", i, 1e3 * timing.seconds[i]);
+    self_check_shut(&dev);
+    return EXIT_SUCCESS;
+}
+// Serves a request of either kind. Returns the exit status.
+static int self_serve(const char *request) {
+    return strncmp(request, SELF_MEASURE_WORD, strlen(SELF_MEASURE_WORD)) == 0 ? measure_serve(request)
+                                                                               : self_check_serve(request);
+}
+
+// ---- The parent ----
+
+// The backend whose work a child began last; ATTENTION_AUTO: none.
+static enum attention_backend measure_last_at(const char *output) {
+    int backend = ATTENTION_AUTO;
+    for (const char *at = strstr(output, SELF_MEASURE_AT); at; at = strstr(at + 1, SELF_MEASURE_AT))
+        backend = atoi(at + strlen(SELF_MEASURE_AT));
+    return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
+}
+// Reads a child's line of a backend. Returns whether there is one.
+static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
+    char start[64];
+    snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
+    verdict->kind = SELF_CHECK_RIGHT;
+    verdict->lasts = true;
+    if (self_check_line(verdict->text, sizeof verdict->text, output, start))
+        return true;
+    snprintf(start, sizeof start, SELF_MEASURE_OUT "%d ", backend);
+    verdict->kind = SELF_CHECK_WRONG;
+    return self_check_line(verdict->text, sizeof verdict->text, output, start);
+}
+// Starts a child for the request. Sets verdicts[backend] of each candidate: RIGHT with its time, WRONG with the reason
+// why it is not to be taken, UNKNOWN where the child did not come to it. Writes why nothing was measured to
+// s->measured.missing.
+static void measure_ask(struct self_verdict *verdicts, struct self_check *s, const struct measure_request *m,
+                        char *request) {
+    enum { OUTPUT = 1 << 16 };
+    char opened[8];
+    const double begin = seconds_now(), limit = self_check_limit();
+    char *const output = (char *)malloc(OUTPUT);
+    if (!output)
+        fail("out of memory");
+    const struct child_result result = self_check_start(output, OUTPUT, request, limit);
+    const bool open = self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN);
+    const bool ended = result.end == CHILD_EXITED && result.status == 0;
+    const bool fault = open && self_check_is_fault(result, output) && !stop_asked();
+    const enum attention_backend culprit = fault ? measure_last_at(output) : ATTENTION_AUTO;
+    s->measured.seconds += seconds_now() - begin;
+    s->measured.missing[0] = '\0';
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++) {
+        struct self_verdict *const verdict = &verdicts[i];
+        memset(verdict, 0, sizeof *verdict);
+        verdict->kind = SELF_CHECK_UNKNOWN;
+        if ((i != (int)m->rule && !m->others[i]) || measure_line(verdict, output, i))
+            continue;
+        verdict->kind = i == (int)culprit ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
+        verdict->lasts = result.end != CHILD_LATE; // a busy host is late, too
+        if (i == (int)culprit) {
+            char why[200];
+            self_check_explain(why, sizeof why, result, output, limit);
+            snprintf(verdict->text, sizeof verdict->text, "failed the self-check: %s", why);
+            self_check_clean(verdict->text);
+        }
+    }
+    if (!ended)
+        self_check_explain(s->measured.missing, sizeof s->measured.missing, result, output, limit);
+    free(output);
+}
+
+// Writes the key of a candidate's verdict: the request's, and the candidate.
+static void measure_write_key(char *key, const char *request_key, int backend) {
+    snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
+}
+// Sets the verdicts of all candidates, from the file or by a child. Returns whether they are complete.
+static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
+    struct self_check *s = &r->self_check;
+    char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
+    bool known = true;
+    measure_write_request(request, m, r->dev.index);
+    self_check_write_key(base, request, &r->dev);
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT && known; i++)
+        if (i == (int)m->rule || m->others[i]) {
+            measure_write_key(key, base, i);
+            known = s->known && self_check_find(&verdicts[i], s->known, key);
+        }
+    if (known)
+        return true;
+    measure_ask(verdicts, s, m, request);
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if ((i == (int)m->rule || m->others[i]) && verdicts[i].kind != SELF_CHECK_UNKNOWN && verdicts[i].lasts &&
+            r->config->self_check == CHECK_AUTO) {
+            measure_write_key(key, base, i);
+            self_check_add(&s->found, &verdicts[i], key);
+        }
+    return !*s->measured.missing;
+}
+
+// The milliseconds of a candidate on the slowest rank's GPU; 0: some rank can't take it, or has not timed it. Every rank
+// calls this.
+static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
+    const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
+    const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
+    const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
+    return slowest == INT_MAX ? 0 : 1e-3 * slowest;
+}
+// Whether any rank has found a candidate wrong, which refused[it] then says. Every rank calls this.
+static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
+                           const char **refused) {
+    struct self_check *s = &r->self_check;
+    char *const text = s->measured.left_out[backend];
+    const size_t size = sizeof s->measured.left_out[backend];
+    const bool wrong = verdict->kind == SELF_CHECK_WRONG;
+    const int rank = parallel_largest(r->parallel, wrong ? r->config->rank + 1 : 0, "the time of attention");
+    if (rank == 0)
+        return false;
+    if (wrong)
+        snprintf(text, size, "%s", verdict->text);
+    else
+        snprintf(text, size, "rank %d can't take it", rank - 1);
+    if (strncmp(text, "failed", 6) == 0) // a fallback, which log.jsonl has, too
+        memcpy(s->refused[backend], text, size);
+    refused[backend] = text;
+    return true;
+}
+
+// The backends beside `rule` that auto may take for this run.
+static struct measure_request measure_request_of(struct run *r, enum attention_backend rule,
+                                                 const struct attention_demands *demands) {
+    struct measure_request m;
+    struct attention_reasons reasons;
+    struct cudaDeviceProp properties;
+    char never[256]; // whatever version is installed
+    memset(&m, 0, sizeof m);
+    m.rule = rule;
+    m.check = self_check_of(r, rule);
+    attention_prefers_flash(&reasons, ATTENTION_AUTO, m.check.shape, demands, &r->dev);
+    attention_ruled_out(reasons.fused, sizeof reasons.fused, ATTENTION_FUSED, ATTENTION_AUTO);
+    m.others[ATTENTION_FLASH_SM90] = !*reasons.sm90;
+    m.others[ATTENTION_FLASH] = !*reasons.flash && demands->kernels != FLASH_KERNELS_WGMMA;
+    cuda_check(cudaGetDeviceProperties(&properties, r->dev.index));
+    fused_refuses(never, sizeof never, SIZE_MAX, properties.major, m.check.shape, m.check.any_order);
+    if (!*reasons.fused && !*never && !*reasons.flash && demands->kernels == FLASH_KERNELS_AUTO &&
+        demands->dropout == 0 && !demands->documents && !demands->refused[ATTENTION_FUSED])
+        m.cudnn = fused_installed();
+    m.others[ATTENTION_FUSED] = m.cudnn > 0;
+    m.others[rule] = false;
+    return m;
+}
+
+// Times what --attention-backend auto may take beside `rule`, its choice, and says in `demands` which is the fastest, and
+// what is not to be taken. REFUSED: a candidate was refused before any was timed. Returns the same on all ranks, each of
+// which calls this.
+static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
+                                             struct attention_demands *demands) {
+    struct self_measured *measured = &r->self_check.measured;
+    struct self_verdict verdicts[ATTENTION_BACKENDS_COUNT];
+    enum self_measure_result result = SELF_MEASURE_NOTHING;
+    if (rule == ATTENTION_UNFUSED || !self_check_is_wanted(r, ATTENTION_FLASH))
+        return result;
+    const struct measure_request m = measure_request_of(r, rule, demands);
+    if (!parallel_largest(r->parallel, measure_mask(&m) != 0, "the time of attention"))
+        return result;
+    memset(verdicts, 0, sizeof verdicts);
+    const bool complete = measure_mask(&m) != 0 && measure_here(verdicts, r, &m);
+    parallel_barrier(r->parallel, "the time of attention"); // the children may take longer than agreement
+    enum attention_backend fastest = rule;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++) {
+        if (measure_refuse(r, &verdicts[i], (enum attention_backend)i, demands->refused))
+            result = SELF_MEASURE_REFUSED;
+        measured->ms[i] = measure_agree(r, &verdicts[i], complete);
+    }
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT && measured->ms[rule] > 0; i++)
+        if (measured->ms[i] > 0 && measured->ms[i] * SELF_MEASURE_GAIN < measured->ms[rule] &&
+            measured->ms[i] < measured->ms[fastest])
+            fastest = (enum attention_backend)i;
+    if (measured->ms[rule] > 0) {
+        demands->fastest = fastest;
+        result = SELF_MEASURE_DONE;
+    }
+    if (measured->ms[ATTENTION_FUSED] > 0 && fastest != ATTENTION_FUSED)
+        demands->refused[ATTENTION_FUSED] = "is not faster on this GPU";
+    if (fastest == ATTENTION_FLASH && measured->ms[ATTENTION_FLASH_SM90] > 0)
+        demands->refused[ATTENTION_FLASH_SM90] = "is slower on this GPU";
+    return (enum self_measure_result)parallel_largest(r->parallel, (int)result, "the time of attention");
+}
+
+// The row of the start-up report.
+static void self_measure_report(const struct run *r) {
+    const struct self_measured *measured = &r->self_check.measured;
+    const char *const names[ATTENTION_BACKENDS_COUNT] = {"auto", flash_describe(&r->dev), unfused_describe(&r->dev),
+                                                         sm90_describe(), "cuDNN"};
+    char text[320] = "", took[64];
+    size_t length = 0;
+    int timed = 0;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (measured->ms[i] > 0 && length < sizeof text && ++timed)
+            length += (size_t)snprintf(text + length, sizeof text - length, "%s%s %.3g ms", length ? ", " : "",
+                                       names[i], measured->ms[i]);
+    snprintf(took, sizeof took, "%.2f s", measured->seconds);
+    if (timed > 1)
+        log_row("attention's time", "%s: a layer, forward and backward; %s", text,
+                measured->seconds == 0 ? "by " SELF_CHECK_NAME " in --out" : took);
+    else if (*measured->missing)
+        log_row("attention's time", "not measured: %s", measured->missing);
+}
+
+#else
+
+static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
+                                             struct attention_demands *demands) {
+    return SELF_MEASURE_NOTHING;
+}
+static void self_measure_report(const struct run *r) {}
+
+#endif

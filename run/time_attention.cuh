@@ -1,0 +1,142 @@
+// The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape: launched
+// in turn, so that the GPU's clocks favour none.
+#pragma once
+#include "attention.cuh"             // attention_forward, attention_backward
+#include "kernels/device_memory.cuh" // device_allocate, device_copy, device_upload
+#include "kernels/device_queue.cuh"  // device_synchronize
+#include "kernels/rope_table.cuh"    // rope_table
+#include "timeline.cuh"              // seconds_now
+
+// What is timed.
+struct attention_timing {
+    struct attention_shape shape; // without tables: the causal mask only
+    bool rotary, any_order;       // as attention_backward_options has them
+    bool candidates[ATTENTION_BACKENDS_COUNT];
+    double seconds[ATTENTION_BACKENDS_COUNT]; // of forward and backward, the least of all rounds
+};
+
+// The operands on the device.
+struct timed_attention {
+    floatX *qkv, *dqkv, *out, *dout;
+    float *rotary; // (T, D); NULL: none
+    void *saved, *workspace;
+    size_t qkv_bytes, out_bytes, rotary_bytes, saved_bytes, workspace_bytes;
+};
+
+// Sets the sizes of the operands of all candidates.
+static void timed_sizes(struct timed_attention *a, const struct attention_timing *timing, struct device *dev) {
+    const struct attention_shape s = timing->shape;
+    const size_t rows = (size_t)s.B * (size_t)s.T, dim = (size_t)s.head_dim * sizeof(floatX);
+    memset(a, 0, sizeof *a);
+    a->out_bytes = rows * (size_t)s.num_heads * dim;
+    a->qkv_bytes = a->out_bytes + rows * 2 * (size_t)s.num_query_groups * dim;
+    a->rotary_bytes = timing->rotary ? (size_t)s.T * (size_t)s.head_dim * sizeof(float) : 0;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (timing->candidates[i]) {
+            const enum attention_backend backend = (enum attention_backend)i;
+            const size_t forward = attention_forward_workspace_bytes(backend, s, dev);
+            const size_t backward = attention_backward_workspace_bytes(backend, s, timing->any_order, dev);
+            a->saved_bytes = attention_larger(a->saved_bytes, attention_saved_bytes(backend, s));
+            a->workspace_bytes = attention_larger(a->workspace_bytes, attention_larger(forward, backward));
+        }
+}
+static size_t timed_bytes(const struct timed_attention *a) {
+    return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
+}
+// Returns memory of the device that holds uniform numbers in [-2, 2): with zeros a GPU would draw less power, and run
+// faster.
+static floatX *timed_numbers(size_t bytes, struct device *dev) {
+    const size_t block_bytes = 1 << 20;
+    floatX *const numbers = (floatX *)device_allocate(bytes);
+    const size_t first = bytes < block_bytes ? bytes : block_bytes;
+    floatX *const block = (floatX *)malloc(first);
+    uint32_t seed = 1;
+    if (!block)
+        fail("no memory to time attention");
+    for (size_t i = 0; i < first / sizeof *block; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        block[i] = to_floatX((float)(seed >> 8) * 0x1p-22f - 2);
+    }
+    device_upload(numbers, block, first, dev);
+    for (size_t done = first, some; done < bytes; done += some) {
+        some = bytes - done < done ? bytes - done : done;
+        device_copy((char *)numbers + done, numbers, some, dev);
+    }
+    device_synchronize(dev);
+    free(block);
+    return numbers;
+}
+static float *timed_rotary(const struct attention_timing *timing, size_t bytes, struct device *dev) {
+    const struct rope_settings settings = rope_unscaled(timing->shape.head_dim, 10000);
+    float *const host = (float *)malloc(bytes), *const rotary = (float *)device_allocate(bytes);
+    if (!host)
+        fail("no memory to time attention");
+    rope_table(host, timing->shape.T, &settings);
+    device_upload(rotary, host, bytes, dev);
+    device_synchronize(dev);
+    free(host);
+    return rotary;
+}
+static struct timed_attention timed_open(const struct attention_timing *timing, struct device *dev) {
+    struct timed_attention a;
+    timed_sizes(&a, timing, dev);
+    a.qkv = timed_numbers(a.qkv_bytes, dev);
+    a.dout = timed_numbers(a.out_bytes, dev);
+    a.out = (floatX *)device_allocate(a.out_bytes);
+    a.dqkv = (floatX *)device_allocate(a.qkv_bytes);
+    a.rotary = timing->rotary ? timed_rotary(timing, a.rotary_bytes, dev) : NULL;
+    a.saved = device_allocate(a.saved_bytes);
+    a.workspace = device_allocate(a.workspace_bytes);
+    return a;
+}
+static void timed_close(struct timed_attention *a) {
+    void *const memory[] = {a->qkv, a->dout, a->out, a->dqkv, a->rotary, a->saved, a->workspace};
+    const size_t bytes[] = {a->qkv_bytes,    a->out_bytes,   a->out_bytes,      a->qkv_bytes,
+                            a->rotary_bytes, a->saved_bytes, a->workspace_bytes};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        device_free(memory[i], bytes[i]);
+}
+
+// Returns the seconds of forward and backward of a backend, the mean of `launches`.
+static double timed_launches(struct timed_attention *a, const struct attention_timing *timing,
+                             enum attention_backend backend, int launches, struct device *dev) {
+    struct attention_backward_options options;
+    struct dropout dropout;
+    memset(&dropout, 0, sizeof dropout);
+    memset(&options, 0, sizeof options);
+    options.rotary = a->rotary;
+    options.any_order = timing->any_order;
+    device_synchronize(dev);
+    const double begin = seconds_now();
+    for (int i = 0; i < launches; i++) {
+        attention_forward(a->out, a->saved, a->qkv, backend, timing->shape, dropout, NULL, a->workspace, dev);
+        attention_backward(a->dqkv, a->dout, a->qkv, a->out, a->saved, backend, timing->shape, dropout, options,
+                           a->workspace, dev);
+    }
+    device_synchronize(dev);
+    return (seconds_now() - begin) / launches;
+}
+
+// Times the candidates, with as many sequences as fit into most_bytes. `begins` is called before a backend's work is
+// enqueued: who looks for the culprit of a fault has to know whose work it was.
+static void time_attention(struct attention_timing *timing, size_t most_bytes,
+                           void (*begins)(enum attention_backend backend), struct device *dev) {
+    enum { ROUNDS = 5, LAUNCHES = 4 };
+    const double most_seconds = 1; // a GPU takes a fifth of that
+    struct timed_attention a;
+    for (timed_sizes(&a, timing, dev); timed_bytes(&a) > most_bytes && timing->shape.B > 1;
+         timed_sizes(&a, timing, dev))
+        timing->shape.B /= 2;
+    a = timed_open(timing, dev);
+    const double begin = seconds_now();
+    for (int round = 0; round <= ROUNDS && (round < 2 || seconds_now() - begin < most_seconds); round++)
+        for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+            if (timing->candidates[i]) {
+                begins((enum attention_backend)i);
+                // the first round loads the kernels
+                const double seconds = timed_launches(&a, timing, (enum attention_backend)i, round ? LAUNCHES : 1, dev);
+                if (round == 1 || (round > 1 && seconds < timing->seconds[i]))
+                    timing->seconds[i] = seconds;
+            }
+    timed_close(&a);
+}
