@@ -33,10 +33,10 @@ static void self_check_write_request(char *text, const struct attention_check *c
         text, SELF_CHECK_REQUEST,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d",
+        "biases=%d amax=%d any_order=%d dropout=%.9g",
         (int)getpid(), gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
-        check->any_order);
+        check->any_order, (double)check->dropout);
 }
 // Reads what self_check_write_request wrote. Returns whether it is a request that this program can make.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
@@ -47,10 +47,10 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
         text,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d",
+        "biases=%d amax=%d any_order=%d dropout=%f",
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
-        &hides, &rotary, &biases, &amax, &any_order);
-    if (read != 14 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
+        &hides, &rotary, &biases, &amax, &any_order, &check->dropout);
+    if (read != 15 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
         simpler >= ATTENTION_BACKENDS_COUNT || s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 ||
         s->head_dim < 8 || s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
         return false;
@@ -396,6 +396,7 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.biases = c->add_qkv_bias;
     check.amax = c->fp8_format != FP8_FORMAT_NONE;
     check.any_order = !c->deterministic_mode;
+    check.dropout = c->attention_dropout;
     return check;
 }
 // Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did.

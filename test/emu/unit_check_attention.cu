@@ -12,7 +12,7 @@ struct fixture {
     struct attention_judge judge;
     struct attention_results right;
 };
-static struct fixture fixture_make(bool hides_keys) {
+static struct fixture fixture_make_dropping(bool hides_keys, float dropout) {
     struct fixture f;
     memset(&f, 0, sizeof f);
     f.dev.threads = 1;
@@ -25,11 +25,13 @@ static struct fixture fixture_make(bool hides_keys) {
     f.check.shape.head_dim = 32;
     f.check.shape.scale = 0.2f;
     f.check.hides_keys = hides_keys;
+    f.check.dropout = dropout;
     f.check.rotary = f.check.biases = f.check.amax = true;
     f.judge = judge_open(&f.check, MULTIPROCESSORS, &f.dev);
     f.right = judge_run(&f.judge, f.check.backend, &f.check);
     return f;
 }
+static struct fixture fixture_make(bool hides_keys) { return fixture_make_dropping(hides_keys, 0); }
 static void fixture_free(struct fixture *f) {
     results_free(&f->right);
     judge_close(&f->judge);
@@ -67,17 +69,24 @@ static struct attention_results copy_of(const struct fixture *f) {
 
 static void what_is_right_is_taken(void **state) {
     for (int hides = 0; hides < 2; hides++) {
-        struct fixture f = fixture_make(hides);
+        struct fixture f = fixture_make_dropping(hides, hides ? 0.25f : 0);
         for (int stage = JUDGE_BY_ITSELF; stage <= JUDGE_BY_SIMPLER; stage++) {
             char reason[256];
             double largest = 0;
             check_attention(reason, sizeof reason, &f.check, (enum judge_stage)stage, MULTIPROCESSORS, &largest,
                             &f.dev);
             assert_string_equal(reason, "");
-            assert_true(largest > 0 && largest < ATTENTION_CHECK_DISTANCE / 2);
+            assert_true(largest > 0 && largest < judge_bound(&f.judge) / 2);
         }
         fixture_free(&f);
     }
+}
+// Another mask of dropout than the one that a step asks for.
+static void another_mask_is_found(void **state) {
+    struct fixture f = fixture_make_dropping(false, 0.25f);
+    f.judge.dropout.step = 1;
+    assert_non_null(strstr(by_host(&f), "its output is wrong: head "));
+    fixture_free(&f);
 }
 // Gradients of the last tokens, which few queries see, are a fortieth of the others.
 static void short_rows_are_judged(void **state) {
@@ -125,11 +134,9 @@ static void small_errors_of_all_rows_are_found(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_right_is_taken),
-        cmocka_unit_test(short_rows_are_judged),
-        cmocka_unit_test(what_is_not_finite_is_found),
-        cmocka_unit_test(a_huge_element_hides_nothing),
-        cmocka_unit_test(small_errors_of_all_rows_are_found),
+        cmocka_unit_test(what_is_right_is_taken),       cmocka_unit_test(another_mask_is_found),
+        cmocka_unit_test(short_rows_are_judged),        cmocka_unit_test(what_is_not_finite_is_found),
+        cmocka_unit_test(a_huge_element_hides_nothing), cmocka_unit_test(small_errors_of_all_rows_are_found),
     };
     setenv("EMU_CAPABILITY", "8.0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
