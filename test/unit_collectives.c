@@ -384,7 +384,7 @@ static void times_are_known(struct rank *r, enum collectives_kind kind) {
             fail("the collective ran for %.3f s", busy_s);
         const double least_s = exposed && !late ? LATE_S / 4 : 0;
         const double most_s =
-            exposed || late ? busy_s + LATE_S / 4 : LATE_S / 8; // it may come to its wait before the start
+            exposed || late ? busy_s + LATE_S * 3 / 4 : LATE_S / 8; // it may come to its wait before the start
         if (waited_s < least_s || waited_s > most_s)
             fail("the device waited for %.3f s of %.3f s", waited_s, busy_s);
     }
