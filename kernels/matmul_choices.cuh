@@ -105,6 +105,11 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
+// Holds the algorithm by which a product is computed from here on against sums in double, and ends the program where it is
+// wrong. One with an epilogue is passed over. Overwrites what matmul_tune does. Nothing is enqueued when it returns.
+void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+                  const struct matmul_noise *noise, struct device *dev);
+
 // Makes noise for operands in `memory`, and fills all of it.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 

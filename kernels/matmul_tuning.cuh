@@ -63,14 +63,35 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         }
     }
 }
+static void matmul_fill_operands(const struct matmul_product *product, const struct matmul_noise *noise,
+                                 struct device *dev) {
+    const struct gemm *gemm = &product->gemm;
+    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
+    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
+}
+static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
+    fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
+         "version of the library or of the driver may not",
+         (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, which);
+}
+void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+                  const struct matmul_noise *noise, struct device *dev) {
+    struct matmul_candidate candidate;
+    memset(&candidate, 0, sizeof candidate);
+    candidate.plan = *matmul_plan_for(&product->gemm, product->dbias, library);
+    if (candidate.plan.fused)
+        return;
+    matmul_fill_operands(product, noise, dev);
+    if (!matmul_is_proven(&candidate, product, dev))
+        matmul_fail_wrong(&product->gemm, "its algorithm differs");
+}
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_candidates candidates;
     struct matmul_candidate first;
     candidates.count = candidates.wrong = 0;
-    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
-    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
+    matmul_fill_operands(product, noise, dev);
     if (gemm->gelu) {
         const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
         matmul_fill_operand(&pre, gemm->rows, gemm->cols, noise, dev);
@@ -91,11 +112,11 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
         choice.first_us = candidates.of[0].us;
         choice.us = best->us;
     }
-    if (!best && candidates.wrong > 0 && !matmul_is_proven(&first, product, dev))
-        fail(
-            "cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld its first algorithm and %d others "
-            "differ from plain sums; another version of the library or of the driver may not",
-            (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, candidates.wrong - 1);
+    if (!best && candidates.wrong > 0 && !matmul_is_proven(&first, product, dev)) {
+        char which[80];
+        snprintf(which, sizeof which, "its first algorithm and %d others differ", candidates.wrong - 1);
+        matmul_fail_wrong(gemm, which);
+    }
     matmul_keep_choice(library, &choice);
     return true;
 }

@@ -5,7 +5,7 @@
 // training step and of a validation in it. Those of --generate, --eval-only and samples are left to the library's
 // heuristics.
 #pragma once
-#include "run/run.cuh" // struct run
+#include "run/self_check.cuh" // self_check_is_wanted
 #ifdef TARGET_CUDA
 #include "kernels/matmul_choices.cuh" // struct matmul_choice, matmul_tune
 #endif
@@ -134,28 +134,42 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Times the products that have no choice. The activations are free before the first step, the gradients are zeroed
-// behind it, and FP8's scales have not been set yet. Returns how many were timed.
-static int tune_time(struct run *r) {
+// Makes noise of the activations, which are free before the first step, and sets FP8's scales, which are not set yet.
+static struct matmul_noise tune_begin(struct run *r) {
+    const struct arenas *arenas = &r->model->timeline.arenas;
+    fp8_set_inverses(&r->model->fp8, 1, &r->dev); // of 0 all results would be 0, and tell nothing
+    return matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
+}
+// Zeros the gradients, into which products were computed, and FP8's scales.
+static void tune_end(struct run *r, struct matmul_noise *noise) {
     struct gpt *m = r->model;
+    if (!m->zero.grads_on_host)
+        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), &r->dev);
+    fp8_set_inverses(&m->fp8, 0, &r->dev);
+    matmul_noise_close(noise, &r->dev);
+}
+// Times the products that have no choice. Returns how many were timed.
+static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
-    const struct arenas *arenas = &m->timeline.arenas;
     int timed = 0;
     if (library->choice_count == library->product_count)
         return 0;
-    struct matmul_noise noise =
-        matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
-    fp8_set_inverses(&m->fp8, 1, &r->dev); // of 0 all results would be 0, and tell nothing
+    struct matmul_noise noise = tune_begin(r);
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
         timed += !matmul_choice_of(library, &key) && matmul_tune(library, product, &noise, &r->dev);
     }
-    if (!m->zero.grads_on_host)
-        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), &r->dev);
-    fp8_set_inverses(&m->fp8, 0, &r->dev);
-    matmul_noise_close(&noise, &r->dev);
+    tune_end(r, &noise);
     return timed;
+}
+// Holds every product against sums in double, on a GPU on which none was timed.
+static void tune_prove(struct run *r) {
+    struct matmul_library *library = r->dev.matmul;
+    struct matmul_noise noise = tune_begin(r);
+    for (int i = 0; i < library->product_count; i++)
+        matmul_prove(library, &library->products[i], &noise, &r->dev);
+    tune_end(r, &noise);
 }
 // Says what was found, for the start-up report.
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
@@ -246,15 +260,25 @@ static void tune_share(struct run *r) {
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
+    const double begin = seconds_now();
+    const bool proves = self_check_is_wanted(r, ATTENTION_FLASH);
+    if (c->matmul_tuning || proves) {
+        matmul_list_begin(r->dev.matmul);
+        gpt_rehearse(r->model);
+        matmul_list_end(r->dev.matmul);
+    }
     if (!c->matmul_tuning) {
+        if (proves)
+            tune_prove(r);
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
+        if (proves)
+            snprintf(
+                r->tuning, sizeof r->tuning,
+                "the heuristics' first (--matmul-tuning=false); all %d products are right by sums in double, %.2f s",
+                r->dev.matmul->product_count, seconds_now() - begin);
         return;
     }
-    const double begin = seconds_now();
     struct matmul_algorithms *others = tune_allocate();
-    matmul_list_begin(r->dev.matmul);
-    gpt_rehearse(r->model);
-    matmul_list_end(r->dev.matmul);
     if (c->rank == 0) {
         tune_read(r, others, path);
         const int timed = tune_time(r);
@@ -262,6 +286,8 @@ static void tune_matmuls(struct run *r) {
     }
     if (r->parallel)
         tune_share(r);
+    if (proves && c->rank > 0) // rank 0 has held them against sums when it timed them
+        tune_prove(r);
     if (c->rank == 0) {
         size_t bytes = 0;
         char *text = tune_text(r->dev.matmul, others, &r->dev, &bytes);

@@ -151,6 +151,14 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(sorted(self.times(result)), ["mma.sync", "wgmma"])
         self.assertIn("an illegal memory access", self.refused[0]["cuDNN"])
 
+    def test_products_are_checked(self):
+        """Where no algorithm is timed, the heuristics' first is held against sums in double."""
+        right, _ = self.start("products")
+        self.assertRegex(self.row(right, "matmul algorithms"), r"all \d+ products are right by sums in double")
+        wrong, _ = self.start("no_products", EMU_CUBLASLT_WRONG="0")
+        self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
+        self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
+
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
