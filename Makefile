@@ -224,7 +224,7 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_frozen_format op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
-EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_check_attention unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
+EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_check_attention unit_check_copies unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS)))))
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))

@@ -62,6 +62,7 @@ int main(int argc, char **argv) {
 
 #include "run/chat.cuh"         // talking to the model
 #include "run/generate.cuh"     // prompts, samples, tokens to text
+#include "run/check_parts.cuh"  // casts and copies on known numbers
 #include "run/eval_tasks.cuh"   // tasks
 #include "run/open.cuh"         // device, plan, data
 #include "run/out_lock.h"       // one run at a time in --out
@@ -94,6 +95,7 @@ static int run_training(struct run *r) {
     open_saver(r);
     self_check_save(r);
     tune_matmuls(r);
+    check_parts(r);
     find_peak(r);
     report(r);
     if (r->finished >= c->train_steps)

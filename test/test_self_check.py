@@ -159,6 +159,17 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
+    def test_casts_are_checked(self):
+        recipes = {"tensorwise": [], "delayed": [], "blockwise": ["--seq-length", 128]}
+        for recipe in chosen(list(recipes), ["tensorwise"]):
+            options = ["--fp8-format", "hybrid", "--fp8-recipe", recipe, *recipes[recipe]]
+            right, _ = self.start("casts", *options)
+            self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+        for fault in chosen(["wrong:fp8_amax", "wrong:fp8_tile"], ["wrong:fp8_tile"]):
+            wrong, _ = self.start("no_casts", "--fp8-format", "hybrid", EMU_FAULT=fault)
+            self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
+            self.assertIn("self-check: FP8's casts of inputs have other bits on this GPU than on the host", wrong.stderr)
+
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))

@@ -1,0 +1,147 @@
+// The self-check of what is neither attention nor a product, on known numbers before the first step: FP8's casts, and copies
+// between the memories of host and device. There is nothing simpler to fall back on: the program ends where one is wrong.
+#pragma once
+#include "run/self_check.cuh" // self_check_is_wanted
+
+#ifdef TARGET_CUDA
+#include "run/check_copies.cuh"   // copies_are_right
+#include "kernels/fp8_blocks.cuh" // fp8_block_scale, fp8_block_inverse
+#include "kernels/fp8_cast.cuh"   // fp8_cast
+
+// ---- FP8's casts ----
+
+enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MOST_INVERSES = 1024 };
+// What a cast reads and writes; once in the device's memory, once in the host's.
+struct cast_check {
+    floatX x[CAST_ELEMENTS]; // (CAST_ROWS, CAST_COLUMNS)
+    fp8 rows[CAST_ELEMENTS], columns[CAST_ELEMENTS];
+    float row_inverses[CAST_MOST_INVERSES], column_inverses[CAST_MOST_INVERSES];
+    struct fp8_scale scale;
+    uint64_t counts[FP8_COUNTS];
+};
+
+// Sets x to numbers of all sizes, from rows that a scale of the whole matrix makes zero to the largest.
+static void cast_fill(struct cast_check *c) {
+    uint32_t seed = 1;
+    for (int i = 0; i < CAST_ELEMENTS; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        c->x[i] = to_floatX(ldexpf((float)(seed >> 8) * 0x1p-22f - 2, -(i / CAST_COLUMNS) % 24));
+    }
+    c->x[CAST_COLUMNS / 2] = to_floatX(0);
+}
+// The forms of a cast of *c.
+static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_scaling scaling) {
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.rows.codes = c->rows;
+    to.columns.codes = c->columns;
+    to.rows.inverse = scaling == FP8_WHOLE ? &c->scale.inverse : c->row_inverses;
+    to.columns.inverse = scaling == FP8_WHOLE ? &c->scale.inverse : c->column_inverses;
+    to.rows.format = to.columns.format = format;
+    to.rows.scaling = to.columns.scaling = scaling;
+    to.scale = scaling == FP8_WHOLE ? &c->scale : NULL;
+    to.counts = c->counts;
+    return to;
+}
+// Sets right->rows, or ->columns where `transposed`, and their inverses to what the cast of right->x has to give: one block
+// after the other.
+static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_scaling scaling, bool transposed) {
+    const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
+    const int tall = scaling == FP8_WHOLE ? rows : scaling == FP8_128X128 ? FP8_BLOCK : 1;
+    const int wide = scaling == FP8_WHOLE ? depth : FP8_BLOCK;
+    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
+    fp8 *const codes = transposed ? right->columns : right->rows;
+    float *const inverses = transposed ? right->column_inverses : right->row_inverses;
+    for (int row = 0; row < rows; row += tall)
+        for (int k = 0; k < depth; k += wide) {
+            uint32_t amax = 0;
+            for (int i = row; i < row + tall; i++)
+                for (int j = k; j < k + wide; j++)
+                    amax = amax_with(amax, right->x[transposed ? j * CAST_COLUMNS + i : i * CAST_COLUMNS + j]);
+            const float scale = scaling == FP8_WHOLE ? fp8_scale_of(amax, format) : fp8_block_scale(amax, format);
+            for (int i = row; i < row + tall; i++)
+                for (int j = k; j < k + wide; j++)
+                    codes[i * depth + j] = fp8_encode(
+                        to_float(right->x[transposed ? j * CAST_COLUMNS + i : i * CAST_COLUMNS + j]) * scale, format);
+            switch (scaling) {
+            case FP8_WHOLE:
+                right->scale.amax = amax;
+                right->scale.inverse = 1.0f / scale;
+                break;
+            case FP8_1X128: inverses[k / FP8_BLOCK * pitch + row] = fp8_block_inverse(scale); break;
+            case FP8_128X128: inverses[row / FP8_BLOCK * pitch + k / FP8_BLOCK] = fp8_block_inverse(scale); break;
+            }
+        }
+}
+// Whether the forms of a cast are equal, with the scales that their elements have.
+static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_scaling scaling) {
+    bool equal =
+        memcmp(a->rows, b->rows, sizeof a->rows) == 0 && memcmp(a->columns, b->columns, sizeof a->columns) == 0;
+    const int64_t counts[] = {fp8_inverse_count(scaling, CAST_ROWS, CAST_COLUMNS),
+                              fp8_inverse_count(scaling, CAST_COLUMNS, CAST_ROWS)};
+    if (scaling == FP8_WHOLE)
+        return equal && a->scale.inverse == b->scale.inverse && a->scale.amax == b->scale.amax;
+    for (int64_t i = 0; i < counts[0]; i++)
+        equal = equal && a->row_inverses[i] == b->row_inverses[i];
+    for (int64_t i = 0; i < counts[1]; i++)
+        equal = equal && a->column_inverses[i] == b->column_inverses[i];
+    return equal;
+}
+// Whether a cast on the device has the bits of the host's. memory: of the device, for a struct cast_check and the workspace.
+static bool cast_is_right(enum fp8_format format, enum fp8_scaling scaling, char *memory, struct device *dev) {
+    struct cast_check *const right = (struct cast_check *)calloc(2, sizeof *right), *const got = right + 1;
+    struct cast_check *const there = (struct cast_check *)memory;
+    if (!right)
+        fail("out of memory");
+    cast_fill(right);
+    *got = *right;
+    memset(got->rows, 0xff, sizeof got->rows + sizeof got->columns);
+    device_upload(there, got, sizeof *there, dev);
+    if (scaling == FP8_WHOLE)
+        fp8_amax(&there->scale.amax, there->x, CAST_ELEMENTS, dev);
+    fp8_cast(cast_of(there, format, scaling), there->x, CAST_ROWS, CAST_COLUMNS, there + 1, dev);
+    device_download(got, there, sizeof *there, dev);
+    cast_by_host(right, format, scaling, false);
+    cast_by_host(right, format, scaling, true);
+    const bool equal = cast_equal(right, got, scaling);
+    free(right);
+    return equal;
+}
+// Bytes of the device's memory that cast_is_right takes.
+static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
+static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
+    static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
+    for (int i = 0; i < FP8_OPERANDS; i++) {
+        const enum fp8_operand operand = (enum fp8_operand)i;
+        if (!cast_is_right(fp8_format_of(f, operand), fp8_scaling_of(f, operand), memory, dev))
+            fail("self-check: FP8's casts of %s have other bits on this GPU than on the host; leave out --fp8-format",
+                 names[i]);
+    }
+}
+
+// Checks what this run uses of both, in the memory of activations, which is free before the first step, and as far as it has
+// room. Every rank calls this.
+static void check_parts(struct run *r) {
+    const size_t most_bytes = 1 << 20, alignment = 256;
+    struct gpt *m = r->model;
+    const struct arenas *arenas = &m->timeline.arenas;
+    char *const memory = arenas->base[ARENA_ACTIVATIONS];
+    const size_t room = arenas->bytes[ARENA_ACTIVATIONS];
+    bool offloads = false;
+    if (!self_check_is_wanted(r, ATTENTION_FLASH))
+        return;
+    for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
+        offloads = offloads || arenas->bytes[i] > 0;
+    if (fp8_is_on(&m->fp8) && room >= cast_bytes())
+        check_casts(&m->fp8, memory, &r->dev);
+    const size_t share = room / (2 * COPIES) / alignment * alignment;
+    if (offloads && share > 0 &&
+        !copies_are_right(&m->timeline.transfers, memory, share < most_bytes ? share : most_bytes, &r->dev))
+        fail("self-check: what is copied to this GPU and back is not what it was; a run without offloads copies none");
+}
+
+#else
+
+static void check_parts(struct run *r) {}
+
+#endif
