@@ -155,7 +155,7 @@ class SelfCheck(unittest.TestCase):
         """Where no algorithm is timed, the heuristics' first is held against sums in double."""
         right, _ = self.start("products")
         self.assertRegex(self.row(right, "matmul algorithms"), r"all \d+ products are right by sums in double")
-        wrong, _ = self.start("no_products", EMU_CUBLASLT_WRONG="0")
+        wrong, _ = self.start("products", EMU_CUBLASLT_WRONG="0")
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
@@ -166,7 +166,7 @@ class SelfCheck(unittest.TestCase):
             right, _ = self.start("casts", *options)
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
         for fault in chosen(["wrong:fp8_amax", "wrong:fp8_tile"], ["wrong:fp8_tile"]):
-            wrong, _ = self.start("no_casts", "--fp8-format", "hybrid", EMU_FAULT=fault)
+            wrong, _ = self.start("casts", "--fp8-format", "hybrid", EMU_FAULT=fault)
             self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
             self.assertIn("self-check: FP8's casts of inputs have other bits on this GPU than on the host", wrong.stderr)
 
