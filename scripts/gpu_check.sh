@@ -391,8 +391,14 @@ self_checks() {
             --device cuda --self-check always --out "$work/self_check_$shape"
     done
 }
+# fp32_on_cpu NAME OPTION...: a run that others are held against, unless it has been made.
+fp32_on_cpu() {
+    local name=$1
+    shift
+    [ -e "$work/$name/log.jsonl" ] || train_run "$name" 120 "$@" --precision fp32 --device cpu
+}
 curve() {
-    local case shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
+    local case shape precision device name exact run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
     [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
     self_checks
@@ -403,7 +409,12 @@ curve() {
         for device in cpu cuda; do
             train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device"
         done
-        step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda"
+        exact=()
+        if [ "$precision" = bf16 ]; then
+            fp32_on_cpu "curve_${shape}_fp32_cpu" "${model[@]}" "${run[@]}"
+            exact=("$work/curve_${shape}_fp32_cpu")
+        fi
+        step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda" "${exact[@]}"
     done
 }
 
@@ -424,16 +435,17 @@ fp8_runs() {
     done
 }
 fp8_curves() {
-    local recipes=$1 shape recipe name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3 --precision bf16)
-    [ -z "$small" ] || run=(--micro-batch-size 4 --global-batch-size 4 --train-steps 6 --lr 3e-3 --precision bf16)
-    for shape in gpt2 llama; do
+    local recipes=$1 shape recipe name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
+    [ -z "$small" ] || run=(--micro-batch-size 4 --global-batch-size 4 --train-steps 6 --lr 3e-3)
+    for shape in gpt2_64 llama_128; do
         small_model $shape
-        fp8_runs "$shape" "$recipes" "${model[@]}" "${run[@]}"
+        fp8_runs "$shape" "$recipes" "${model[@]}" "${run[@]}" --precision bf16
+        fp32_on_cpu "fp8_${shape}_exact" "${model[@]}" "${run[@]}"
         for recipe in $recipes; do
             name=fp8_${shape}_$recipe
             fp8_options "$recipe"
-            train_run "${name}_cpu" 120 "${model[@]}" "${run[@]}" "${recipe_options[@]}" --device cpu
-            step "${name}_curve" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/$name"
+            train_run "${name}_cpu" 120 "${model[@]}" "${run[@]}" "${recipe_options[@]}" --precision bf16 --device cpu
+            step "${name}_curve" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/$name" "$work/fp8_${shape}_exact"
         done
     done
 }

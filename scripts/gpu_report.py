@@ -7,7 +7,8 @@
                                      the same by so many ranks of this host, held against the run of one rank in ONE
   gpu_report.py fp8 FOLDER BF16 OPTION...
                                      as run, in FP8, held against the bf16 run in BF16
-  gpu_report.py curve FOLDER FOLDER  compares the losses of two runs, step by step
+  gpu_report.py curve CPU GPU [FP32] compares the losses of two runs, step by step; FP32: of bf16 or FP8, by how far CPU's are
+                                     from those of that run
 
 The report, RESULTS/gpu_check.json, and what of it is for reading, RESULTS/gpu_check.md:
   gpu_report.py start RESULTS NAME=VALUE...
@@ -42,9 +43,12 @@ from roofline import write_or_check
 TRAIN_GPT = os.environ.get("TRAIN_GPT", "build/train_gpt")
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu")
 WARM_UP = 4  # steps: plans, graphs and clocks settle
-# nats between the cpu's and the GPU's loss at any of 50 steps: sums in another order at first, then what Adam makes of it,
-# whose steps are as long for small gradients as for large ones.
-CURVE_TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp8": 6e-2}
+# nats between the cpu's and the GPU's loss at any of 50 steps in fp32: sums in another order at first, then what Adam makes of
+# it, whose steps are as long for small gradients as for large ones.
+CURVE_TOLERANCE = 2e-3
+# How far the GPU's losses in bf16 and in FP8 may be from fp32's, by how far the cpu target's are. Four seeds' ratios in bf16
+# were 0.9 to 1.1 (test/test_cuda_engine.py).
+CURVE_RATIO = {"fp8": 2, "bf16": 1.5}
 # The largest relative difference of a loss or a gradient norm of any step between one rank and several: gradients added in
 # another order, in bf16 also parameters that round the other way. The cpu target's are held to 1e-6 and 2e-2.
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -261,17 +265,21 @@ def fp8(folder, bf16, options):
     return 0 if row.get("error", "").startswith("the plan needs") else status
 
 
-def curve(one, other):
-    losses = [[step["loss"] for step in read_lines(os.path.join(folder, "log.jsonl"))] for folder in (one, other)]
-    precision = next((name for name in ("fp8", "bf16") if name in os.path.basename(one)), "fp32")
-    if not losses[0] or len(losses[0]) != len(losses[1]):
-        print(f"{one} has {len(losses[0])} steps, {other} {len(losses[1])}")
+def curve(one, other, exact=None):
+    losses = [[step["loss"] for step in read_lines(os.path.join(folder, "log.jsonl"))] for folder in (one, other, exact) if folder]
+    precision = next((name for name in CURVE_RATIO if name in os.path.basename(one)), "fp32")
+    if not losses[0] or any(len(run) != len(losses[0]) for run in losses):
+        print(f"steps: {', '.join(f'{len(run)} of {folder}' for folder, run in zip((one, other, exact), losses))}")
         return 1
-    worst = max(abs(x - y) if x is not None and y is not None else math.inf for x, y in zip(*losses))
-    learned = losses[0][0] - losses[0][-1]  # or two models that both stand still would agree
-    print(f"{len(losses[0])} steps, from {losses[0][0]:.4f} to {losses[0][-1]:.4f} and {losses[1][-1]:.4f}; the largest "
-          f"difference is {worst:.2g}, allowed {CURVE_TOLERANCE[precision]:g}")
-    return 0 if worst <= CURVE_TOLERANCE[precision] and learned > 0.5 else 1
+
+    def worst(run, from_run):
+        return max(abs(x - y) if x is not None and y is not None else math.inf for x, y in zip(run, from_run))
+    learned = losses[0][0] - min(losses[0])  # or two models that both stand still would agree
+    distance = worst(losses[1], losses[-1] if exact else losses[0])
+    allowed = CURVE_RATIO[precision] * worst(losses[0], losses[-1]) if exact else CURVE_TOLERANCE
+    print(f"{len(losses[0])} steps, from {losses[0][0]:.4f} to {losses[0][-1]:.4f} and {losses[1][-1]:.4f}; the largest difference "
+          f"{'from fp32 ' if exact else ''}is {distance:.2g}, allowed {allowed:.2g}")
+    return 0 if distance <= allowed and learned > 0.5 else 1
 
 
 # ---- the report ----
@@ -681,7 +689,7 @@ COMMANDS = {  # by name: what does it, the fewest and the most arguments
     "data": (data, 1, 1), "run": (lambda folder, *options: run(folder, list(options)), 1, math.inf),
     "ranks": (lambda folder, one, count, *options: ranks(folder, one, int(count), list(options)), 3, math.inf),
     "fp8": (lambda folder, bf16, *options: fp8(folder, bf16, list(options)), 2, math.inf),
-    "curve": (curve, 2, 2), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
+    "curve": (curve, 2, 3), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
     "add": (add, 8, 9), "skip": (skip, 4, 4), "publish": (publish, 1, 2),
     "page": (lambda *arguments: page(list(arguments)), 0, 2),
 }

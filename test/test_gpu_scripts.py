@@ -105,23 +105,29 @@ class Fp8Roofline(unittest.TestCase):
 
 
 class Curve(unittest.TestCase):
-    def compare(self, one, other, precision="fp32"):
+    def compare(self, one, other, precision="fp32", exact=None):
         with tempfile.TemporaryDirectory() as folder:
-            runs = [os.path.join(folder, f"curve_{precision}_{device}") for device in ("cpu", "cuda")]
-            for run, losses in zip(runs, (one, other)):
+            runs = [os.path.join(folder, f"curve_{precision}_{device}") for device in ("cpu", "cuda", "exact")]
+            for run, losses in zip(runs, (one, other, exact or [])):
                 write_lines(f"{run}/log.jsonl", [{"step": i + 1, "loss": loss} for i, loss in enumerate(losses)])
-            return script("gpu_report.py", "curve", *runs).returncode
+            return script("gpu_report.py", "curve", *runs[:3 if exact else 2]).returncode
 
     def test_curves(self):
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.501, 3.4995]), 0)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.51, 3.5]), 1)
-        self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.51, 3.5], "bf16"), 0)
-        for precision, expected in (("bf16", 1), ("fp8_bf16", 0)):
-            self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.55, 3.5], precision), expected)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.5]), 1)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, None, 3.5]), 1)
+        self.assertEqual(self.compare([5.5, 4.5, 5.4], [5.5, 4.5, 5.4]), 0)  # a batch of a few sequences may be a hard one
         self.assertEqual(self.compare([5.5, 5.5, 5.5], [5.5, 5.5, 5.5]), 1)
         self.assertEqual(self.compare([], []), 1)
+
+    def test_curves_beside_fp32(self):
+        """By how far the cpu target's losses are from fp32's: 1.5 times in bf16, twice in FP8."""
+        exact, cpu = [5.5, 4.5, 3.5], [5.5, 4.52, 3.5]
+        for far, precision, expected in [(4.529, "bf16", 0), (4.531, "bf16", 1), (4.469, "bf16", 1), (4.539, "fp8_bf16", 0),
+                                         (4.541, "fp8_bf16", 1)]:
+            self.assertEqual(self.compare(cpu, [5.5, far, 3.5], precision, exact), expected, (far, precision))
+        self.assertEqual(self.compare(cpu, exact, "bf16", exact[:2]), 1)
 
 
 # In place of train_gpt: rank 0 logs steps, and what its rank was told. The ranks find each other as real ones do.
@@ -1242,6 +1248,7 @@ class Rehearsal(StandIns):
         self.assertEqual(self.everything.returncode, 1, self.output)
         outcomes = {name: check["outcome"] for name, check in checks.items()}
         curves = [f"curve_{case}{run}" for case in ("gpt2_fp32", "gpt2_bf16", "gpt2_64_bf16", "llama_fp32", "llama_bf16", "llama_128_bf16") for run in ("_cpu", "_cuda", "")]
+        curves += ["curve_gpt2_64_fp32_cpu", "curve_llama_128_fp32_cpu"]  # which bf16 is held against
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
                   *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "kernels_gpt2-124m", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
                   "op_rope_bf16",
@@ -1289,7 +1296,7 @@ class Rehearsal(StandIns):
         curves = [(shape, recipe) for shape in ("small, 1 of the layers", "demo, 1 of the layers") for recipe in ("tensorwise", "delayed", "blockwise")]
         self.assertEqual([(row[0], row[3]) for row in self.table(text, "FP8 beside bf16")],
                          [(model, "hybrid " + recipe) for model, recipe in [*curves, ("demo", "tensorwise"), ("demo", "delayed")]])
-        for shape in ("gpt2", "llama"):
+        for shape in ("gpt2_64", "llama_128"):
             for recipe in ("tensorwise", "delayed", "blockwise"):
                 self.assertEqual(checks[f"fp8_{shape}_{recipe}_curve"]["outcome"], "passed")
 
