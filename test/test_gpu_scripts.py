@@ -267,6 +267,8 @@ class Spills(unittest.TestCase):
         table = self.table((forward, 0), (backward, 120), (masked, 68), ("rope_kernel", 0))
         self.assertEqual(table.returncode, 0, table.stderr)
         self.assertRegex(table.stdout, r"flash_backward_key_kernel<plan<64, 0> > bf16_sm_80 +255 +16 +16 +120 +8\n")
+        self.assertEqual(self.table((forward, 8), architecture="sm_120").returncode, 0)
+        self.assertEqual(self.table((forward, 12), architecture="sm_120").returncode, 1)
         for kernel, stores in ((forward, 4), (masked, 72), (backward, 124), ("rope_kernel", 4)):
             table = self.table((forward, 0), (kernel, stores))
             self.assertEqual(table.returncode, 1)
@@ -1248,7 +1250,7 @@ class Rehearsal(StandIns):
         self.assertEqual(self.everything.returncode, 1, self.output)
         outcomes = {name: check["outcome"] for name, check in checks.items()}
         curves = [f"curve_{case}{run}" for case in ("gpt2_fp32", "gpt2_bf16", "gpt2_64_bf16", "llama_fp32", "llama_bf16", "llama_128_bf16") for run in ("_cpu", "_cuda", "")]
-        curves += ["curve_gpt2_64_fp32_cpu", "curve_llama_128_fp32_cpu"]  # which bf16 is held against
+        curves += ["curve_gpt2_64_fp32_cpu", "curve_llama_128_fp32_cpu", "self_check_gpt2_64", "self_check_llama_128"]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "device_rates", "attention_ours", "attention_torch", "data",
                   *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "kernels_gpt2-124m", "op_matmul_bf16", "op_gpt_bf16", "op_some_fp8_bf16",
                   "op_rope_bf16",
