@@ -1,11 +1,13 @@
 // Whether the host and the GPU of this machine see the same memory, as op tests want it: memory_probe managed|pinned.
 // Exit status 0: values pass both ways. 1: they don't, and why is on stdout. A machine on which it hangs has no such memory
-// either, so it is run under a time limit.
+// either, so it is run under a time limit. On compute capability 9.0 bulk copies and bulk reductions are tried, too: attention
+// takes them.
+#include "kernels/ptx_sm90.cuh" // bulk_load, bulk_reduce_add
 #include <cuda_runtime.h>
 #include <stdio.h>  // printf
 #include <string.h> // strcmp
 
-enum { COUNT = 1 << 18 };
+enum { COUNT = 1 << 18, BULK = 1 << 10 };
 
 static __global__ void twice(float *x) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -15,13 +17,30 @@ static __global__ void twice(float *x) {
         atomicAdd(&x[COUNT], 1.0f);
 }
 
+// x[0 .. BULK) doubles: it is copied to shared memory and added from there.
+static __global__ void twice_by_bulk(float *x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const uint32_t full = shared_memory(), stage = full + 128, bytes = BULK * sizeof *x;
+    if (threadIdx.x != 0)
+        return;
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect(full, bytes);
+    bulk_load(stage, x, bytes, full);
+    mbarrier_wait(full, 0);
+    bulk_reduce_add(x, stage, bytes);
+    bulk_commit();
+    bulk_wait<0>();
+#endif
+}
+
 static int refuse(const char *what, cudaError_t status) {
     printf("%s: %s\n", what, cudaGetErrorString(status));
     return 1;
 }
 static int attribute(enum cudaDeviceAttr which) {
     int value = 0;
-    return cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess && value;
+    return cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess ? value : 0;
 }
 
 int main(int argc, char **argv) {
@@ -51,6 +70,17 @@ int main(int argc, char **argv) {
         for (int i = 0; i < COUNT; i++)
             if (x[i] != (float)(i % 1000) * (turn ? 4 : 2) || x[COUNT] != 32) {
                 printf("the host doesn't see what the GPU wrote\n");
+                return 1;
+            }
+    }
+    if (attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
+        twice_by_bulk<<<1, 32, 128 + BULK * sizeof *x>>>(x);
+        status = cudaDeviceSynchronize();
+        if (status != cudaSuccess)
+            return refuse("a bulk copy or reduction", status);
+        for (int i = 0; i < BULK; i++)
+            if (x[i] != (float)(i % 1000) * 8) {
+                printf("a bulk copy or reduction is wrong in this memory\n");
                 return 1;
             }
     }
