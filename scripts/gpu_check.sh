@@ -555,6 +555,13 @@ done
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
 # What torch.compile made of a model serves later checks, and goes with this run unless a folder is named.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/torchinductor}"
+# Kernels that hang take each run that meets them so long, before it falls back on simpler ones.
+export TRAIN_GPT_SELF_CHECK_SECONDS="${TRAIN_GPT_SELF_CHECK_SECONDS:-30}"
+# A GPU that no process has open is started anew for each, which takes 1 to 3 s.
+gpu_file=/dev/nvidia0
+if [ -r $gpu_file ] && [ -w $gpu_file ]; then
+    exec 9<>$gpu_file
+fi
 trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the signal's name is of now
