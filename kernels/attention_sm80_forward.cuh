@@ -10,19 +10,25 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int M = D == 256 ? 1 : 2;                                       // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS;                                   // of a block
-    static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1; // of the loop over D
+    static constexpr int M = D == 256 ? 1 : 2;     // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS; // of a block
     // Of a tile. Where a query sees every key up to its own, spans give the same tiles, and so the same bits.
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
-    // SKIP_LEFT: a warp tests whether a tile lies before all that its rows see.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 // see thread_index()
+    // UNROLL: of the loop over D. SKIP_LEFT: a warp tests whether a tile lies before all that its rows see. MASK_ALL: every
+    // tile is masked, so that the loop over tiles has one body.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 // see thread_index()
+    static constexpr int UNROLL = 1;
+    static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128, HIDE_VALUES = SPANS || DROPOUT;
+    static constexpr bool SKIP_LEFT = SPANS && D != 64, MASK_ALL = SPANS;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1;
     static constexpr bool HIDE_KEYS = SPANS || (DROPOUT && D != 128), HIDE_VALUES = HIDE_KEYS;
-    static constexpr bool SKIP_LEFT = SPANS && D != 64;
+    static constexpr bool SKIP_LEFT = SPANS && D != 64, MASK_ALL = false;
 #else
+    static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1;
     static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128,
                           HIDE_VALUES = SPANS || DROPOUT || (PADDED && D == 128);
-    static constexpr bool SKIP_LEFT = SPANS;
+    static constexpr bool SKIP_LEFT = SPANS, MASK_ALL = false;
 #endif
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
 };
@@ -237,7 +243,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
         const int lowest = first_key_of<plan>(a, view.token, first_row) / KEYS;
         const int all_see = first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here
         for (; tile >= lowest; tile--)
-            if ((tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
+            if (plan::MASK_ALL || (tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
                 forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
             else
                 forward_tile<false, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
