@@ -31,17 +31,26 @@ ifneq ($(CUDA),)
   NCCL := $(if $(NCCL_INCLUDE),$(call find_library,libnccl,$(NCCL_HOME)))
   # nvcc takes no name that ends in .so.13, which is all that a wheel has.
   LINK_CUDA := $(foreach l,$(CUBLASLT) $(NCCL),-Xlinker $l,-rpath,$(dir $l))
+  # cuDNN is loaded by name at run time, from a wheel's folder too.
+  CUDNN := $(firstword $(wildcard $(foreach w,$(WHEELS),$w/cudnn/lib/libcudnn.so.9)))
+  LINK_CUDA += $(if $(CUDNN),-Xlinker -rpath$(comma)$(dir $(CUDNN)))
   # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
   CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
     $(realpath $(sort $(CUBLASLT_INCLUDE) $(NVTX_INCLUDE) $(NCCL_INCLUDE))))
-  # The release has machine code for sm_80 (which sm_86 and sm_89 run) and sm_90a, and PTX that any newer GPU's driver can
-  # compile, which it could not of a newer PTX. sm_90 alone would be without wgmma. A GPU that nvidia-smi can't name gets
-  # the release's too: nvcc's own native is not known to mean sm_90a.
+  # The release has machine code for each kind of GPU that the engine runs on, as far as nvcc knows it: of 10.0 for 10.3, of
+  # 12.0 for 12.1. It has PTX for what comes and for 11.0, which a driver compiles at the first start; a newer PTX than 9.0's
+  # would not do for all of these. sm_90 alone would be without wgmma. A GPU that nvidia-smi can't name gets the release's
+  # too: nvcc's own native is not known to mean sm_90a. GPU_ARCH=80,90a is a cut, without PTX.
+  RELEASE_CODE := 80 86 89 90a 100 120
   GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
   CAPABILITY := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .))
+  NVCC_CODE := $(filter sm_%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
+  RELEASE_CODE := $(if $(NVCC_CODE),$(foreach a,$(RELEASE_CODE),$(if $(filter sm_$(a:a=),$(NVCC_CODE)),$a)),$(RELEASE_CODE))
+  ASKED_CODE := $(filter-out native release,$(subst $(comma), ,$(GPU_ARCH)))
+  CODE := $(patsubst sm_%,%,$(or $(CAPABILITY),$(ASKED_CODE),$(RELEASE_CODE)))
   gencode = -gencode arch=compute_$(1),code=sm_$(1)
-  GENCODE := $(if $(filter-out native release,$(GPU_ARCH))$(CAPABILITY),$(call gencode,$(patsubst 90,90a,$(or \
-    $(CAPABILITY),$(GPU_ARCH:sm_%=%)))),$(call gencode,80) $(call gencode,90a) -gencode arch=compute_90$(comma)code=compute_90)
+  GENCODE := $(foreach a,$(patsubst 90,90a,$(CODE)),$(call gencode,$a)) \
+    $(if $(ASKED_CODE)$(CAPABILITY),,-gencode arch=compute_90$(comma)code=compute_90)
   GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics, nor that an

@@ -55,10 +55,18 @@ class Build(unittest.TestCase):
         """Machine code for sm_90 has none, and traps where the engine, which sees the GPU alone, chooses it: sm_90a is meant."""
         nvcc = self.script("nvcc", "echo release\n")
         self.target = f"{self.folder}/build/train_gpt"
-        for asked, made in (("sm_90", "90a"), ("sm_90a", "90a"), ("sm_89", "89"), ("90", "90a")):
+        for asked, made in (("sm_90", "90a"), ("sm_90a", "90a"), ("sm_89", "89"), ("90", "90a"), ("80,sm_90", "80 90a")):
             printed = self.make("-n", "MISSING=", "MPI=", "CUDA=yes", f"NVCC={nvcc}", "CUBLASLT=lib", "find_include=x", "NCCL=",
                                 f"GPU_ARCH={asked}").stdout
-            self.assertEqual(set(re.findall(r"arch=compute_(\w+),code=sm_(\w+)", printed)), {(made, made)}, asked)
+            self.assertEqual(set(re.findall(r"arch=compute_(\w+),code=(sm_\w+|compute_\w+)", printed)), {(a, "sm_" + a) for a in made.split()}, asked)
+
+    def test_a_release_has_code_for_every_gpu_that_nvcc_knows(self):
+        self.target = f"{self.folder}/build/train_gpt"
+        for knows, codes in (("sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120", "80 86 89 90a 100 120"), ("sm_80 sm_86 sm_89 sm_90", "80 86 89 90a")):
+            nvcc = self.script("nvcc", f'[ "$1" = --list-gpu-code ] && echo {knows} || echo release\n')
+            printed = self.make("-n", "MISSING=", "MPI=", "CUDA=yes", f"NVCC={nvcc}", "CUBLASLT=lib", "find_include=x", "NCCL=", "GPU_ARCH=release").stdout
+            self.assertEqual(set(re.findall(r"arch=compute_(\w+),code=(sm_\w+|compute_\w+)", printed)),
+                             {("90", "compute_90"), *((code, "sm_" + code) for code in codes.split())})
 
     def test_the_program_is_linked_again_for_another_target(self):
         """Compilers that only make their output stand in: which objects are linked is what matters."""
