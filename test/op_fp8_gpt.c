@@ -60,7 +60,7 @@ static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
     char recipe[256];
     for (int i = 0; i < FORMS; i += FORM_STEP)
         for (int r = 0; r < RECIPES; r++) {
-            const char *name = recipes[RECIPES == 1 ? i / FORM_STEP : r];
+            const char *name = recipes[RECIPES == 1 ? i / FORM_STEP % 2 : r];
             snprintf(recipe, sizeof recipe, "%s%s", name, forms[i].fp8 ? forms[i].fp8 : "");
             f(forms[i].options, recipe);
         }
