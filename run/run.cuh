@@ -38,14 +38,15 @@ struct run {
     struct eval_tasks *tasks;   // of --eval-tasks; NULL: none
     struct schedule schedule;
     struct log log;
-    int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
-    int32_t *document_starts;  // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
-    int32_t *samples;          // (sequences, n): each prompt, with room for its continuation
-    int *prompt_tokens;        // (sequences) tokens of each prompt
-    struct sampler sampler;    // host memory for sampling
-    double peak_flops;         // peak of one rank, flop/s, for utilisation; 0: not known
-    bool peak_is_measured;     // peak_flops was measured on this machine, not taken from a data sheet
-    char tuning[TUNE_TEXT];    // for the report: how the matrix products' algorithms were chosen; "": they were not
+    struct long_wait *device_watch; // of the waits for a step's results; NULL: none
+    int32_t *inputs, *targets;      // (micro batch, T), the current micro-batch
+    int32_t *document_starts; // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
+    int32_t *samples;         // (sequences, n): each prompt, with room for its continuation
+    int *prompt_tokens;       // (sequences) tokens of each prompt
+    struct sampler sampler;   // host memory for sampling
+    double peak_flops;        // peak of one rank, flop/s, for utilisation; 0: not known
+    bool peak_is_measured;    // peak_flops was measured on this machine, not taken from a data sheet
+    char tuning[TUNE_TEXT];   // for the report: how the matrix products' algorithms were chosen; "": they were not
     char tuning_note[TUNE_TEXT]; // which choices of a file are not used, and why; "": all are
     // Steps. At most one is in flight: enqueued, its results not known yet. Arrays of 2 are indexed by step number % 2.
     int enqueued, finished;   // numbers of steps

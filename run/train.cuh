@@ -10,6 +10,7 @@
 #include "run/utilisation.cuh"   // gpt_flops_per_token
 #include "run/run.cuh"           // struct run
 #include "run/validate.cuh"      // validate_step
+#include "run/watch_device.cuh"  // watch_device
 #include "runtime/machine/say.h" // say_warning
 
 // ---- enqueueing a step ----
@@ -125,7 +126,9 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
     const double *reports;
+    long_wait_begin(r->device_watch);
     const struct step_results results = gpt_results(r->model, slot, &reports);
+    long_wait_end(r->device_watch);
     const int batch = r->batch[slot], micro_batches = batch / c->micro_batch_size;
     const double tokens = (double)batch * c->seq_length, now = seconds_now();
     const double seconds = now - r->last_finish;
@@ -238,6 +241,7 @@ static bool must_finish_now(const struct run *r) {
 // results of the step before it, so that it never idles. The update is enqueued after them.
 static void train(struct run *r) {
     const struct config *c = r->config;
+    r->device_watch = watch_device(&r->dev);
     r->last_finish = seconds_now();
     while (r->finished < c->train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
         const bool more = r->enqueued < c->train_steps;
@@ -259,4 +263,5 @@ static void train(struct run *r) {
             check_replicas(r);
         r->last_finish = seconds_now();
     }
+    long_wait_close(r->device_watch);
 }

@@ -1,0 +1,28 @@
+// A watch over the waits for a step's results: where a GPU takes long, what it was given last is said. The run goes on.
+#pragma once
+#include "kernels/device.cuh"          // struct device, device_is_gpu
+#include "runtime/machine/error.h"     // fail
+#include "runtime/machine/launched.h"  // launched_last
+#include "runtime/machine/long_wait.h" // long_wait_open
+#include "runtime/machine/say.h"       // say_warning
+#include <stdlib.h>                    // getenv, strtod
+
+static const double DEVICE_WATCH_SECONDS = 300;
+
+static void watch_device_says(double seconds) {
+    char names[512];
+    say_warning(
+        "the GPU has not ended a step for %g s. Enqueued last, the newest first: %s. Where it never ends, a run with "
+        "CUDA_LAUNCH_BLOCKING=1 in the environment and --cuda-graphs=false stops at the culprit, and --self-check "
+        "always judges attention's kernels",
+        seconds, launched_last(names, sizeof names));
+}
+// Opens the watch; NULL without a GPU. The caller closes it by long_wait_close.
+static struct long_wait *watch_device(const struct device *dev) {
+    const char *const text = getenv("TRAIN_GPT_WATCH_SECONDS");
+    char *end = NULL;
+    const double seconds = text ? strtod(text, &end) : DEVICE_WATCH_SECONDS;
+    if (!(seconds > 0 && seconds < 1e9) || (end && *end))
+        fail("TRAIN_GPT_WATCH_SECONDS=%s in the environment: expected seconds above 0", text);
+    return device_is_gpu(dev) ? long_wait_open(seconds, watch_device_says) : NULL;
+}

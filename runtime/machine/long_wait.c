@@ -1,0 +1,91 @@
+#include "runtime/machine/long_wait.h"
+#include <math.h>    // floor
+#include <pthread.h> // pthread_create
+#include <signal.h>  // pthread_sigmask
+#include <stdbool.h> // bool
+#include <stdlib.h>  // calloc
+#include <time.h>    // clock_gettime
+
+struct long_wait {
+    pthread_t thread;
+    pthread_mutex_t mutex; // of all that follow
+    pthread_cond_t changed;
+    bool waits, ends;
+    struct timespec until; // of the wait at hand, by the monotonic clock
+    double seconds;
+    void (*say_it)(double seconds);
+};
+
+static void *long_wait_watch(void *argument) {
+    struct long_wait *const watch = (struct long_wait *)argument;
+    pthread_mutex_lock(&watch->mutex);
+    while (!watch->ends) {
+        if (!watch->waits) {
+            pthread_cond_wait(&watch->changed, &watch->mutex);
+            continue;
+        }
+        if (pthread_cond_timedwait(&watch->changed, &watch->mutex, &watch->until) == 0)
+            continue;
+        watch->waits = false; // it is said once
+        watch->say_it(watch->seconds);
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    return NULL;
+}
+struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
+    struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
+    pthread_condattr_t clock;
+    sigset_t all, before;
+    if (!watch)
+        return NULL;
+    watch->seconds = seconds;
+    watch->say_it = say_it;
+    pthread_mutex_init(&watch->mutex, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&watch->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    sigfillset(&all); // signals are the other threads'
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool started = pthread_create(&watch->thread, NULL, long_wait_watch, watch) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started)
+        return watch;
+    pthread_cond_destroy(&watch->changed);
+    pthread_mutex_destroy(&watch->mutex);
+    free(watch);
+    return NULL;
+}
+void long_wait_close(struct long_wait *watch) {
+    if (!watch)
+        return;
+    pthread_mutex_lock(&watch->mutex);
+    watch->ends = true;
+    pthread_cond_signal(&watch->changed);
+    pthread_mutex_unlock(&watch->mutex);
+    pthread_join(watch->thread, NULL);
+    pthread_cond_destroy(&watch->changed);
+    pthread_mutex_destroy(&watch->mutex);
+    free(watch);
+}
+// Tells the watch that a wait has begun, or ended.
+static void long_wait_set(struct long_wait *watch, bool waits) {
+    if (!watch)
+        return;
+    pthread_mutex_lock(&watch->mutex);
+    watch->waits = waits;
+    if (waits) {
+        const double whole = floor(watch->seconds);
+        clock_gettime(CLOCK_MONOTONIC, &watch->until);
+        watch->until.tv_sec += (time_t)whole;
+        watch->until.tv_nsec += (long)(1e9 * (watch->seconds - whole));
+        if (watch->until.tv_nsec >= 1000000000L) {
+            watch->until.tv_nsec -= 1000000000L;
+            watch->until.tv_sec++;
+        }
+    }
+    pthread_cond_signal(&watch->changed);
+    pthread_mutex_unlock(&watch->mutex);
+}
+void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
+void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }
