@@ -162,6 +162,32 @@ class Demo(unittest.TestCase):
         self.assertEqual({name: value for name, value in demo.items() if name not in apart},
                          {name: value for name, value in options.items() if name not in apart})
 
+    @staticmethod
+    def words_of(picture):
+        return [node.firstChild.data for node in xml.dom.minidom.parse(os.path.join(ROOT, "docs", picture)).getElementsByTagName("text")]
+
+    def test_the_committed_pictures_are_of_these_recipes(self):
+        """docs/demo_loss.svg is of as many steps and tokens as make demo; docs/recipes.svg of the target and recipes that its page has."""
+        with open(os.path.join(ROOT, "scripts", "demo.sh"), encoding="utf-8") as file:
+            demo = file.read().split("build/train_gpt --preset demo", 1)[1]
+        steps, sequences = (int(re.search(rf"--{name} (\d+)", demo).group(1)) for name in ("train-steps", "micro-batch-size"))
+        plan = subprocess.run([PROGRAM, "--preset", "demo", "--micro-batch-size", str(sequences), "--plan=full"], capture_output=True, text=True, check=True)
+        length = int(re.search(r"logits +[\d,]+ tokens at a time, of ([\d,]+)", plan.stdout).group(1).replace(",", "")) // sequences
+        words = self.words_of("demo_loss.svg")
+        title = re.match(r"training loss ([\d.]+), validation loss ([\d.]+), ([\d.]+)M tokens", words[1])
+        self.assertAlmostEqual(float(title[3]), 1e-6 * steps * sequences * length, places=2)
+        self.assertIn(f"{steps:,}", words)
+        self.assertEqual(words[0], "Loss: demo")
+        with open(os.path.join(ROOT, "docs", "recipes.md"), encoding="utf-8") as file:
+            page = file.read()
+        table = page.split("## The demo's model", 1)[1].split("![", 1)[0]
+        words = self.words_of("recipes.svg")
+        target = re.search(r"the target, ([\d.]+)", " ".join(words))[1]
+        self.assertIn(f"tokens to {target} |", table)
+        recipes = re.findall(r"^\| `(\w+)`", table, re.M)
+        self.assertEqual([word for word in words if word in recipes], recipes)
+        low, high = map(float, re.search(rf"`muon`: {steps} steps.*? \| [\d.]+ \(([\d.]+) to ([\d.]+)\)", table).groups())
+        self.assertTrue(low <= float(title[2]) <= high, (low, title[2], high))
 
     def test_the_line_that_the_demo_prints_generates(self):
         """In a folder with this tree's programs and scripts, three steps long: the last line, as a user would copy it."""
