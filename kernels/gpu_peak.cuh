@@ -59,6 +59,10 @@ static const struct gpu_peak gpu_peaks[] = {
     // Its fp32 rate differs between editions for the HGX B200.
     {"B200", 100, 2250, 0, 7700, PCIE_5, 179},
     {"GB200", 100, 2500, 80, 8000, NVLINK_C2C, 185},
+    // NVIDIA's page of the HGX platform: 36 PFLOP/s with sparsity for 8 B300, 600 TFLOP/s in fp32; of the GB300 NVL72: 360 for
+    // 72 GPUs. Memory of both: 288 GB; the driver's figure was not looked up.
+    {"B300", 103, 2250, 75, 7700, PCIE_5, 267},
+    {"GB300", 103, 2500, 80, 8000, NVLINK_C2C, 267},
     // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080
     {"GeForce RTX 5090$", 120, 209.5, 104.8, 1792, PCIE_5, 31.8},
     {"GeForce RTX 5080$", 120, 112.6, 56.3, 960, PCIE_5, 15.9},

@@ -23,6 +23,8 @@ static void known_names(void **state) {
         {"NVIDIA GH200 480GB", 989.5, 67},
         {"NVIDIA B200", 2250, 0},
         {"NVIDIA GB200", 2500, 80},
+        {"NVIDIA B300 SXM6 AC", 2250, 75},
+        {"NVIDIA GB300", 2500, 80},
         {"NVIDIA GeForce RTX 3090", 71, 35.6},
         {"NVIDIA GeForce RTX 4090", 165.2, 82.6},
         {"NVIDIA GeForce RTX 5090", 209.5, 104.8},
