@@ -76,7 +76,7 @@ static void ratios(void **state) {
 
 // A compute capability that a driver may report, and memory that is no typing mistake: no card has less than 8 GiB here.
 static void what_plans_take(void **state) {
-    static const int capabilities[] = {80, 86, 89, 90, 100, 120};
+    static const int capabilities[] = {80, 86, 89, 90, 100, 103, 120};
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {
         bool is_known = false;
         for (size_t k = 0; k < sizeof capabilities / sizeof *capabilities; k++)
