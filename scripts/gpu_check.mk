@@ -29,7 +29,7 @@ gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_pro
 gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
-gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates
+gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates $(B)/emu/op_rope_bf16
 $(B)/emu/attention_bench $(B)/emu/device_rates: | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G

@@ -49,6 +49,7 @@ CURVE_TOLERANCE = 2e-3
 # How far the GPU's losses in bf16 and in FP8 may be from fp32's, by how far the cpu target's are. Four seeds' ratios in bf16
 # were 0.9 to 1.1 (test/test_cuda_engine.py).
 CURVE_RATIO = {"fp8": 2, "bf16": 1.5}
+CURVE_FLOOR = 2 ** -10  # of a loss: half of what bf16 rounds a number by; the cpu target's may be nearer to fp32's by chance
 # The largest relative difference of a loss or a gradient norm of any step between one rank and several: gradients added in
 # another order, in bf16 also parameters that round the other way. The cpu target's are held to 1e-6 and 2e-2.
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -276,7 +277,7 @@ def curve(one, other, exact=None):
         return max(abs(x - y) if x is not None and y is not None else math.inf for x, y in zip(run, from_run))
     learned = losses[0][0] - min(losses[0])  # or two models that both stand still would agree
     distance = worst(losses[1], losses[-1] if exact else losses[0])
-    allowed = CURVE_RATIO[precision] * worst(losses[0], losses[-1]) if exact else CURVE_TOLERANCE
+    allowed = max(CURVE_RATIO[precision] * worst(losses[0], losses[-1]), CURVE_FLOOR * losses[0][0]) if exact else CURVE_TOLERANCE
     print(f"{len(losses[0])} steps, from {losses[0][0]:.4f} to {losses[0][-1]:.4f} and {losses[1][-1]:.4f}; the largest difference "
           f"{'from fp32 ' if exact else ''}is {distance:.2g}, allowed {allowed:.2g}")
     return 0 if distance <= allowed and learned > 0.5 else 1

@@ -128,6 +128,8 @@ class Curve(unittest.TestCase):
                                          (4.541, "fp8_bf16", 1)]:
             self.assertEqual(self.compare(cpu, [5.5, far, 3.5], precision, exact), expected, (far, precision))
         self.assertEqual(self.compare(cpu, exact, "bf16", exact[:2]), 1)
+        for far, expected in ((4.505, 0), (4.506, 1)):  # the cpu target's are fp32's by chance
+            self.assertEqual(self.compare(exact, [5.5, far, 3.5], "bf16", exact), expected, far)
 
 
 # In place of train_gpt: rank 0 logs steps, and what its rank was told. The ranks find each other as real ones do.
