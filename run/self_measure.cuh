@@ -202,20 +202,23 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets the verdicts of all candidates, from the file or by a child. Returns whether they are complete.
+// Sets the verdicts of all candidates, from the file or by a child. One that is known to be wrong is refused before any is
+// timed. Returns whether they are complete.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
-    bool known = true;
+    bool known = true, wrong = false;
     measure_write_request(request, m, r->dev.index);
     self_check_write_key(base, request, &r->dev);
-    for (int i = 0; i < ATTENTION_BACKENDS_COUNT && known; i++)
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (i == (int)m->rule || m->others[i]) {
             measure_write_key(key, base, i);
-            known = s->known && self_check_find(&verdicts[i], s->known, key);
+            const bool found = s->known && self_check_find(&verdicts[i], s->known, key);
+            known = known && found;
+            wrong = wrong || (found && verdicts[i].kind == SELF_CHECK_WRONG);
         }
-    if (known)
-        return true;
+    if (known || wrong)
+        return known;
     measure_ask(verdicts, s, m, request);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if ((i == (int)m->rule || m->others[i]) && verdicts[i].kind != SELF_CHECK_UNKNOWN && verdicts[i].lasts &&

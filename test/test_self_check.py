@@ -150,6 +150,10 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(self.row(result, "attention "), r"flash, wgmma .*; fused: failed the self-check: .*an illegal memory access")
         self.assertEqual(sorted(self.times(result)), ["mma.sync", "wgmma"])
         self.assertIn("an illegal memory access", self.refused[0]["cuDNN"])
+        again, _ = self.start("crash", NVTE_FUSED_ATTN="1")  # what is known starts no child
+        self.assertIn("fused: failed the self-check: ", self.row(again, "attention "))
+        self.assertEqual(self.times(again), self.times(result))
+        self.assertIn("by self_check.txt in --out", self.row(again, "attention's time"))
 
     def test_products_are_checked(self):
         """Where no algorithm is timed, the heuristics' first is held against sums in double."""
