@@ -1,11 +1,11 @@
 // A watch over the waits for a step's results: where a GPU takes long, what it was given last is said. The run goes on.
 #pragma once
-#include "kernels/device.cuh"          // struct device, device_is_gpu
-#include "runtime/machine/error.h"     // fail
-#include "runtime/machine/launched.h"  // launched_last
-#include "runtime/machine/long_wait.h" // long_wait_open
-#include "runtime/machine/say.h"       // say_warning
-#include <stdlib.h>                    // getenv, strtod
+#include "kernels/device.cuh"         // struct device, device_is_gpu
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/launched.h" // launched_last
+#include "run/long_wait.h"            // long_wait_open
+#include "runtime/machine/say.h"      // say_warning
+#include <stdlib.h>                   // getenv, strtod
 
 static const double DEVICE_WATCH_SECONDS = 300;
 

@@ -1,7 +1,7 @@
 // A wait that takes long is said, once, and no other.
-#include "runtime/machine/long_wait.h" // under test
-#include "test/testing.h"              // cmocka
-#include <time.h>                      // nanosleep
+#include "run/long_wait.h" // under test
+#include "test/testing.h"  // cmocka
+#include <time.h>          // nanosleep
 
 static int said;
 static void say_it(double seconds) {

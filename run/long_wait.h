@@ -1,4 +1,5 @@
-#include "runtime/machine/long_wait.h"
+// A watch over waits that should be short: a thread says so where one takes long.
+#pragma once
 #include <math.h>    // floor
 #include <pthread.h> // pthread_create
 #include <signal.h>  // pthread_sigmask
@@ -32,7 +33,10 @@ static void *long_wait_watch(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
+// Starts the watch; NULL where there is no memory or no thread for it, and then nothing is watched. say_it: called by the
+// watch's thread, once a wait that takes longer than `seconds`. The caller frees the watch by long_wait_close. NULL is
+// allowed in all that follow.
+static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
     sigset_t all, before;
@@ -56,7 +60,7 @@ struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds))
     free(watch);
     return NULL;
 }
-void long_wait_close(struct long_wait *watch) {
+static void long_wait_close(struct long_wait *watch) {
     if (!watch)
         return;
     pthread_mutex_lock(&watch->mutex);
@@ -87,5 +91,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
-void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }
+// Called around a wait, by one thread.
+static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
+static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }
