@@ -315,14 +315,23 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
         fail("out of memory");
     free(before);
 }
+// The name of a backend's kernels on this device.
+static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
+    switch (backend) {
+    case ATTENTION_FLASH: return flash_describe(dev);
+    case ATTENTION_UNFUSED: return unfused_describe(dev);
+    case ATTENTION_FLASH_SM90: return sm90_describe();
+    case ATTENTION_FUSED: return "cuDNN";
+    case ATTENTION_AUTO: break;
+    }
+    return "auto";
+}
 // Writes each backend that was refused, with the reason, as members of an object of log.jsonl. context: a struct run.
 static void self_check_log_refused(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
-    const char *const names[ATTENTION_BACKENDS_COUNT] = {"auto", flash_describe(&r->dev), unfused_describe(&r->dev),
-                                                         sm90_describe(), "cuDNN"};
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (*r->self_check.refused[i])
-            json_str(json, names[i], r->self_check.refused[i]);
+            json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
 // Adds the lines of rank 0's verdicts to the file in --out, whose folder is there, and what was refused to log.jsonl,
 // which is open. Where the file can't be written this is said.

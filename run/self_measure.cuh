@@ -321,15 +321,13 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
 // The row of the start-up report.
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
-    const char *const names[ATTENTION_BACKENDS_COUNT] = {"auto", flash_describe(&r->dev), unfused_describe(&r->dev),
-                                                         sm90_describe(), "cuDNN"};
     char text[320] = "", took[64];
     size_t length = 0;
     int timed = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (measured->ms[i] > 0 && length < sizeof text && ++timed)
             length += (size_t)snprintf(text + length, sizeof text - length, "%s%s %.3g ms", length ? ", " : "",
-                                       names[i], measured->ms[i]);
+                                       self_check_name((enum attention_backend)i, &r->dev), measured->ms[i]);
     snprintf(took, sizeof took, "%.2f s", measured->seconds);
     if (timed > 1)
         log_row("attention's time", "%s: a layer, forward and backward; %s", text,
