@@ -83,6 +83,21 @@ static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     device_synchronize(dev);
     return memory;
 }
+// Returns RoPE's cosines and sines of heads like the shape's, (T, D) on the host; the caller frees them.
+static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
+    const struct rope_settings settings = rope_unscaled(shape->head_dim, 10000);
+    float *const rotary = (float *)judge_memory(bytes);
+    rope_table(rotary, shape->T, &settings);
+    return rotary;
+}
+// Raises *saved and *workspace to the bytes that a backend's two passes need.
+static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_backend backend,
+                              struct attention_shape shape, bool any_order, struct device *dev) {
+    const size_t forward = attention_forward_workspace_bytes(backend, shape, dev);
+    const size_t backward = attention_backward_workspace_bytes(backend, shape, any_order, dev);
+    *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
+    *workspace = attention_larger(*workspace, attention_larger(forward, backward));
+}
 // Two waves of blocks, by KV heads, and a last tile that is not whole; no longer than 16 tiles, which the host generates in
 // a tenth of a second.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
@@ -124,20 +139,13 @@ static struct attention_judge judge_open(const struct attention_check *check, in
     if (check->hides_keys)
         judge_hide_keys(&j);
     if (check->rotary) {
-        const struct rope_settings settings = rope_unscaled(j.shape.head_dim, 10000);
         j.rotary_bytes = (size_t)j.shape.T * (size_t)j.shape.head_dim * sizeof(float);
-        j.host_rotary = (float *)judge_memory(j.rotary_bytes);
-        rope_table(j.host_rotary, j.shape.T, &settings);
+        j.host_rotary = judge_rotary(&j.shape, j.rotary_bytes);
         j.rotary = (float *)judge_upload(j.host_rotary, j.rotary_bytes, dev);
     }
-    const enum attention_backend backends[] = {check->backend,
-                                               check->simpler == ATTENTION_AUTO ? check->backend : check->simpler};
-    for (int i = 0; i < 2; i++) {
-        const size_t forward = attention_forward_workspace_bytes(backends[i], j.shape, dev);
-        const size_t backward = attention_backward_workspace_bytes(backends[i], j.shape, check->any_order, dev);
-        j.saved_bytes = attention_larger(j.saved_bytes, attention_saved_bytes(backends[i], j.shape));
-        j.workspace_bytes = attention_larger(j.workspace_bytes, attention_larger(forward, backward));
-    }
+    judge_raise_sizes(&j.saved_bytes, &j.workspace_bytes, check->backend, j.shape, check->any_order, dev);
+    if (check->simpler != ATTENTION_AUTO)
+        judge_raise_sizes(&j.saved_bytes, &j.workspace_bytes, check->simpler, j.shape, check->any_order, dev);
     j.bias_chunks = check->biases ? attention_bias_chunks(check->backend, j.shape) : 0;
     j.partial_bytes = (size_t)(j.bias_chunks * j.row) * sizeof(float);
     j.host_qkv = judge_numbers(j.qkv_bytes, 1);

@@ -1,11 +1,8 @@
 // The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape: launched
 // in turn, so that the GPU's clocks favour none.
 #pragma once
-#include "attention.cuh"             // attention_forward, attention_backward
-#include "kernels/device_memory.cuh" // device_allocate, device_copy, device_upload
-#include "kernels/device_queue.cuh"  // device_synchronize
-#include "kernels/rope_table.cuh"    // rope_table
-#include "timeline.cuh"              // seconds_now
+#include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
+#include "timeline.cuh"            // seconds_now
 
 // What is timed.
 struct attention_timing {
@@ -32,31 +29,18 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
     a->qkv_bytes = a->out_bytes + rows * 2 * (size_t)s.num_query_groups * dim;
     a->rotary_bytes = timing->rotary ? (size_t)s.T * (size_t)s.head_dim * sizeof(float) : 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
-        if (timing->candidates[i]) {
-            const enum attention_backend backend = (enum attention_backend)i;
-            const size_t forward = attention_forward_workspace_bytes(backend, s, dev);
-            const size_t backward = attention_backward_workspace_bytes(backend, s, timing->any_order, dev);
-            a->saved_bytes = attention_larger(a->saved_bytes, attention_saved_bytes(backend, s));
-            a->workspace_bytes = attention_larger(a->workspace_bytes, attention_larger(forward, backward));
-        }
+        if (timing->candidates[i])
+            judge_raise_sizes(&a->saved_bytes, &a->workspace_bytes, (enum attention_backend)i, s, timing->any_order,
+                              dev);
 }
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
-// Returns memory of the device that holds uniform numbers in [-2, 2): with zeros a GPU would draw less power, and run
-// faster.
+// Returns memory of the device that holds judge_numbers, a block of them again and again: with zeros a GPU would draw less
+// power, and run faster.
 static floatX *timed_numbers(size_t bytes, struct device *dev) {
-    const size_t block_bytes = 1 << 20;
-    floatX *const numbers = (floatX *)device_allocate(bytes);
-    const size_t first = bytes < block_bytes ? bytes : block_bytes;
-    floatX *const block = (floatX *)malloc(first);
-    uint32_t seed = 1;
-    if (!block)
-        fail("no memory to time attention");
-    for (size_t i = 0; i < first / sizeof *block; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        block[i] = to_floatX((float)(seed >> 8) * 0x1p-22f - 2);
-    }
+    const size_t block_bytes = 1 << 20, first = bytes < block_bytes ? bytes : block_bytes;
+    floatX *const numbers = (floatX *)device_allocate(bytes), *const block = judge_numbers(first, 1);
     device_upload(numbers, block, first, dev);
     for (size_t done = first, some; done < bytes; done += some) {
         some = bytes - done < done ? bytes - done : done;
@@ -67,13 +51,7 @@ static floatX *timed_numbers(size_t bytes, struct device *dev) {
     return numbers;
 }
 static float *timed_rotary(const struct attention_timing *timing, size_t bytes, struct device *dev) {
-    const struct rope_settings settings = rope_unscaled(timing->shape.head_dim, 10000);
-    float *const host = (float *)malloc(bytes), *const rotary = (float *)device_allocate(bytes);
-    if (!host)
-        fail("no memory to time attention");
-    rope_table(host, timing->shape.T, &settings);
-    device_upload(rotary, host, bytes, dev);
-    device_synchronize(dev);
+    float *const host = judge_rotary(&timing->shape, bytes), *const rotary = (float *)judge_upload(host, bytes, dev);
     free(host);
     return rotary;
 }
