@@ -38,6 +38,12 @@ static void self_check_write_request(char *text, const struct attention_check *c
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
         check->any_order, (double)check->dropout);
 }
+// Whether a number names a backend, and a shape has heads that attention takes.
+static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
+static bool self_check_has_heads(const struct attention_shape *s) {
+    return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
+           s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
+}
 // Reads what self_check_write_request wrote. Returns whether it is a request that this program can make.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
@@ -50,9 +56,8 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
         "biases=%d amax=%d any_order=%d dropout=%f",
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
         &hides, &rotary, &biases, &amax, &any_order, &check->dropout);
-    if (read != 15 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || simpler < 0 ||
-        simpler >= ATTENTION_BACKENDS_COUNT || s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 ||
-        s->head_dim < 8 || s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
+    if (read != 15 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
+        !self_check_has_heads(s))
         return false;
     check->backend = (enum attention_backend)backend;
     check->simpler = (enum attention_backend)simpler;
@@ -134,6 +139,12 @@ static const char *self_check_last_line(char *text) {
     const char *const newline = strrchr(text, '\n');
     return newline ? newline + 1 : text;
 }
+// Makes text fit into a line with tabs.
+static void self_check_clean(char *text) {
+    for (char *at = text; *at; at++)
+        if ((unsigned char)*at < ' ')
+            *at = ' ';
+}
 // Copies the rest of the line that begins with `start` to text (size bytes). Returns whether there is such a line.
 static bool self_check_line(char *text, size_t size, const char *output, const char *start) {
     const char *at = strstr(output, start);
@@ -143,6 +154,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
         return false;
     at += strlen(start);
     snprintf(text, size, "%.*s", (int)strcspn(at, "\n"), at);
+    self_check_clean(text);
     return true;
 }
 static double self_check_limit(void) {
@@ -178,18 +190,13 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
             snprintf(text, size, "it ended with status %d", result.status);
         break;
     }
+    self_check_clean(text);
 }
 // Runs a child for the request; `output` (size bytes) is what it printed.
 static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
     return child_run(output, size, arguments, limit);
-}
-// Makes text part of a line with tabs.
-static void self_check_clean(char *text) {
-    for (char *at = text; *at; at++)
-        if ((unsigned char)*at < ' ')
-            *at = ' ';
 }
 // Starts a child for the request and sets *verdict to what it found.
 static void self_check_ask(struct self_verdict *verdict, char *request) {
@@ -221,7 +228,6 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
         self_check_explain(text, size, result, output, limit);
     }
     free(output);
-    self_check_clean(text);
 }
 
 // Where the driver's version is, which CUDA's own functions don't tell.

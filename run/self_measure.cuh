@@ -55,9 +55,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
                           "scale=%f softcap=%f hides=%d rotary=%d amax=%d any_order=%d",
         parent, gpu, &backend, &others, &m->cudnn, &s->B, &s->T, &s->num_heads, &s->num_query_groups, &s->head_dim,
         &s->scale, &s->softcap, &hides, &rotary, &amax, &any_order);
-    if (read != 16 || *gpu < 0 || backend < 0 || backend >= ATTENTION_BACKENDS_COUNT || s->B < 1 || s->T < 1 ||
-        s->num_query_groups < 1 || s->num_heads % s->num_query_groups != 0 || s->head_dim < 8 ||
-        s->head_dim > ATTENTION_MAX_HEAD_DIM || s->head_dim % 8 != 0)
+    if (read != 16 || *gpu < 0 || !self_check_is_backend(backend) || s->B < 1 || s->T < 1 || !self_check_has_heads(s))
         return false;
     m->rule = (enum attention_backend)backend;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -190,7 +188,6 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
             char why[200];
             self_check_explain(why, sizeof why, result, output, limit);
             snprintf(verdict->text, sizeof verdict->text, "failed the self-check: %s", why);
-            self_check_clean(verdict->text);
         }
     }
     if (!ended)
