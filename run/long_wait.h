@@ -1,11 +1,11 @@
 // A watch over waits that should be short: a thread says so where one takes long.
 #pragma once
-#include <math.h>    // floor
-#include <pthread.h> // pthread_create
-#include <signal.h>  // pthread_sigmask
-#include <stdbool.h> // bool
-#include <stdlib.h>  // calloc
-#include <time.h>    // clock_gettime
+#include "runtime/machine/signals.h" // signals_start_thread
+#include <math.h>                    // floor
+#include <pthread.h>                 // pthread_cond_timedwait
+#include <stdbool.h>                 // bool
+#include <stdlib.h>                  // calloc
+#include <time.h>                    // clock_gettime
 
 struct long_wait {
     pthread_t thread;
@@ -39,7 +39,6 @@ static void *long_wait_watch(void *argument) {
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
-    sigset_t all, before;
     if (!watch)
         return NULL;
     watch->seconds = seconds;
@@ -49,10 +48,7 @@ static struct long_wait *long_wait_open(double seconds, void (*say_it)(double se
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&watch->changed, &clock);
     pthread_condattr_destroy(&clock);
-    sigfillset(&all); // signals are the other threads'
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = pthread_create(&watch->thread, NULL, long_wait_watch, watch) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const bool started = signals_start_thread(&watch->thread, long_wait_watch, watch) == 0;
     if (started)
         return watch;
     pthread_cond_destroy(&watch->changed);

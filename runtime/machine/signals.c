@@ -98,3 +98,12 @@ void signals_interrupt_reads(void) {
             sigaction(numbers[i], &action, NULL);
         }
 }
+
+int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
+    const int problem = pthread_create(thread, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return problem;
+}

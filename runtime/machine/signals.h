@@ -5,6 +5,7 @@
 //   SIGHUP, SIGXCPU  save a checkpoint, and stop: the terminal was closed, or the CPU time of ulimit -t is spent
 //   SIGXFSZ, SIGPIPE ignored, so that a write that fails returns an error, which has a message
 #pragma once
+#include <pthread.h>   // pthread_t
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
@@ -21,4 +22,6 @@ int signals_stop_requested(void);
 bool signals_take_interrupt(void);
 // From now on a signal that asks to stop ends a read that waits, with EINTR.
 void signals_interrupt_reads(void);
+// Starts a thread in which all signals are blocked, so that the thread that trains receives them. Returns 0 or an errno.
+int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 __END_DECLS

@@ -1,8 +1,7 @@
 // The thread that owns a rank's control connections, the exchanges that it performs, and the calls of other threads.
 #include <errno.h>       // errno
 #include <poll.h>        // poll
-#include <pthread.h>     // pthread_create
-#include <signal.h>      // sigfillset
+#include <pthread.h>     // pthread_mutex_lock
 #include <stdio.h>       // snprintf
 #include <stdlib.h>      // malloc, on_exit
 #include <string.h>      // memcpy, strerror
@@ -12,6 +11,7 @@
 #include <unistd.h>      // read, write, getpid, _exit
 
 #include "runtime/machine/before_exit.h"  // before_exit_finish
+#include "runtime/machine/signals.h"      // signals_start_thread
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/machine/error.h"        // fail, EXIT_USAGE
 #include "runtime/net/control_internal.h" // struct control
@@ -331,13 +331,9 @@ static void *control_run(void *argument) {
     return NULL;
 }
 
-// Starts the thread. All signals are blocked in it, so that the thread that trains receives them.
+// Starts the thread.
 static const char *control_start_thread(struct control *c, struct error_text *error) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
-    const int problem = pthread_create(&c->thread, NULL, control_run, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int problem = signals_start_thread(&c->thread, control_run, c);
     return problem
                ? error_format(error, "rank %d: no thread for the control connections: %s", c->rank, strerror(problem))
                : NULL;

@@ -1,6 +1,5 @@
 #include "runtime/net/work_thread.h"
-#include <pthread.h> // pthread_create
-#include <signal.h>  // sigfillset
+#include <pthread.h> // pthread_mutex_lock
 #include <stdbool.h> // bool
 #include <stdio.h>   // snprintf
 #include <stdlib.h>  // calloc
@@ -8,6 +7,7 @@
 
 #include "runtime/machine/deadline.h" // deadline_clock_s
 #include "runtime/machine/error.h"    // fail
+#include "runtime/machine/signals.h"  // signals_start_thread
 #include "runtime/net/control.h"      // control_collective_begun
 
 enum {
@@ -70,11 +70,7 @@ struct work_thread *work_thread_start(struct control *control) {
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->has_job, NULL);
     pthread_cond_init(&w->job_done, NULL);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
-    const int failed = pthread_create(&w->thread, NULL, run_jobs, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int failed = signals_start_thread(&w->thread, run_jobs, w);
     if (failed)
         fail("can't start the thread of the collectives: %s", strerror(failed));
     return w;
