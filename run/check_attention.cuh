@@ -26,7 +26,8 @@ struct attention_check {
 // A row is stored in bf16 (2^-9 relative), and so are the probabilities and the gradients of scores that it is summed from:
 // its error is 2^-8 to 2^-6 of its length, and a row that is missing is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
-// With dropout the first tokens' dQ, sums of few numbers that cancel, has up to twice the error: 0.05 was seen at p = 0.25.
+// The same bound with dropout. The first tokens' dQ is then a sum of few numbers that cancel, and its error up to twice as
+// large: 0.05 was seen at p = 0.25.
 static const double ATTENTION_CHECK_DROPPED = 1.0 / 8;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;
@@ -175,10 +176,10 @@ static void judge_close(struct attention_judge *j) {
 }
 
 // Fills memory of the device with NaNs.
-static void judge_spoil(void *memory, size_t bytes, struct attention_judge *j) {
+static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
-        cuda_check(cudaMemsetAsync(memory, 0xff, bytes, j->dev->stream));
+        cuda_check(cudaMemsetAsync(memory, 0xff, bytes, dev->stream));
 #else
     memset(memory, 0xff, bytes);
 #endif
@@ -197,16 +198,16 @@ static struct attention_results judge_run(struct attention_judge *j, enum attent
     options.any_order = check->any_order;
     options.amax = check->amax ? j->amax : NULL;
     options.bias_partial = judged ? j->partial : NULL;
-    judge_spoil(j->out, j->out_bytes, j);
-    judge_spoil(j->dqkv, j->qkv_bytes, j);
-    judge_spoil(j->saved, j->saved_bytes, j);
-    judge_spoil(j->partial, j->partial_bytes, j);
-    judge_spoil(j->workspace, j->workspace_bytes, j);
+    judge_spoil(j->out, j->out_bytes, j->dev);
+    judge_spoil(j->dqkv, j->qkv_bytes, j->dev);
+    judge_spoil(j->saved, j->saved_bytes, j->dev);
+    judge_spoil(j->partial, j->partial_bytes, j->dev);
+    judge_spoil(j->workspace, j->workspace_bytes, j->dev);
     device_zero(j->amax, sizeof *j->amax, j->dev);
     attention_forward(j->out, j->saved, j->qkv, backend, j->shape, j->dropout, options.amax, j->workspace, j->dev);
     device_download(&results.out_amax, j->amax, sizeof results.out_amax, j->dev);
     device_zero(j->amax, sizeof *j->amax, j->dev);
-    judge_spoil(j->workspace, j->workspace_bytes, j);
+    judge_spoil(j->workspace, j->workspace_bytes, j->dev);
     attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, j->dropout, options, j->workspace,
                        j->dev);
     device_download(results.out, j->out, j->out_bytes, j->dev);

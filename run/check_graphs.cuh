@@ -2,13 +2,14 @@
 // loss and the sum of the gradients' squares have to be the same bits; where they are not, no graph is used. The
 // micro-step that trains follows: the check leaves no trace but the graph.
 //
-// Before each pass the memory of activations holds NaNs and that of gradients zeros: work that a graph has lost shows.
+// Before each of the two passes the memory of activations is filled with NaNs, and the memory of gradients with zeros: work
+// that a graph has lost shows.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 
 #ifdef TARGET_CUDA
 
-// What a micro-step gives.
+// The loss and the gradients of a micro-step, as the check compares them.
 struct graph_check_result {
     struct loss_sum loss;
     double squares; // of this rank's gradients; 0: they are not complete
@@ -55,11 +56,10 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
     struct graph_check_result result;
     memset(&result, 0, sizeof result);
     cuda_check(cudaDeviceSynchronize()); // copies and collectives have streams of their own
-    if (arenas->base[ARENA_ACTIVATIONS])
-        cuda_check(
-            cudaMemsetAsync(arenas->base[ARENA_ACTIVATIONS], 0xff, arenas->bytes[ARENA_ACTIVATIONS], m->dev->stream));
-    if (arenas->base[ARENA_GRADIENTS]) // gaps between tensors stay 0
-        cuda_check(cudaMemsetAsync(arenas->base[ARENA_GRADIENTS], 0, arenas->bytes[ARENA_GRADIENTS], m->dev->stream));
+    judge_spoil(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], m->dev);
+    if (arenas->bytes[ARENA_GRADIENTS] > 0)
+        device_zero(arenas->base[ARENA_GRADIENTS], arenas->bytes[ARENA_GRADIENTS],
+                    m->dev); // gaps between tensors stay 0
     device_zero(&m->results->loss, sizeof m->results->loss, m->dev);
     gpt_micro_step(m, 0, batch, scale);
     m->micro_step -= (uint64_t)m->zero.shards.ranks;
@@ -81,8 +81,8 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
 }
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
-// Makes the check, where --self-check asks for it and the run records graphs. batch, scale: those of the step's first
-// micro-step. Every rank calls this.
+// Checks the graph of the step's first micro-step, where --self-check asks for that and the run records graphs. batch,
+// scale: that micro-step's. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.cuda_graphs || !m->config.deterministic_mode || !self_check_is_wanted(r, ATTENTION_FLASH))

@@ -11,7 +11,7 @@
 // ---- FP8's casts ----
 
 enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MOST_INVERSES = 1024 };
-// What a cast reads and writes; once in the device's memory, once in the host's.
+// The operands and results of a cast. The device's memory holds one such struct, and the host's another.
 struct cast_check {
     floatX x[CAST_ELEMENTS]; // (CAST_ROWS, CAST_COLUMNS)
     fp8 rows[CAST_ELEMENTS], columns[CAST_ELEMENTS];

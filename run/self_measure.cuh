@@ -13,7 +13,7 @@ enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEAS
 #include "run/time_attention.cuh" // time_attention
 #include <inttypes.h>             // PRIx64, SCNx64
 
-// What another backend has to gain on the choice by rule: what is measured varies by a few percent.
+// How many times as fast as the choice by rule another backend has to be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
 
 // ---- The request ----

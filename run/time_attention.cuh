@@ -4,7 +4,7 @@
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
 #include "timeline.cuh"            // seconds_now
 
-// What is timed.
+// The inputs and results of time_attention.
 struct attention_timing {
     struct attention_shape shape; // without tables: the causal mask only
     bool rotary, any_order;       // as attention_backward_options has them
