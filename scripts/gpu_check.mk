@@ -41,7 +41,7 @@ $G/op_%_quick.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
 $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
-GPU_LINK = $(call quietly,LINK,$(@:$(B)/%=%))$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
+GPU_LINK = $(call quietly,LINK,$(@:$(B)/%=%))$(NVCC) -Xcompiler -fopenmp $(filter %.o %.a,$^) $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
 $G/op_%_fp32: $G/op_%_fp32.o $(B)/ops/wait_fp32.a $(B)/ops/cuda_fp32.a $(LIBRARY)
 	$(GPU_LINK)
 $G/op_%_bf16: $G/op_%_bf16.o $(B)/ops/wait_bf16.a $(B)/ops/cuda_bf16.a $(LIBRARY)
