@@ -10,6 +10,8 @@ GPU_LONG_OPS := $(filter gpt block golden zoo huggingface,$(GPU_OPS))
 GPU_FP8_OPS := $(foreach o,$(GPU_OPS),$(if $(findstring fp8,$o),$o))
 GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS) $(GPU_FP8_OPS),$(GPU_OPS))
 GPU_MODEL_OPS := gpt matmul
+# In fp32 without those that have no test there (CPU_TESTS).
+gpu_op_tests = $(foreach o,$(1),$G/op_$o_bf16 $(if $(filter fp8_gpt fit offload,$o),,$G/op_$o_fp32))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # Op tests look at device memory from the host, and their waits end after 4 s and say where: kernels that wait are objects of
@@ -25,8 +27,8 @@ gpu-train-table gpu-kernels gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
 gpu-model: $(GPU_MODEL_OPS:%=$G/op_%_bf16) $G/memory_probe
 gpu-attention-table: $G/attention_bench $G/device_rates
-gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
-gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
+gpu-ops: $(call gpu_op_tests,$(GPU_OTHER_OPS)) $G/memory_probe
+gpu-fp8: $(call gpu_op_tests,$(GPU_FP8_OPS)) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
 gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates $(B)/emu/op_rope_bf16

@@ -425,10 +425,14 @@ template <int BOX_COLUMNS, int ROWS> static void box_inside(void) {
     check_box(BOX_COLUMNS, ROWS, 0, 0, 0, 0);
     check_box(BOX_COLUMNS, ROWS, BOX_COLUMNS, 2, 3, 1);
 }
-template <int BOX_COLUMNS, int ROWS> static void box_partly_outside(void) {
+template <int BOX_COLUMNS, int ROWS> static void box_over_the_end(void) {
     check_box(BOX_COLUMNS, ROWS, 0, 1, TOKENS - ROWS + 3, 1);
     check_box(BOX_COLUMNS, ROWS, 128 - BOX_COLUMNS, 2, TOKENS - 1, 0);
+}
+template <int BOX_COLUMNS, int ROWS> static void box_before_the_first(void) {
     check_box(BOX_COLUMNS, ROWS, 0, 1, -5, 0);
+}
+template <int BOX_COLUMNS, int ROWS> static void box_over_the_columns(void) {
     check_box(BOX_COLUMNS, ROWS, 120, 1, 2, 0);
 }
 // Nothing is stored, and zeroes count for the barrier as well.
@@ -875,7 +879,9 @@ static void a_wait_is_described(void) {
     {#f "_64", f<64>}, {#f "_96", f<96>}, {#f "_128", f<128>}, { #f "_256", f < 256> }
 #define EACH_BOX(columns, rows)                                                                                        \
     {"box_" #columns "x" #rows "_inside", box_inside<columns, rows>},                                                  \
-        {"box_" #columns "x" #rows "_partly_outside", box_partly_outside<columns, rows>}, {                            \
+        {"box_" #columns "x" #rows "_over_the_end", box_over_the_end<columns, rows>},                                  \
+        {"box_" #columns "x" #rows "_before_the_first", box_before_the_first<columns, rows>},                          \
+        {"box_" #columns "x" #rows "_over_the_columns", box_over_the_columns<columns, rows>}, {                        \
         "box_" #columns "x" #rows "_past_the_end", box_past_the_end<columns, rows>                                     \
     }
 static const struct unit {
@@ -905,7 +911,7 @@ static const struct unit {
     EACH_BOX(64, 64),
     EACH_BOX(64, 80),
     EACH_BOX(64, 128),
-    {"box_16x13_partly_outside", box_partly_outside<16, 13>},
+    {"box_16x13_over_the_end", box_over_the_end<16, 13>},
     {"a_map_is_checked", a_map_is_checked},
     EACH_HEAD_DIM(forward_scores),
     EACH_HEAD_DIM(forward_out),
