@@ -477,18 +477,16 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// Heads of a section, 0: all at once. The keys and values of a section stay in the L2 cache, but for the part of it that
-// Q and O pass through. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a
-// block 1.7 us, so that all blocks together read 5 TB/s, which memory does not give. Query heads of one KV head read
-// the same keys, but not at the same time for long: 8 heads a group of 16,384 tokens had 626 TFLOP/s from memory where
-// those of 8,192, in the cache, had 682 (docs/gpu/measured.md).
+// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at
+// about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a
+// block 1.7 us, so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it
+// feeds well. With fewer, keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));
-    if (fit >= groups)
+    if (group >= 4 || fit >= groups)
         return 0;
-    const int most = fit < 1 ? 1 : (int)fit, sections = (groups + most - 1) / most;
-    return (groups + sections - 1) / sections * group;
+    return fit < 1 ? group : (int)fit * group;
 }
 
 struct sm90_forward_buffers {

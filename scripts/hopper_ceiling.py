@@ -95,10 +95,7 @@ def backward(D):
 def section_heads(D, B, H, G, T):
     """Heads whose keys and values share the L2 cache, 0: all: sm90_section_heads."""
     fit = 0.6 * L2_BYTES / (2 * T * D * 2)
-    if fit >= B * G:
-        return 0
-    sections = -(-B * G // max(1, int(fit)))
-    return H // G * -(-B * G // sections)
+    return 0 if H // G >= 4 or fit >= B * G else H // G * max(1, int(fit))
 
 
 def forward_items(count, heads, section, full):
