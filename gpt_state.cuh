@@ -22,8 +22,9 @@
 #include "zero.cuh"                  // parameters and gradients, whole or sharded
 #include <math.h>                    // sqrt
 
-// The first of two device events (device_event_record): EVENT + slot, slot 0 or 1.
-enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
+// Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
+// EVENT_START: a step begins that no other was in flight before.
+enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
 
 // Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
 #define GRADIENT_SLOTS(ROW)                                                                                            \

@@ -11,12 +11,12 @@
 // A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
 // their addresses, and of the ops the matmuls alone are called, by a library that lists them.
 #pragma once
-#include "kernels/transfers.cuh"     // transfer_begin, transfer_wait
-#include "kernels/work_segments.cuh" // segments_op_begin
-#include "memory.cuh"                // struct plan, struct arenas
-#include "runtime/machine/error.h"   // fail
-#include <stdio.h>                   // snprintf
-#include <time.h>                    // clock_gettime
+#include "kernels/transfers.cuh"      // transfer_begin, transfer_wait
+#include "kernels/work_segments.cuh"  // segments_op_begin
+#include "memory.cuh"                 // struct plan, struct arenas
+#include "runtime/machine/deadline.h" // deadline_clock_s
+#include "runtime/machine/error.h"    // fail
+#include <stdio.h>                    // snprintf
 
 // A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
 // PASS_RECOMPUTE: the recomputation of dropped activations before a layer's backward; PASS_EVALUATE: validation;
@@ -94,11 +94,7 @@ struct timeline {
             op;                                                                                                        \
     } while (0)
 
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
+static double seconds_now(void) { return deadline_clock_s(); }
 
 // Begins planning, with an empty plan. The caller ends it by plan_place and planning = false.
 static void timeline_begin_planning(struct timeline *t, struct device *dev) {

@@ -94,8 +94,9 @@ static int run_training(struct run *r) {
     write_config(c);
     open_saver(r);
     self_check_save(r);
-    tune_matmuls(r);
-    check_parts(r);
+    r->device_watch = watch_device(&r->dev);
+    watched(r, tune_matmuls);
+    watched(r, check_parts);
     find_peak(r);
     report(r);
     if (r->finished >= c->train_steps)
@@ -108,6 +109,7 @@ static int run_training(struct run *r) {
         repeat_validation(r);
         train(r);
     }
+    long_wait_close(r->device_watch);
     report_save(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end the others with the first that ends
     log_close(&r->log);

@@ -84,7 +84,7 @@ struct matmul_library; // kernels/matmul.cuh
 struct fused_library;  // kernels/attention_cudnn.cuh
 struct work_segments;  // kernels/work_segments.cuh
 
-enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
+enum { DEVICE_EVENTS = 5 }; // points in the device's queue that the host can wait for, and take the time of
 
 // What an op runs on. One per process; passed to every op as its last argument. Beside its members each target says:
 //   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
@@ -158,6 +158,7 @@ struct device {
     int threads;                       // OpenMP threads
     struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
     struct compute_capability planned; // of the GPU that --plan-gpu names, which this build cannot run; major 0: none
+    double events[DEVICE_EVENTS];      // deadline_clock_s() when they were recorded
 };
 enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1 };
 enum { DEVICE_PEAK_MATMUL = 1536, DEVICE_PEAK_REPEATS = 1 };

@@ -1,10 +1,11 @@
 // The device's queue of work: opening the device, waiting for it, and work that is recorded once and enqueued many
 // times.
 #pragma once
-#include "kernels/device.cuh"    // struct device, cuda_check
-#include "kernels/gpu_peak.cuh"  // gpu_peak_flops
-#include "runtime/machine/say.h" // say_warning
-#include <stdio.h>               // snprintf
+#include "kernels/device.cuh"         // struct device, cuda_check
+#include "kernels/gpu_peak.cuh"       // gpu_peak_flops
+#include "runtime/machine/deadline.h" // deadline_clock_s
+#include "runtime/machine/say.h"      // say_warning
+#include <stdio.h>                    // snprintf
 
 // Opens the device for this process, of number local_rank on its host: on the cuda target a GPU, the only visible one
 // or the one of the process's number. Fails where the host has fewer GPUs than processes, unless they may share one.
@@ -25,6 +26,8 @@ static inline void device_synchronize(struct device *dev);
 static inline void device_event_record(struct device *dev, int i);
 // Returns when event i, as it was last recorded, has happened; at once where it never was recorded.
 static inline void device_event_wait(struct device *dev, int i);
+// The seconds from when event i happened to when event j did, as they were last recorded; both have happened.
+static inline double device_event_seconds(struct device *dev, int i, int j);
 
 // A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
 // graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
@@ -94,7 +97,7 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {
     cuda_check(cudaSetDevice(dev->index));
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
     for (int i = 0; i < DEVICE_EVENTS; i++)
-        cuda_check(cudaEventCreateWithFlags(&dev->events[i], cudaEventDisableTiming));
+        cuda_check(cudaEventCreate(&dev->events[i]));
     dev->free_bytes = device_free_bytes(dev);
     dev->open = true;
 }
@@ -137,6 +140,11 @@ static inline void device_event_record(struct device *dev, int i) {
     cuda_check(cudaEventRecord(dev->events[i], dev->stream));
 }
 static inline void device_event_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->events[i])); }
+static inline double device_event_seconds(struct device *dev, int i, int j) {
+    float milliseconds;
+    cuda_check(cudaEventElapsedTime(&milliseconds, dev->events[i], dev->events[j]));
+    return 1e-3 * (double)milliseconds;
+}
 
 static void graph_check(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation)
@@ -209,8 +217,9 @@ static const char *device_name(char *text, size_t n, const struct device *dev) {
 }
 static double device_data_sheet_flops(const struct device *dev) { return 0; }
 static inline void device_synchronize(struct device *dev) {}
-static inline void device_event_record(struct device *dev, int i) {}
+static inline void device_event_record(struct device *dev, int i) { dev->events[i] = deadline_clock_s(); }
 static inline void device_event_wait(struct device *dev, int i) {}
+static inline double device_event_seconds(struct device *dev, int i, int j) { return dev->events[j] - dev->events[i]; }
 static bool graph_begin(struct device *dev) { return true; }
 static bool graph_end(struct work_graph *graph, struct device *dev) { return true; }
 static inline bool graphs_are_refused(const struct device *dev) { return false; }

@@ -108,7 +108,9 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
             what, plain.loss.sum, graph.loss.sum, plain.squares, graph.squares);
     }
     r->collectives.sent_bytes = sent_bytes;
-    r->last_finish = seconds_now(); // the first step's time is its own
+    if (r->parallel)
+        collectives_times(&r->collectives, &r->comm_busy_s, &r->comm_waited_s);
+    step_starts(r); // the first step's time is its own
     for (int i = 0; i < 4; i++)
         free(scales.host[i]);
 }

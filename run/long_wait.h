@@ -17,6 +17,12 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
+// Whether the wait at hand has lasted as long as it may.
+static bool long_wait_is_over(const struct long_wait *watch) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
+}
 static void *long_wait_watch(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);
@@ -25,7 +31,8 @@ static void *long_wait_watch(void *argument) {
             pthread_cond_wait(&watch->changed, &watch->mutex);
             continue;
         }
-        if (pthread_cond_timedwait(&watch->changed, &watch->mutex, &watch->until) == 0)
+        pthread_cond_timedwait(&watch->changed, &watch->mutex, &watch->until);
+        if (!watch->waits || !long_wait_is_over(watch)) // the wait ended meanwhile, or it is another one
             continue;
         watch->waits = false; // it is said once
         watch->say_it(watch->seconds);
@@ -87,6 +94,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-// Called around a wait, by one thread.
+// Called around a wait, by one thread. A wait that begins while another is watched takes its place.
 static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
 static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }

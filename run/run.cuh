@@ -38,7 +38,7 @@ struct run {
     struct eval_tasks *tasks;   // of --eval-tasks; NULL: none
     struct schedule schedule;
     struct log log;
-    struct long_wait *device_watch; // of the waits for a step's results; NULL: none
+    struct long_wait *device_watch; // of what enqueues work and of the waits for a step's results; NULL: none
     int32_t *inputs, *targets;      // (micro batch, T), the current micro-batch
     int32_t *document_starts; // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
     int32_t *samples;         // (sequences, n): each prompt, with room for its continuation
@@ -55,7 +55,7 @@ struct run {
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
     int batch[2];             // sequences of a step, over all ranks
     double lr[2];
-    double last_finish;                      // seconds_now() when the last results had arrived
+    int step_begins; // the device event at which the oldest step in flight began: EVENT_START or the last step's results
     double slowest_step;                     // seconds
     struct slow_steps slow_steps;            // which steps stand out
     int64_t peak_bytes;                      // peak of the device's memory, as last asked
@@ -82,6 +82,12 @@ struct run {
 };
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
+
+// Says that a step begins now, none being in flight.
+static void step_starts(struct run *r) {
+    device_event_record(&r->dev, EVENT_START);
+    r->step_begins = EVENT_START;
+}
 
 // Whether a signal asked this process to stop.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }

@@ -41,6 +41,13 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
+// Does what enqueues work, watched: CUDA has the host wait where much is enqueued, and a batch's memory is waited for.
+static void watched(struct run *r, void (*enqueue)(struct run *r)) {
+    long_wait_begin(r->device_watch);
+    enqueue(r);
+    long_wait_end(r->device_watch);
+}
+
 // The number of steps that are enqueued and whose results are not known yet.
 static int steps_in_flight(const struct run *r) { return r->enqueued - r->finished; }
 
@@ -130,10 +137,10 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     const struct step_results results = gpt_results(r->model, slot, &reports);
     long_wait_end(r->device_watch);
     const int batch = r->batch[slot], micro_batches = batch / c->micro_batch_size;
-    const double tokens = (double)batch * c->seq_length, now = seconds_now();
-    const double seconds = now - r->last_finish;
+    const double tokens = (double)batch * c->seq_length;
+    const double seconds = device_event_seconds(&r->dev, r->step_begins, EVENT_RESULTS + slot);
     r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
-    r->last_finish = now;
+    r->step_begins = EVENT_RESULTS + slot;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
     entry->tokens = ((int64_t)r->first_sample[slot] + batch) * c->seq_length;
@@ -241,16 +248,15 @@ static bool must_finish_now(const struct run *r) {
 // results of the step before it, so that it never idles. The update is enqueued after them.
 static void train(struct run *r) {
     const struct config *c = r->config;
-    r->device_watch = watch_device(&r->dev);
-    r->last_finish = seconds_now();
+    step_starts(r);
     while (r->finished < c->train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
         const bool more = r->enqueued < c->train_steps;
         if (more)
-            enqueue_gradients(r);
+            watched(r, enqueue_gradients);
         if (steps_in_flight(r) > 0)
             finish_and_log_step(r);
         if (more)
-            enqueue_update(r);
+            watched(r, enqueue_update);
         look_for_requests(r);
         if (!more || !must_finish_now(r))
             continue;
@@ -261,7 +267,6 @@ static void train(struct run *r) {
         r->save_wanted = false;
         if (replicas_check_due(r))
             check_replicas(r);
-        r->last_finish = seconds_now();
+        step_starts(r);
     }
-    long_wait_close(r->device_watch);
 }

@@ -356,6 +356,13 @@ class CudaEngine(unittest.TestCase):
         self.assertRegex(blocking.stderr, "newest first: [^,]*adamw_kernel")
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator plants the fault")
+    def test_each_step_has_its_own_time(self):
+        """Also the last, though the host, while it enqueues a step, waits for memory of batches until the step before is done."""
+        with unittest.mock.patch.dict(os.environ, EMU_SLOW="losses_sum"):  # of each of 8 micro-steps, 20 ms
+            log = self.train("--device", "cuda", "--num-layers", 1, "--hidden-size", 32, "--num-attention-heads", 2, "--seq-length", 16,
+                             "--train-steps", 4, "--global-batch-size", 8, "--val-every", 0)
+        self.assertGreater(min(entry["step_ms"] for entry in log), 160)
+
     def test_a_gpu_that_hangs_is_said(self):
         options = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/hang", *TRAINING, *GPT2, "--val-every", 0,
                    "--device", "cuda", "--cuda-graphs=false"]

@@ -382,7 +382,11 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
         ((kind == cudaMemcpyHostToDevice && !emu_is_pinned(from, bytes)) ||
          (kind == cudaMemcpyDeviceToHost && !emu_is_pinned(to, bytes))))
         emu_report("a copy on a stream beside the first one is of memory of the host that is not pinned");
-    return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "a copy", [=] { memmove(to, from, bytes); });
+    return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "a copy", [=] {
+        if (stream)
+            stream->copies++;
+        memmove(to, from, bytes);
+    });
 }
 static inline cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream = NULL) {
     emu_check_range(memory, bytes, "cudaMemset writes");

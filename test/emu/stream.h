@@ -92,6 +92,7 @@ struct emu_stream {
     bool began_capture;
     emu_recorded_work behind; // the stream's next work
     double modelled_seconds;  // of its work so far that has a time of its own (emu_model_time)
+    uint64_t copies;          // of its work so far
 };
 struct emu_event {
     bool has_time, recorded;
@@ -99,6 +100,7 @@ struct emu_event {
     struct emu_stream *stream; // recorded there, behind so many works
     uint64_t position;
     double time, modelled;                     // of its stream
+    uint64_t copies;                           // of its stream
     std::shared_ptr<struct emu_graph> capture; // recorded while it was open
     emu_recorded_work behind;
 };
@@ -331,7 +333,7 @@ static inline cudaError_t cudaDeviceSynchronize(void) {
 }
 
 // Says how long the work at hand takes on the device. The time between two events of a stream is that of all such work
-// between them, or, where there is none, what really went by.
+// between them, or what really went by where there is none, or where something is copied between them, too.
 static inline void emu_model_time(cudaStream_t stream, double seconds) {
     if (stream)
         stream->modelled_seconds += seconds;
@@ -360,6 +362,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     const cudaError_t status = emu_enqueue(stream, "an event", [event, stream] {
         const double now = emu_seconds();
         event->modelled = stream ? stream->modelled_seconds : 0;
+        event->copies = stream ? stream->copies : 0;
         __atomic_store(&event->time, &now, __ATOMIC_RELEASE);
     });
     event->position = stream ? stream->enqueued : 0;
@@ -436,7 +439,8 @@ static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t 
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
     const double passed = emu_event_time(end) - emu_event_time(begin), modelled = end->modelled - begin->modelled;
-    *milliseconds = (float)((begin->stream == end->stream && modelled > 0 ? modelled : passed) * 1e3);
+    const bool is_modelled = begin->stream == end->stream && modelled > 0 && begin->copies == end->copies;
+    *milliseconds = (float)((is_modelled ? modelled : passed) * 1e3);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {

@@ -235,10 +235,11 @@ static void the_null_stream_and_blocking_launches_run_at_once(void **state) {
 }
 static void an_event_waits_for_what_precedes_it(void **state) {
     float *x = (float *)test_alloc(4), milliseconds = -1;
-    cudaEvent_t begin, end;
+    cudaEvent_t begin, end, untimed;
     cudaStream_t other;
     cuda_check(cudaEventCreate(&begin));
     cuda_check(cudaEventCreate(&end));
+    cuda_check(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
     cuda_check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     *x = 0;
     cuda_check(cudaEventRecord(begin, device.stream));
@@ -260,11 +261,13 @@ static void an_event_waits_for_what_precedes_it(void **state) {
     while (cudaStreamQuery(device.stream) == cudaErrorNotReady)
         questions++;
     assert_true(*x == 3 && questions == 2);
-    assert_int_equal(cudaEventElapsedTime(&milliseconds, begin, device.events[0]), cudaErrorInvalidResourceHandle);
+    cuda_check(cudaEventRecord(untimed, device.stream));
+    assert_int_equal(cudaEventElapsedTime(&milliseconds, begin, untimed), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaSuccess);
     cuda_check(cudaEventDestroy(begin));
     cuda_check(cudaEventDestroy(end));
+    cuda_check(cudaEventDestroy(untimed));
     cuda_check(cudaStreamDestroy(other));
     free(x);
 }
