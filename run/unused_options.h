@@ -7,6 +7,7 @@
 
 // Prints a note on each option that was given, has not its default, and is not used by this run.
 static void report_unused_options(const struct config *c) {
+    const struct config *const asked = c->asked ? c->asked : c; // before auto's choice took its place
     const bool samples = c->sample_every > 0 || *c->generate != '\0' || c->chat;
     const bool documents = c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
     const bool decays = c->lr_decay_style != LR_DECAY_CONSTANT, wsd = c->lr_decay_style == LR_DECAY_WSD;
@@ -21,7 +22,7 @@ static void report_unused_options(const struct config *c) {
         {CONFIG_ROW(lr_decay_steps), decays, decay},
         {CONFIG_ROW(lr_wsd_decay_steps), wsd, "--lr-decay-style WSD"},
         {CONFIG_ROW(lr_wsd_decay_style), wsd, "--lr-decay-style WSD"},
-        {CONFIG_ROW(allow_lossy_states), c->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
+        {CONFIG_ROW(allow_lossy_states), asked->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
          "--recompute-granularity auto"},
         {CONFIG_ROW(document_delimiter), documents, "--separate-documents"},
         {CONFIG_ROW(flash_kernels), c->device == DEVICE_CUDA, "a GPU"},
@@ -38,7 +39,7 @@ static void report_unused_options(const struct config *c) {
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         const struct option_row *row = &config_rows[options[i].row];
         char text[OPTION_TEXT], name[OPTION_NAME];
-        const char *value = option_text(text, row, c->asked ? c->asked : c);
+        const char *value = option_text(text, row, asked);
         if (c->given[options[i].row] && !options[i].used && strcmp(value, row->default_text) != 0)
             printf("note: --%s %s does nothing in this run: it needs %s\n", option_display(name, row->name), value,
                    options[i].needs);

@@ -198,6 +198,7 @@ class Options(Case):
                                (["--sample-every", 5, "--top-k", 3, "--temperature", 0], ["--top-k 3 .*--temperature above 0"]),
                                (["--document-delimiter", "last"], ["--document-delimiter last .*--separate-documents"]),
                                (["--allow-lossy-states"], ["--allow-lossy-states true .*--recompute-granularity auto"]),
+                               (["--allow-lossy-states", "--recompute-granularity", "auto", "--memory-budget", "1GiB"], []),
                                (["--zero-stage", 2, "--check-replicas", 1], ["--zero-stage 2 .*several", "--check-replicas 1 .*several"]),
                                (["--world-size", 2, "--micro-batch-size", 1, "--zero-stage", 2], []),
                                (["--sample-every", 5, "--top-k", 3, "--val-steps", 20, "--lr-decay-style", "WSD",
