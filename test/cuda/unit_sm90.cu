@@ -429,9 +429,6 @@ template <int BOX_COLUMNS, int ROWS> static void box_over_the_end(void) {
     check_box(BOX_COLUMNS, ROWS, 0, 1, TOKENS - ROWS + 3, 1);
     check_box(BOX_COLUMNS, ROWS, 128 - BOX_COLUMNS, 2, TOKENS - 1, 0);
 }
-template <int BOX_COLUMNS, int ROWS> static void box_before_the_first(void) {
-    check_box(BOX_COLUMNS, ROWS, 0, 1, -5, 0);
-}
 template <int BOX_COLUMNS, int ROWS> static void box_over_the_columns(void) {
     check_box(BOX_COLUMNS, ROWS, 120, 1, 2, 0);
 }
@@ -880,7 +877,6 @@ static void a_wait_is_described(void) {
 #define EACH_BOX(columns, rows)                                                                                        \
     {"box_" #columns "x" #rows "_inside", box_inside<columns, rows>},                                                  \
         {"box_" #columns "x" #rows "_over_the_end", box_over_the_end<columns, rows>},                                  \
-        {"box_" #columns "x" #rows "_before_the_first", box_before_the_first<columns, rows>},                          \
         {"box_" #columns "x" #rows "_over_the_columns", box_over_the_columns<columns, rows>}, {                        \
         "box_" #columns "x" #rows "_past_the_end", box_past_the_end<columns, rows>                                     \
     }

@@ -119,7 +119,7 @@ static __global__ void box_kernel(const __grid_constant__ struct tensor_map map,
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
     mbarrier_arrive_expect(barrier, 64 * 8);
-    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0,
+    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, fault == TOO_EARLY ? -1 : 0, 0,
                 fault == NO_POLICY ? 0 : l2_evict_last());
     mbarrier_wait(barrier, 0);
 }
@@ -662,6 +662,7 @@ static const struct fault {
     {"box_not_aligned", box, NOT_ALIGNED, "no multiple of 128"},
     {"box_past_memory", box, PAST_GLOBAL, "a TMA load reads"},
     {"load_without_policy", load, NO_POLICY, "a bulk load with 0x2 for a policy of the L2 cache"},
+    {"box_before_the_tensor", box, TOO_EARLY, "begins before the tensor"},
     {"box_without_policy", box, NO_POLICY, "a TMA load with 0 for a policy of the L2 cache"},
     {"store_without_policy", store, NO_POLICY, "a bulk store with 0x1 for a policy of the L2 cache"},
     {"map_of_odd_strides", bad_map, NOT_ALIGNED, "cuTensorMapEncodeTiled"},
