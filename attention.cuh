@@ -144,6 +144,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
         snprintf(reason, size, "has no --attention-dropout");
     else
         sm90_unavailable_reason(reason, size, shape, dev);
+    if (!*reason) // what holds for all kernels of flash
+        flash_unavailable_reason(reason, size, shape, dev);
     if (*reason && demands->kernels == FLASH_KERNELS_WGMMA && device_is_gpu(dev))
         fail("--flash-kernels wgmma: %s %s; leave the option out", sm90_describe(), reason);
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
@@ -234,21 +236,20 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes the reasons of flash. Returns whether auto prefers its kernels of compute capability 9.0 to fused: where they can
-// be used, and where the self-check has refused them, since mma.sync is simpler.
+// Writes the reasons of flash. Returns whether auto prefers flash to fused: where its kernels of compute capability 9.0
+// can be used, whatever refuses mma.sync, and where the self-check has refused them, since mma.sync is simpler.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
     attention_flash_reason(r->flash, sizeof r->flash, wanted, shape, demands, dev);
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
-    return !*r->flash && (!*r->sm90 || demands->refused[ATTENTION_FLASH_SM90]);
+    return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks whether fused can be used; else the library need not be loaded. flash: why flash can't be
-// used; empty: it can.
-static bool attention_asks_fused(const char *flash, enum attention_backend wanted, bool prefers_flash,
+// Whether attention_choose asks whether fused can be used; else the library need not be loaded.
+static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
-    return wanted == ATTENTION_FUSED || *flash || (wanted == ATTENTION_AUTO && leads);
+    return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose holds fused against flash, which takes the shape, in this process.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
@@ -258,7 +259,7 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    return !*r.fused && !*kernels && attention_asks_fused(r.flash, wanted, prefers_flash, demands.fastest, dev);
+    return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
@@ -273,14 +274,14 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
     if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
-    if (attention_asks_fused(r.flash, wanted, prefers_flash, demands.fastest, dev))
+    if (attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev))
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
         attention_fused_not_asked(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
 
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, &demands, dev);
-    else if (!*r.flash)
+    else if (!*r.flash || !*r.sm90)
         attention_choose_flash(&choice, &r, wanted, dev);
     else if (!*r.unfused) {
         choice.backend = ATTENTION_UNFUSED;

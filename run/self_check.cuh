@@ -166,14 +166,15 @@ static double self_check_limit(void) {
     return seconds;
 }
 // Whether a child that came to no verdict, though it had opened the GPU, ended by a fault of the kernels that it judged, or
-// hung: not by a signal that was sent to it, nor for want of memory.
+// hung: not by a signal that was sent to it, for want of memory, or by the GPU's memory.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
     case CHILD_KILLED:
         return result.status == SIGSEGV || result.status == SIGBUS || result.status == SIGILL ||
                result.status == SIGFPE || result.status == SIGABRT;
-    case CHILD_EXITED: return strstr(output, CUDA_LATE_TEXT) != NULL;
+    case CHILD_EXITED: // also where CUDA refuses to launch a kernel; "uncorrectable" are errors of memory and of NVLink
+        return result.status != 0 && !strstr(output, "out of memory") && !strstr(output, "uncorrectable");
     case CHILD_NOT_STARTED: break;
     }
     return false;
@@ -196,7 +197,13 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
 static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
-    return child_run(output, size, arguments, limit);
+    const struct child_result result = child_run(output, size, arguments, limit, SELF_CHECK_OPEN);
+    if (result.left)
+        say_warning(
+            "the self-check's process %d was killed and does not end: memory of the GPU that it holds is missing "
+            "from what is free for this run",
+            result.left);
+    return result;
 }
 // Starts a child for the request and sets *verdict to what it found.
 static void self_check_ask(struct self_verdict *verdict, char *request) {

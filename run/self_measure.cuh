@@ -15,6 +15,8 @@ enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEAS
 
 // How many times as fast as the choice by rule another backend has to be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
+// Why a backend that is right is not taken: compared by its address.
+static const char SELF_MEASURE_SLOWER[] = "is not faster on this GPU";
 
 // ---- The request ----
 
@@ -309,10 +311,18 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
         result = SELF_MEASURE_DONE;
     }
     if (measured->ms[ATTENTION_FUSED] > 0 && fastest != ATTENTION_FUSED)
-        demands->refused[ATTENTION_FUSED] = "is not faster on this GPU";
+        demands->refused[ATTENTION_FUSED] = SELF_MEASURE_SLOWER;
     if (fastest == ATTENTION_FLASH && measured->ms[ATTENTION_FLASH_SM90] > 0)
-        demands->refused[ATTENTION_FLASH_SM90] = "is slower on this GPU";
+        demands->refused[ATTENTION_FLASH_SM90] = SELF_MEASURE_SLOWER;
     return (enum self_measure_result)parallel_largest(r->parallel, (int)result, "the time of attention");
+}
+
+// Forgets which backend is the fastest, since that one has turned out to be wrong, and that others are slower.
+static void self_measure_forget(struct attention_demands *demands) {
+    demands->fastest = ATTENTION_AUTO;
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if (demands->refused[i] == SELF_MEASURE_SLOWER)
+            demands->refused[i] = NULL;
 }
 
 // The row of the start-up report.
@@ -339,6 +349,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
                                              struct attention_demands *demands) {
     return SELF_MEASURE_NOTHING;
 }
+static void self_measure_forget(struct attention_demands *demands) {}
 static void self_measure_report(const struct run *r) {}
 
 #endif

@@ -87,6 +87,7 @@ class SelfCheck(unittest.TestCase):
         _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
         faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
+                  "refused:sm90_backward_kernel": "invalid argument",
                   "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
                   "hang:sm90_backward_kernel": "it did not end within 10 s"}
         for i, (fault, said) in enumerate(faults.items()):
@@ -99,6 +100,15 @@ class SelfCheck(unittest.TestCase):
                     self.assertIn(said[:150], attention)
                     self.assertIn("kernels are right", self.row(result, "self-check"))
                     self.assertEqual(losses, mma)
+
+    def test_a_candidate_that_is_wrong_takes_no_other_away(self):
+        """mma.sync is judged only to be timed: where it is wrong, wgmma, which is right, stays."""
+        _, wgmma = self.start("wgmma", "--flash-kernels", "wgmma")
+        result, losses = self.start("candidate", EMU_FAULT="wrong:flash_")
+        self.assertIn("flash, wgmma", self.row(result, "attention"))
+        self.assertIn("kernels are right", self.row(result, "self-check"))
+        self.assertEqual(losses, wgmma)
+        self.assertRegex(self.refused[0]["mma.sync bf16"], "failed the self-check: its output is wrong")
 
     def test_a_verdict_of_wrong_is_kept(self):
         first, _ = self.start("kept", EMU_FAULT="wrong:sm90_backward_kernel")

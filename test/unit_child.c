@@ -9,6 +9,7 @@
 #include <string.h>                   // strcmp
 #include <unistd.h>                   // fork, pause
 
+static const char *anew; // child_run's
 static struct child_result start(char *output, size_t size, const char *kind, double seconds) {
     char program[] = "unit_child", first[] = "child", name[32], parent[16];
     if (test_slowness() > 1) // an emulator of a CPU starts no program of that CPU as a child
@@ -16,7 +17,7 @@ static struct child_result start(char *output, size_t size, const char *kind, do
     char *const arguments[] = {program, first, name, parent, NULL};
     snprintf(name, sizeof name, "%s", kind);
     snprintf(parent, sizeof parent, "%d", (int)getpid());
-    return child_run(output, size, arguments, seconds);
+    return child_run(output, size, arguments, seconds, anew);
 }
 // A process that holds the child's output and outlives it.
 static void leave_a_process_behind(void) {
@@ -46,7 +47,11 @@ static int run_child(const char *kind, int parent) {
         usleep(300000);
         return 6;
     }
+    if (strcmp(kind, "slow") == 0)
+        usleep((useconds_t)(600e3 * test_slowness()));
     fprintf(stderr, "last line\n");
+    if (strcmp(kind, "slow") == 0)
+        usleep((useconds_t)(600e3 * test_slowness()));
     return strcmp(kind, "behind") == 0 ? 7 : 5;
 }
 
@@ -57,12 +62,40 @@ static void its_status_and_both_outputs_are_told(void **state) {
     assert_int_equal(result.status, 5);
     assert_string_equal(output, "first line\nlast line\n");
 }
-static void what_does_not_fit_is_dropped(void **state) {
-    char output[20];
-    const struct child_result result = start(output, sizeof output, "much", 30);
+static void the_middle_of_what_does_not_fit_is_dropped(void **state) {
+    for (size_t size = 24; size <= 27; size++) {
+        char output[27];
+        const struct child_result result = start(output, size, "much", 30);
+        const size_t length = strlen(output);
+        assert_int_equal(result.end, CHILD_EXITED);
+        assert_int_equal(result.status, 5);
+        assert_in_range(length, size - 1 - size / 4, size - 1);
+        assert_memory_equal(output, "first line\n", 11);
+        assert_string_equal(output + length - 6, " line\n");
+    }
+}
+// A launcher may ignore SIGCHLD, which its programs inherit.
+static void a_parent_that_ignores_its_children_is_told(void **state) {
+    char output[64];
+    signal(SIGCHLD, SIG_IGN);
+    const struct child_result result = start(output, sizeof output, "exits", 30);
+    void (*const after)(int) = signal(SIGCHLD, SIG_DFL);
     assert_int_equal(result.end, CHILD_EXITED);
     assert_int_equal(result.status, 5);
-    assert_string_equal(output, "first line\n0\n1\n2\n3\n");
+    assert_true(after == SIG_IGN);
+}
+// Its seconds begin anew at the text that it prints after 0.6 of them.
+static void its_time_begins_anew(void **state) {
+    char output[64];
+    const double seconds = test_slowness();
+    anew = "last";
+    struct child_result result = start(output, sizeof output, "slow", seconds);
+    assert_int_equal(result.end, CHILD_EXITED);
+    anew = "never";
+    result = start(output, sizeof output, "slow", seconds);
+    assert_int_equal(result.end, CHILD_LATE);
+    assert_int_equal(result.left, 0);
+    anew = NULL;
 }
 static void its_signal_is_told(void **state) {
     char output[64];
@@ -103,7 +136,9 @@ int main(int argc, char **argv) {
         return run_child(argv[2], atoi(argv[3]));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(its_status_and_both_outputs_are_told),
-        cmocka_unit_test(what_does_not_fit_is_dropped),
+        cmocka_unit_test(the_middle_of_what_does_not_fit_is_dropped),
+        cmocka_unit_test(a_parent_that_ignores_its_children_is_told),
+        cmocka_unit_test(its_time_begins_anew),
         cmocka_unit_test(its_signal_is_told),
         cmocka_unit_test(one_that_hangs_is_killed),
         cmocka_unit_test(its_end_is_its_own),

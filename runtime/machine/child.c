@@ -6,6 +6,7 @@
 #include <signal.h>                   // kill
 #include <spawn.h>                    // posix_spawn: a process that uses a GPU should not be copied by fork
 #include <stdlib.h>                   // EXIT_FAILURE
+#include <string.h>                   // memmove, strstr
 #include <sys/prctl.h>                // prctl
 #include <sys/wait.h>                 // waitpid
 #include <unistd.h>                   // pipe2, read
@@ -26,19 +27,30 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Reads what is in the pipe to the end of output, as far as it fits. Returns whether the pipe is open still.
+// Reads some of what is in the pipe to the end of output, a text. Where that is full, a quarter in its middle makes room.
+// Returns whether the pipe is open still.
 static int read_some(char *output, size_t size, size_t *length, int in) {
-    char unread[512]; // what does not fit
-    const size_t room = size - 1 - *length;
-    const ssize_t got = read(in, room > 0 ? output + *length : unread, room > 0 ? room : sizeof unread);
-    *length += got > 0 && room > 0 ? (size_t)got : 0;
-    return got > 0 || (got < 0 && errno == EINTR);
+    char some[512];
+    const size_t half = size / 2, quarter = size / 4;
+    const ssize_t got = read(in, some, quarter < sizeof some ? quarter : sizeof some);
+    if (got <= 0)
+        return got < 0 && errno == EINTR;
+    if (*length + (size_t)got >= size) {
+        memmove(output + half, output + half + quarter, *length - half - quarter);
+        *length -= quarter;
+    }
+    memcpy(output + *length, some, (size_t)got);
+    *length += (size_t)got;
+    output[*length] = '\0';
+    return 1;
 }
-// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the deadline has
-// passed. Returns whether it has closed the pipe or has ended, which *ended and *status then tell.
-static int read_output(char *output, size_t size, int in, struct deadline deadline, pid_t child, int *ended,
+// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the seconds have
+// passed since it began or `anew` was read. Returns whether it has closed the pipe or has ended, which *ended and *status
+// then tell.
+static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
+    struct deadline deadline = deadline_after_minutes(deadline_clock_s(), seconds / 60);
     size_t length = 0;
     int closed = 0, found = 1;
     while (!closed && (!*ended || found > 0)) {
@@ -53,8 +65,11 @@ static int read_output(char *output, size_t size, int in, struct deadline deadli
             *ended = found = 1; // the pipe may hold what it wrote last
         else if (found > 0)
             closed = !read_some(output, size, &length, in);
+        if (anew && strstr(output, anew)) {
+            deadline = deadline_after_minutes(deadline_clock_s(), seconds / 60);
+            anew = NULL;
+        }
     }
-    output[length] = '\0';
     return closed || *ended;
 }
 
@@ -73,9 +88,9 @@ static int wait_a_while(pid_t child, int *status) {
     return 0;
 }
 
-struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds) {
-    struct child_result result = {CHILD_NOT_STARTED, 0};
-    const struct deadline deadline = deadline_after_minutes(deadline_clock_s(), seconds / 60);
+struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew) {
+    struct child_result result = {CHILD_NOT_STARTED, 0, 0};
+    struct sigaction before;
     int ends[2], status = 0;
     pid_t child = 0;
     output[0] = '\0';
@@ -83,18 +98,24 @@ struct child_result child_run(char *output, size_t size, char *const arguments[]
         result.status = errno;
         return result;
     }
+    sigaction(SIGCHLD, NULL, &before);
+    if (before.sa_handler == SIG_IGN) // a launcher's: the system would keep no child's status
+        signal(SIGCHLD, SIG_DFL);
     result.status = start(&child, arguments, ends[1]);
     close(ends[1]);
     if (result.status == 0) {
         int ended = 0;
-        const int in_time = read_output(output, size, ends[0], deadline, child, &ended, &status);
+        const int in_time = read_output(output, size, ends[0], seconds, anew, child, &ended, &status);
         if (!in_time)
             kill(child, SIGKILL);
         ended = ended || wait_a_while(child, &status);
+        result.left = ended ? 0 : (int)child;
         result.end = !in_time || !ended ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
         result.status = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     }
     close(ends[0]);
+    if (before.sa_handler == SIG_IGN)
+        signal(SIGCHLD, SIG_IGN);
     return result;
 }
 

@@ -7,13 +7,15 @@ enum child_end { CHILD_EXITED, CHILD_KILLED, CHILD_LATE, CHILD_NOT_STARTED };
 struct child_result {
     enum child_end end;
     int status; // EXITED: the exit status; KILLED: the signal; NOT_STARTED: errno
+    int left;   // LATE: the process, which was killed and is there still; 0: it is gone
 };
 
 __BEGIN_DECLS
 // Runs this program with the arguments (NULL behind the last) and this process's environment, and waits until it ends,
-// for `seconds` at most: then it is killed, and given 10 s to be gone. `output` (size bytes) is what it wrote to stdout
-// and stderr, as far as it fits.
-struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds);
+// for `seconds` at most: then it is killed, and given 10 s to be gone. The seconds begin anew when `anew` is in the output;
+// NULL: they don't. `output` (size bytes) is what it wrote to stdout and stderr: the begin and the end of what does not
+// fit.
+struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew);
 // Called by the child: it dies when its parent does, or here where it has. parent: getpid() of the parent.
 void child_follow_parent(int parent);
 __END_DECLS

@@ -461,6 +461,8 @@ static cudaError_t emu_launch(const char *name, const cudaLaunchConfig_t *config
         values_type values;
     };
     emu_check_launch(name, config, (const void *)kernel);
+    if (emu_planted.kind == EMU_REFUSED && strstr(name, emu_planted.name))
+        return emu_error(cudaErrorInvalidValue);
     if (config->stream)
         config->stream->computes = true;
     const dim3 grid = config->gridDim, size = config->blockDim;

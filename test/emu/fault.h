@@ -3,6 +3,7 @@
 //   wrong     such work does not run: its results are what the memory held
 //   unsteady  every second piece of such work does not run
 //   hang      such work never ends
+//   refused   no such kernel is launched: the launch returns an error
 //   illegal   such work reads an illegal address: neither it nor later work runs, and later calls return the error
 // EMU_FAULT=capture: no stream begins to record.
 // EMU_SLOW=NAME: such work takes 20 ms more, whatever EMU_FAULT is.
@@ -12,13 +13,13 @@
 #include <string.h> // strcmp, strncmp, strstr
 #include <unistd.h> // pause, usleep
 
-enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_ILLEGAL, EMU_CAPTURE };
+enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_REFUSED, EMU_ILLEGAL, EMU_CAPTURE };
 struct emu_planted {
     enum emu_fault kind;
     const char *name; // whose work it is
 };
 static inline struct emu_planted emu_read_fault(void) {
-    static const char *const kinds[] = {"", "wrong:", "unsteady:", "hang:", "illegal:", "capture"};
+    static const char *const kinds[] = {"", "wrong:", "unsteady:", "hang:", "refused:", "illegal:", "capture"};
     const char *const text = getenv("EMU_FAULT");
     for (int kind = EMU_WRONG; text && kind <= EMU_CAPTURE; kind++) {
         const size_t length = strlen(kinds[kind]);
@@ -44,6 +45,7 @@ static inline bool emu_fault_stops(const char *name) {
         return false;
     switch (emu_planted.kind) {
     case EMU_NO_FAULT:
+    case EMU_REFUSED:
     case EMU_CAPTURE: return false;
     case EMU_WRONG: return true;
     case EMU_UNSTEADY: return met++ % 2 == 1;
