@@ -20,7 +20,7 @@ struct gemm {
     int64_t ld_out;        // elements from one row of the output to the next
     const floatX *bias;    // (cols) or NULL
     float *sum;            // (rows, cols) = A B
-    bool add;              // the output, which has no bias then, += A B: added to in fp32, rounded once
+    bool add;              // the output, which has no bias then, += A B, as matmul.cuh has it
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
     // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
     // product where gemm_applies_gelu says so, else by the caller. gelu_sums: whose columns' sums the caller wants then.
