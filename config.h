@@ -283,7 +283,7 @@ static const struct option_row config_rows[] = {
         "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: the faster one, else wgmma",
         CONFIG_THIS_START),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
-        "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN sums dQ in any order"),
+        "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order"),
     ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),
     ROW(ENUM, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
         "full: groups of layers, or the first ones only"),

@@ -931,8 +931,8 @@ void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const fl
     a.rows = (float *)((char *)workspace + layout.dq_bytes);
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
     a.rotary = options.rotary;
-    // At head dim 256 blocks of a group that add at once cost more than their turns: on an H200, 64 heads over 8, 242 and
-    // 249 TFLOP/s where turns have 319 and 310.
+    // At head dim 256 blocks of a group that add at once cost more than their turns: on an H200, causal, 64 heads over 8,
+    // 242 TFLOP/s at T 1024 and at T 8192, where turns have 278 and 319 (docs/gpu/measured.md).
     a.any_order = options.any_order && (shape.head_dim < 256 || shape.num_heads == shape.num_query_groups);
     a.amax = options.amax;
     a.bias_partial = options.bias_partial;

@@ -71,7 +71,8 @@ static void matmul_fill_operands(const struct matmul_product *product, const str
 }
 static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
-         "version of the library or of the driver may not",
+         "version of the library or of the driver may not; an algorithm that is known from before is in "
+         "--out's matmul_algorithms.txt and the checkpoint's, without which it is chosen anew",
          (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, which);
 }
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,

@@ -165,6 +165,15 @@ static double self_check_limit(void) {
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
+// Whether what a child printed is of an error that tells nothing of the kernels: memory that is missing, by CUDA's text, by
+// the libraries' and by ours, or that is broken.
+static bool self_check_tells_nothing(const char *output) {
+    static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (strstr(output, texts[i]))
+            return true;
+    return false;
+}
 // Whether a child that came to no verdict, though it had opened the GPU, ended by a fault of the kernels that it judged, or
 // hung: not by a signal that was sent to it, for want of memory, or by the GPU's memory.
 static bool self_check_is_fault(struct child_result result, const char *output) {
@@ -173,8 +182,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     case CHILD_KILLED:
         return result.status == SIGSEGV || result.status == SIGBUS || result.status == SIGILL ||
                result.status == SIGFPE || result.status == SIGABRT;
-    case CHILD_EXITED: // also where CUDA refuses to launch a kernel; "uncorrectable" are errors of memory and of NVLink
-        return result.status != 0 && !strstr(output, "out of memory") && !strstr(output, "uncorrectable");
+    case CHILD_EXITED: return result.status != 0 && !self_check_tells_nothing(output);
     case CHILD_NOT_STARTED: break;
     }
     return false;
@@ -199,10 +207,9 @@ static struct child_result self_check_start(char *output, size_t size, char *req
     char *const arguments[] = {program, option, request, NULL};
     const struct child_result result = child_run(output, size, arguments, limit, SELF_CHECK_OPEN);
     if (result.left)
-        say_warning(
-            "the self-check's process %d was killed and does not end: memory of the GPU that it holds is missing "
-            "from what is free for this run",
-            result.left);
+        say_warning("the self-check's process %d does not end: memory of the GPU that it holds is missing "
+                    "from what is free for this run",
+                    result.left);
     return result;
 }
 // Starts a child for the request and sets *verdict to what it found.

@@ -126,6 +126,7 @@ static int measure_serve(const char *request) {
                 printf("\n" SELF_MEASURE_OUT "%d %s\n", i, reason);
             timing.candidates[i] = !*reason;
         }
+    measure_begins(ATTENTION_AUTO); // what is not one backend's work
     time_attention(&timing, device_free_bytes(&dev) / 2, measure_begins, &dev);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (timing.candidates[i])

@@ -99,20 +99,19 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates, with as many sequences as fit into most_bytes and a pass of at most most_flops, for which shorter
-// sequences stand where one alone takes more: a pass of long ones may take half a minute, and which backend is the
-// fastest does not change there. `begins` is called before a backend's work is enqueued: who looks for the culprit of a
+// Times the candidates, with as many sequences as fit into most_bytes and a pass of at most most_flops. One sequence that
+// exceeds these flops is shortened, by halves that are whole tiles: a pass may take half a minute. `begins` is called before a backend's work is enqueued: who looks for the culprit of a
 // fault has to know whose work it was.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };
-    const double most_seconds = 1;  // a GPU takes a fifth of that
+    const double most_seconds = 1;  // after which no round begins
     const double most_flops = 5e13; // a sixth of a second at 300 TFLOP/s
     struct timed_attention a;
     for (timed_sizes(&a, timing, dev); timed_bytes(&a) > most_bytes && timing->shape.B > 1;
          timed_sizes(&a, timing, dev))
         timing->shape.B /= 2;
-    while (timed_flops(&timing->shape) > most_flops)
+    while (timed_flops(&timing->shape) > most_flops && (timing->shape.B > 1 || timing->shape.T % 256 == 0))
         *(timing->shape.B > 1 ? &timing->shape.B : &timing->shape.T) /= 2;
     a = timed_open(timing, dev);
     const double begin = seconds_now();

@@ -26,9 +26,11 @@ static void enqueue_gradients(struct run *r) {
     r->model->step_micro_steps = micro_batches / c->ranks;
     for (int i = 0; i < r->model->step_micro_steps; i++) {
         const struct batch batch_i = read_batch(r, r->train);
+        long_wait_begin(r->device_watch); // for memory of a batch, or where CUDA's queue is full
         if (i == 0 && r->enqueued == r->first_step)
             check_graphs(r, batch_i, 1.0 / micro_batches);
         gpt_micro_step(r->model, i, batch_i, 1.0 / micro_batches);
+        long_wait_end(r->device_watch);
     }
 }
 // Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
@@ -41,7 +43,7 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Does what enqueues work, watched: CUDA has the host wait where much is enqueued, and a batch's memory is waited for.
+// Does what enqueues work, watched: the host waits where CUDA's queue is full.
 static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_begin(r->device_watch);
     enqueue(r);
@@ -252,7 +254,7 @@ static void train(struct run *r) {
     while (r->finished < c->train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
         const bool more = r->enqueued < c->train_steps;
         if (more)
-            watched(r, enqueue_gradients);
+            enqueue_gradients(r);
         if (steps_in_flight(r) > 0)
             finish_and_log_step(r);
         if (more)

@@ -163,7 +163,7 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Holds every product against sums in double, on a GPU on which none was timed.
+// Holds every product against sums in double.
 static void tune_prove(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -279,7 +279,7 @@ static void tune_matmuls(struct run *r) {
         return;
     }
     struct matmul_algorithms *others = tune_allocate();
-    int timed = 0; // and held against sums
+    int timed = 0; // on this rank: matmul_tune has held their algorithms against sums
     if (c->rank == 0) {
         tune_read(r, others, path);
         timed = tune_time(r);

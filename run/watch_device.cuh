@@ -1,4 +1,4 @@
-// A watch over the waits for a step's results: where a GPU takes long, what it was given last is said. The run goes on.
+// A watch over what waits for a GPU: where that takes long, what the GPU was given last is said. The run goes on.
 #pragma once
 #include "kernels/device.cuh"         // struct device, device_is_gpu
 #include "runtime/machine/error.h"    // fail
@@ -12,7 +12,7 @@ static const double DEVICE_WATCH_SECONDS = 300;
 static void watch_device_says(double seconds) {
     char names[512];
     say_warning(
-        "the GPU has not ended a step for %g s. Enqueued last, the newest first: %s. Where it never ends, a run with "
+        "the GPU has kept the host for %g s. Enqueued last, the newest first: %s. Where it never ends, a run with "
         "CUDA_LAUNCH_BLOCKING=1 in the environment and --cuda-graphs=false stops at the culprit, and --self-check "
         "always judges attention's kernels",
         seconds, launched_last(names, sizeof names));

@@ -223,7 +223,7 @@ def predicted(D, B, H, G, T, full):
     flops = (4 if full else 2) * B * H * T * T * D  # two products, half of each where causal
     f, b = forward(D), backward(D)
     rates = [f.ceiling * forward_share(f, D, B, H, G, T, full, D <= 128)]
-    for any_order in (True, False):
+    for any_order in (D < 256 or H == G, False):  # at 256 several heads a group take turns all the same
         rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS,
                                           1 if D == 256 else 2, backward_at_once(D, H // G, T))
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)

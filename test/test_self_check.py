@@ -173,6 +173,15 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
+    def test_algorithms_from_before_are_checked(self):
+        """A library or a GPU under a run that goes on may be another one, which no key tells."""
+        self.assertIn("timed in", self.row(self.start("tuned", "--matmul-tuning=true")[0], "matmul algorithms"))
+        with open(self.folder.name + "/tuned/matmul_algorithms.txt", encoding="utf-8") as file:
+            chosen_before = re.search(r"^rows=.* fused=0 candidate=(\d+)", file.read(), re.M)[1]
+        wrong, _ = self.start("tuned", "--matmul-tuning=true", EMU_CUBLASLT_WRONG=chosen_before)
+        self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
+        self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its algorithm differs .* --out's matmul_algorithms.txt")
+
     def test_casts_are_checked(self):
         recipes = {"tensorwise": [], "delayed": [], "blockwise": ["--seq-length", 128]}
         for recipe in chosen(list(recipes), ["tensorwise"]):

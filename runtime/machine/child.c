@@ -109,6 +109,8 @@ struct child_result child_run(char *output, size_t size, char *const arguments[]
         if (!in_time)
             kill(child, SIGKILL);
         ended = ended || wait_a_while(child, &status);
+        if (!ended)
+            kill(child, SIGKILL);
         result.left = ended ? 0 : (int)child;
         result.end = !in_time || !ended ? CHILD_LATE : WIFEXITED(status) ? CHILD_EXITED : CHILD_KILLED;
         result.status = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);

@@ -7,7 +7,7 @@ enum child_end { CHILD_EXITED, CHILD_KILLED, CHILD_LATE, CHILD_NOT_STARTED };
 struct child_result {
     enum child_end end;
     int status; // EXITED: the exit status; KILLED: the signal; NOT_STARTED: errno
-    int left;   // LATE: the process, which was killed and is there still; 0: it is gone
+    int left;   // the process, which was killed and is there still; 0: it is gone
 };
 
 __BEGIN_DECLS

@@ -192,8 +192,8 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
             emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map.rank);
         for (int d = 0; d < 4; d++)
             if (bulk->at[d] < 0)
-                emu_report("%s of a box that begins before the tensor, at %d of dimension %d: on an H200 an illegal "
-                           "instruction, or its load or its store was",
+                emu_report("%s of a box that begins before the tensor, at %d of dimension %d: an H200 takes its load "
+                           "or its store, or each, for an illegal instruction",
                            what, bulk->at[d], d);
         if (bulk->map.chunks > 1 && 2u * bulk->map.box[0] != 16 * bulk->map.chunks)
             emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
