@@ -5,11 +5,12 @@
 #   scripts/gpu_pack.sh [--programs] [--wheels FOLDER] [file, default build/train_gpt.tar.gz]
 #
 # There:
-#   tar xzf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
+#   tar xf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
 #
 # --programs takes along build/train_gpt and the programs of build/cuda, without their debug information, so that nothing need be
 # compiled there: docs/gpu/README.md says how they are built. gpu_check.sh takes them where --stages does not name build. A program
-# that is older than a source of its own is refused: its figures would be given to a commit that it is not of.
+# that is older than a source of its own is refused: its figures would be given to a commit that it is not of. A file whose name
+# ends in .xz is packed by xz, which takes minutes and a tenth of the size: all op tests go along then.
 #
 # --wheels takes along the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all:
 # --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
@@ -80,11 +81,15 @@ git ls-files -z --cached --others --exclude-standard >"$extra/names"
 git ls-files -z --deleted >"$extra/deleted"
 sort -z "$extra/names" "$extra/deleted" | uniq -zu >"$extra/there"
 mkdir -p "$(dirname "$file")"
-tar -czf "$file" --owner=0 --group=0 --transform='s,^,train_gpt/,S' --null --no-recursion -T "$extra/there" --recursion \
+compress=gzip
+case $file in
+*.xz) compress="xz --lzma2=preset=5,dict=128MiB" ;; # programs hold the same kernels: ten times as small as by gzip
+esac
+tar -c --use-compress-program="$compress" -f "$file" --owner=0 --group=0 --transform='s,^,train_gpt/,S' --null --no-recursion -T "$extra/there" --recursion \
     -C "$extra" .deps .packed_commit ${programs:+build}
 size=$(stat -c %s "$file")
 if [ "$size" -gt $((limit_mib << 20)) ]; then
     echo "gpu_pack.sh: $file has $((size >> 20)) MiB, more than the $limit_mib that are to be carried; leave wheels, programs or data out" >&2
     exit 2
 fi
-echo "gpu_pack.sh: $file, $((size >> 10)) KiB; there: tar xzf $(basename "$file") && train_gpt/scripts/gpu_check.sh folder_for_results"
+echo "gpu_pack.sh: $file, $((size >> 10)) KiB; there: tar xf $(basename "$file") && train_gpt/scripts/gpu_check.sh folder_for_results"

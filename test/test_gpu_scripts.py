@@ -725,6 +725,9 @@ class Build(unittest.TestCase):
         self.assertIn("cuda/op_norm_bf16.o", compiled)
         for name, line in compiled.items():
             self.assertEqual("-DDEVICE_MEMORY_MANAGED" in line, name.startswith("cuda/op_"), line)
+        linked = re.findall(r"^.* -lcmocka -o build/none/cuda/attention_bench$", commands, re.MULTILINE)
+        self.assertEqual(len(linked), 1)
+        self.assertNotIn(".log", linked[0])  # nvcc refuses what it does not know, as what ptxas said of the kernels
 
 
 def write_program(path, text):
@@ -1000,7 +1003,7 @@ class Pack(unittest.TestCase):
 
     def test_programs(self):
         """Stripped, in the folders where gpu_check.sh looks; one that needs a library that isn't packed is refused."""
-        tree = self.folder + "/tree"
+        tree, pack_file = self.folder + "/tree", self.folder + "/pack.tar" + (".xz" if shutil.which("xz") else ".gz")
         for path in ("scripts", "build/cuda", "bin"):
             os.makedirs(f"{tree}/{path}")
         for name in ("gpu_pack.sh", "setup.sh"):
@@ -1013,7 +1016,7 @@ class Pack(unittest.TestCase):
         subprocess.run("git add . && git -c user.name=a -c user.email=a@b commit -qm a", cwd=tree, shell=True, check=True)
 
         def pack():
-            return subprocess.run([tree + "/scripts/gpu_pack.sh", "--programs", self.folder + "/pack.tar.gz"], capture_output=True,
+            return subprocess.run([tree + "/scripts/gpu_pack.sh", "--programs", pack_file], capture_output=True,
                                   text=True, check=False, timeout=120, env=self.environment)
         self.assertEqual(pack().returncode, 2)  # nothing was built
         for name in ("train_gpt", "cuda/op_attention_bf16"):
@@ -1023,7 +1026,7 @@ class Pack(unittest.TestCase):
                 pass
         result = pack()
         self.assertEqual(result.returncode, 0, result.stderr)
-        with tarfile.open(self.folder + "/pack.tar.gz") as tar:
+        with tarfile.open(pack_file) as tar:
             names = [name for name in tar.getnames() if name.startswith("train_gpt/build/")]
             self.assertLess(tar.getmember("train_gpt/build/train_gpt").size, os.path.getsize(tree + "/build/train_gpt"))
         self.assertEqual(sorted(names), ["train_gpt/build/cuda", "train_gpt/build/cuda/op_attention_bf16",
