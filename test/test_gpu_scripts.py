@@ -674,6 +674,15 @@ class Page(unittest.TestCase):
         result = script("gpu_report.py", "page", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)
 
+    def test_readme_has_figures_of_the_page(self):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            said = re.search(r"at (\d+) thousand tokens/s, ([\d.]+) x torch\.compile.*?in (\d+) of (\d+) cases", file.read(), re.DOTALL)
+        with open(os.path.join(ROOT, "docs/gpu/measured.md"), encoding="utf-8") as file:
+            rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in file if line.startswith("| ")]
+        trained = next(row for row in rows if row[0] == "gpt2-124m" and row[4:6] == ["ours", "none"])
+        ratios = [float(row[12]) for row in rows if row[0].endswith(("forward", "backward")) and row[12] != "-"]
+        self.assertEqual(said.groups(), (str(round(int(trained[6]) / 1000)), trained[12], str(sum(r >= 1 for r in ratios)), str(len(ratios))))
+
     def test_only_measurements_are_published(self):
         attention = {"bench": "attention", "engine": "ours", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 32, "groups": 32,
                      "batch": 16, "length": 1024, "tflops": 321.0}
