@@ -110,6 +110,7 @@ static void bench_others(struct attention_shape s, struct device *dev) {
         print_refused(s, reason);
     else
         bench(s, ATTENTION_FUSED, "fused", dev);
+    attention_close(dev); // it keeps 64 plans at most, fewer than all shapes have
     const struct attention_demands demands = {0, NULL, false};
     if (attention_choose(ATTENTION_FLASH, s, demands, dev).backend != ATTENTION_FLASH)
         bench(s, ATTENTION_FLASH, "ours sm_80", dev);
