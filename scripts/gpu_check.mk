@@ -54,7 +54,7 @@ $G/%: $G/%.o $(B)/ops/cuda_bf16.a $(LIBRARY)
 $G/ptxas_attention.log: $(foreach o,attention_sm80 attention_sm90_forward attention_sm90_backward,$(B)/ops/cuda_bf16/$o.o)
 	cat $(^:.o=.ptxas) >$@
 $G/attention_bench: $G/ptxas_attention.log
-$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS))
+$(foreach p,attention_bench device_rates,$(call program,emu/$p,test/cuda/$p.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS)))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@
