@@ -38,8 +38,8 @@ void matmul_backward_weight(float *dweight,     // (N, K)
 // The same of matrices whose rows lie apart, as the columns of a wider matrix do: ld_* is the number of elements from
 // one row to the next. An output that is added to is read, added to in fp32 and rounded once (cuBLASLt's kernels for
 // Hopper round the product to bf16 before the addition, and the sum again); elements between its rows are left alone.
-// Sizes and distances may be any. Where N or K is small, as an adapter's rank is, these are the faster ones, also of
-// matrices without gaps; their bits are others than those of the calls above.
+// Sizes and distances may be any. Where N or K is small, as an adapter's rank is, the strided calls are faster than the
+// calls above, also for matrices without gaps. The two kinds of calls give other bits.
 //
 // Scratch that any of the three calls below needs, by the distances of in and din, and of out and dout; aligned to 64
 // bytes, on a GPU to 256.

@@ -131,20 +131,17 @@ static struct attention_choice choose_attention(struct run *r) {
             flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
         const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
         const int without = rank_without_fused(r, &choice);
-        const bool is_right = without < 0 && is_judged(r, choice.backend, &judged, demands.refused);
-        if (without < 0 && !is_right && choice.backend == demands.fastest)
-            self_measure_forget(&demands);
-        if (is_right) {
+        if (without >= 0) {
+            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
+            demands.refused[ATTENTION_FUSED] = not_fused;
+        } else if (is_judged(r, choice.backend, &judged, demands.refused)) {
             const enum self_measure_result result =
                 measured ? SELF_MEASURE_NOTHING : self_measure(r, choice.backend, &demands);
             if (result == SELF_MEASURE_NOTHING)
                 return choice;
             measured = result == SELF_MEASURE_DONE;
-        }
-        if (without >= 0) {
-            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
-            demands.refused[ATTENTION_FUSED] = not_fused;
-        }
+        } else if (choice.backend == demands.fastest)
+            self_measure_forget(&demands);
     }
 }
 

@@ -100,8 +100,8 @@ static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
 // Times the candidates, with as many sequences as fit into most_bytes and a pass of at most most_flops. One sequence that
-// exceeds these flops is shortened, by halves that are whole tiles: a pass may take half a minute. `begins` is called before a backend's work is enqueued: who looks for the culprit of a
-// fault has to know whose work it was.
+// exceeds these flops is shortened, by halves that are whole tiles: a pass may take half a minute. `begins` is called
+// before a backend's work is enqueued: who looks for the culprit of a fault has to know whose work it was.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };
