@@ -66,7 +66,7 @@ include scripts/cuda.mk # sets CUDA, and where that is not empty what nvcc compi
 # What a build prints: a line a file, as "CC kernels/norm.cu cpu bf16", or by V=1 its commands.
 Q := $(if $(V),,@)
 quietly = $(if $(V),,@printf '%-4s %s\n' $(1) '$(2)';)
-what_of = $(subst _, ,$(patsubst $(B)/%,%,$(@D:$(B)/ops/%=%))) # of ops/cpu_bf16/norm.o "cpu bf16"
+what_of = $(subst _, ,$(patsubst $(B)/%,%,$(firstword $(subst /, ,$(@:$(B)/ops/%=%))))) # of ops/cpu_bf16/norm.o "cpu bf16"
 
 # $(call rule,TARGET,SOURCE AND WHAT ELSE IT NEEDS,COMMAND,LIBRARIES): how TARGET is made in $(B).
 # $(call program,TARGET,SOURCE,COMMAND,ARCHIVES,LIBRARIES): how a program is made: an object of its own, which links with the
@@ -112,9 +112,9 @@ $(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
 
-# ---- The ops: each of kernels/*.cu is an object a copy of the engine, which the engine and the tests link ----
+# ---- The ops: each .cu of kernels/ is an object a copy of the engine, which the engine and the tests link ----
 # What differs between copies is a target, a precision and a level of instruction sets, as in cpu_bf16_x86_64_v3.
-OPS_SOURCES := $(wildcard kernels/*.cu)
+OPS_SOURCES := $(wildcard kernels/*.cu kernels/*/*.cu)
 ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
 # $(call ops,COPY,COMMAND,OPS): the copy's objects, of OPS or of all, and, for tests, their archive. A test that includes an op's
 # .cu has the symbols that the archive's member of that name has, which the linker then leaves.
@@ -134,7 +134,7 @@ $(foreach p,fp32 bf16,$(eval $(B)/ptxas_$p.log: $(call ops_objects,cuda_$p)))
 $(PTXAS_LOGS):
 	cat $(^:.o=.ptxas) >$@
 # The ops that are written on tiles or dot products, with these emulated; a program links them before the copy's others.
-EMULATED_TILES_OPS := attention_cpu attention_decode attention_unfused_cpu matmul
+EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu matmul/matmul
 $(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
@@ -199,7 +199,7 @@ $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PR
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE) $$(TEST_FLAGS),$(B)/ops/cpu_fp32.a,$$(LDLIBS) -lcmocka)
 # Those of runtime/ and formats/ alone.
-SANITIZED_UNITS := $(shell grep -LE '^.include "(kernels|run)/|^.include "[a-z_0-9]*\.cuh"|^.include "(test/.*\.cuh?|parameters|memory|zero)' test/unit_*.c)
+SANITIZED_UNITS := $(shell grep -LE '^.include "(kernels|memory|model|optimizer|run|zero)/|^.include "[a-z_0-9]*\.cuh"|^.include "test/.*\.cuh?' test/unit_*.c)
 $(foreach u,$(SANITIZED_UNITS:test/%.c=%),$(call program,test/$u,test/$u.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS),$(SANITIZED_LIBRARY),$$(LDLIBS) -lcmocka))
 $(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$(SANITIZED_LIBRARY),$$(RUNTIME_LDLIBS))
 
@@ -265,7 +265,7 @@ test-long:
 	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C in fp32 and, in the long run, as C++ in bf16; each benchmark still compiles, in both.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_cudnn_%.cuh kernels/matmul_choices.cuh kernels/matmul_cublaslt.cuh kernels/matmul_candidates.cuh kernels/matmul_proof.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention/sm80%.cuh kernels/attention/sm90%.cuh $(filter-out kernels/cudnn/attention.cuh,$(wildcard kernels/cudnn/*.cuh)) kernels/matmul/choices.cuh kernels/matmul/cublaslt.cuh kernels/matmul/candidates.cuh kernels/matmul/proof.cuh kernels/matmul/tuning.cuh,$(wildcard *.cuh *.h */*.cuh kernels/*/*.cuh config/*.h run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
 CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
 check-headers: $(CHECKS)

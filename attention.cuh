@@ -5,12 +5,12 @@
 // log-sum-exp per row, unfused the T x T probabilities. On the cuda target there are two flash backends; the one for
 // compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
-#include "kernels/attention_cudnn.cuh"       // what fused_* are
-#include "kernels/attention_cudnn_rules.cuh" // fused_leads_on
-#include "kernels/attention_decode.cuh"      // attention_decode
-#include "kernels/attention_flash.cuh"       // what flash_* and sm90_* are
-#include "kernels/attention_shape.cuh"       // struct attention_shape
-#include "kernels/attention_unfused.cuh"     // what unfused_* are
+#include "kernels/attention/decode.cuh"      // attention_decode
+#include "kernels/attention/flash.cuh"       // what flash_* and sm90_* are
+#include "kernels/attention/shape.cuh"       // struct attention_shape
+#include "kernels/attention/unfused.cuh"     // what unfused_* are
+#include "kernels/cudnn/attention.cuh"       // what fused_* are
+#include "kernels/cudnn/attention_rules.cuh" // fused_leads_on
 #include "kernels/rope.cuh"                  // rope_backward
 #include "runtime/machine/error.h"           // fail
 #include <stdio.h>                           // snprintf

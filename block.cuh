@@ -1,13 +1,13 @@
 // One transformer block: its ops, its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
-#include "attention.cuh"       // attention_forward, attention_backward, attention_decode
-#include "bias_gradients.cuh"  // bias_partial, bias_finish
-#include "gpt_state.cuh"       // struct gpt and its buffers
-#include "kernels/norm.cuh"    // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/qk_norm.cuh" // qk_norm_forward, qk_norm_backward
-#include "kernels/rope.cuh"    // rope_forward
-#include "linear.cuh"          // linear_forward, linear_backward, quantise_input
-#include "mlp.cuh"             // mlp_activation_forward, mlp_chunks_forward and their backward
+#include "attention.cuh"            // attention_forward, attention_backward, attention_decode
+#include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "kernels/qk_norm.cuh"      // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"         // rope_forward
+#include "model/bias_gradients.cuh" // bias_partial, bias_finish
+#include "model/linear.cuh"         // linear_forward, linear_backward, quantise_input
+#include "model/mlp.cuh"            // mlp_activation_forward, mlp_chunks_forward and their backward
+#include "model/state.cuh"          // struct gpt and its buffers
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 

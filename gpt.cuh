@@ -1,14 +1,14 @@
 // The model: the embedding, the blocks, the head, and the steps that are made of them: a micro-step, the update, an
-// evaluation. Generation is made of them in generation.cuh, one block is in block.cuh.
+// evaluation. Generation is made of them in model/generation.cuh, one block is in block.cuh.
 #pragma once
 #include "block.cuh"                   // block_forward, block_backward
-#include "kernels/attention_spans.cuh" // attention_spans
+#include "kernels/attention/spans.cuh" // attention_spans
 #include "kernels/device_memory.cuh"   // device_upload, device_download, device_copy
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum
 #include "kernels/work_segments.cuh"   // segments_begin
-#include "offload.cuh"                 // offload_layer, fetch_group
+#include "model/offload.cuh"           // offload_layer, fetch_group
 
 // ---- Embedding and head ----
 

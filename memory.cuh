@@ -10,7 +10,7 @@
 #include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
 #include "kernels/transfers.cuh"           // enum transfer_direction
-#include "memory_packing.cuh"              // plan_pack
+#include "memory/packing.cuh"              // plan_pack
 #include "runtime/machine/error.h"         // fail
 #include "runtime/machine/memory_limits.h" // memory_available_bytes, memory_resident_peak_bytes
 #include <stdbool.h>                       // bool

@@ -3,7 +3,7 @@
 // This file is compiled several times. Without ENGINE it is main, which reads the options and calls one copy of the
 // engine. With ENGINE defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy:
 // floatX has the copy's precision, and the one entry point is named ENGINE.
-#include "config_resolve.h" // config_parse, config_resolve
+#include "config/resolve.h" // config_parse, config_resolve
 #include "run/engine.h"     // the copies of the engine
 
 #ifndef ENGINE

@@ -4,7 +4,7 @@
 #include <stdlib.h> // realloc, free
 #include <string.h> // strcmp, memset
 
-#include "config_layers.h"              // config_window
+#include "config/layers.h"              // config_window
 #include "formats/huggingface_traits.h" // struct architecture_traits
 #include "runtime/machine/error.h"      // fail
 

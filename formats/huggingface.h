@@ -21,7 +21,7 @@
 
 #include "runtime/machine/error_text.h" // struct error_text
 
-struct config;     // config.h
+struct config;     // config/config.h
 struct option_row; // runtime/text/options.h
 
 // One row per architecture: its model_type and its class in config.json. What else they differ in: the rows of

@@ -1,7 +1,7 @@
 // What config.json of one architecture says otherwise than another's: one row of a table for each, which the reader
 // (huggingface_read.c, huggingface_rope.c) and the writer (huggingface_write.c) share.
 #pragma once
-#include "config.h"                  // struct config
+#include "config/config.h"           // struct config
 #include "formats/huggingface.h"     // enum architecture
 #include "runtime/text/json.h"       // config.json as written
 #include "runtime/text/json_parse.h" // config.json as read

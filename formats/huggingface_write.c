@@ -4,7 +4,7 @@
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
 
-#include "config_layers.h" // config_window
+#include "config/layers.h" // config_window
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 

@@ -1,7 +1,7 @@
 // What kernels/activation_fp8.cuh declares.
 #include "kernels/activation_fp8.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
-#include "kernels/fp8_tiles.cuh"            // fp8_cast_tiles
+#include "kernels/fp8/tiles.cuh"            // fp8_cast_tiles
 #include "kernels/packed_floats.cuh"        // packed_from_floats
 
 #ifdef TARGET_CUDA

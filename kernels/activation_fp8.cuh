@@ -3,7 +3,7 @@
 // matrix: where to.scale->delayed is 0 the result's amax is taken by a pass of its own first.
 #pragma once
 #include "kernels/activation.cuh" // ACTIVATION_OPS
-#include "kernels/fp8.cuh"        // struct fp8_cast
+#include "kernels/fp8/fp8.cuh"    // struct fp8_cast
 #include <sys/cdefs.h>            // __BEGIN_DECLS
 
 // For each NAME of ACTIVATION_OPS:

@@ -1,11 +1,11 @@
-// The largest magnitude among the elements that an op stores, for the scale of their cast to FP8 (kernels/fp8.cuh): the
-// op takes it on the way, at *amax in the device's memory, which becomes the larger of what it holds and fp8_magnitude
-// of each element as it was rounded and stored. A maximum of integers, so that no order changes its bits.
+// The largest magnitude among the elements that an op stores, for the scale of their cast to FP8 (kernels/fp8/fp8.cuh):
+// the op takes it on the way, at *amax in the device's memory, which becomes the larger of what it holds and
+// fp8_magnitude of each element as it was rounded and stored. A maximum of integers, so that no order changes its bits.
 #pragma once
-#include "kernels/device.cuh" // floatX
-#include "kernels/fp8.cuh"    // fp8_magnitude
-#include "kernels/packed.cuh" // struct packed
-#include "kernels/ptx.cuh"    // store_shared_word, load_shared_word
+#include "kernels/device.cuh"  // floatX
+#include "kernels/fp8/fp8.cuh" // fp8_magnitude
+#include "kernels/packed.cuh"  // struct packed
+#include "kernels/ptx.cuh"     // store_shared_word, load_shared_word
 
 HOST_DEVICE uint32_t amax_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(largest, fp8_magnitude(to_float(x))); }

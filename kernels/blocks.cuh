@@ -1,5 +1,5 @@
 // Blocks of 32 x 32 on the CPU: packed operands, and their product, of which attention is made. Matrix products
-// (kernels/matmul_tiles.cuh) take the same bf16 blocks, and the product by dot products of pairs.
+// (kernels/matmul/tiles.cuh) take the same bf16 blocks, and the product by dot products of pairs.
 //
 // An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
 // row-major in both. A right one (B) is row-major in fp32, and in bf16 two VNNI tiles of words, columns 0 to 15 and 16

@@ -80,8 +80,8 @@ struct compute_capability {
     int major, minor;
 };
 
-struct matmul_library; // kernels/matmul.cuh
-struct fused_library;  // kernels/attention_cudnn.cuh
+struct matmul_library; // kernels/matmul/matmul.cuh
+struct fused_library;  // kernels/cudnn/attention.cuh
 struct work_segments;  // kernels/work_segments.cuh
 
 enum { DEVICE_EVENTS = 5 }; // points in the device's queue that the host can wait for, and take the time of

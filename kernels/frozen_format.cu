@@ -2,7 +2,7 @@
 #include "kernels/frozen_format.cuh"
 #include "kernels/amax.cuh"          // amax_larger
 #include "kernels/device_memory.cuh" // device_copy
-#include "kernels/fp8_blocks.cuh"    // fp8_block_scale
+#include "kernels/fp8/blocks.cuh"    // fp8_block_scale
 #include "kernels/packed.cuh"        // packed_store_some
 #include "kernels/packed_floats.cuh" // packed_from_floats
 #include "kernels/state_format.cuh"  // parameter_rounded

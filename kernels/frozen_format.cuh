@@ -1,7 +1,7 @@
 // How the frozen weight matrices of linear layers are stored, and read back as floatX before each product.
 //
 //   FROZEN_FLOATX  as parameters of floatX are
-//   FROZEN_FP8     E4M3 codes and, of each 128 x 128 elements, an fp32 inverse scale, a power of two: kernels/fp8.cuh's
+//   FROZEN_FP8     E4M3 codes and, of each 128 x 128 elements, an fp32 inverse scale, a power of two: fp8/fp8.cuh's
 //                  FP8_128X128, so that a product of FP8 matrices takes the stored bytes. 8.002 bits an element
 //   FROZEN_NF4     QLoRA's 4 bits, with double quantisation: kernels/nf4.cuh. 4.127 bits an element
 //
@@ -9,9 +9,9 @@
 // target, for any number of threads, and so has what is read back, where weights are finite: one that is not makes its
 // block NaN, in NF4 the matrix.
 #pragma once
-#include "kernels/fp8.cuh" // struct fp8_matrix
-#include "kernels/nf4.cuh" // struct nf4_matrix
-#include <sys/cdefs.h>     // __BEGIN_DECLS
+#include "kernels/fp8/fp8.cuh" // struct fp8_matrix
+#include "kernels/nf4.cuh"     // struct nf4_matrix
+#include <sys/cdefs.h>         // __BEGIN_DECLS
 
 enum frozen_format { FROZEN_FLOATX, FROZEN_FP8, FROZEN_NF4 };
 enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the matrix in memory

@@ -4,9 +4,9 @@
 //
 // An op's own NAME_workspace_bytes answers for the device at hand; these functions answer for a GPU.
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct compute_capability
-#include "kernels/fp8.cuh"             // enum fp8_scaling
+#include "kernels/fp8/fp8.cuh"         // enum fp8_scaling
 #include "kernels/qk_norm.cuh"         // struct qk_norm_shape
 #include <stdio.h>                     // snprintf
 
@@ -111,8 +111,8 @@ static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQU
 
 #define GPU_FLASH_NAME "mma.sync bf16" // its instructions, for the report
 #define GPU_SM90_NAME "wgmma bf16"
-enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention_sm80.cu
-// Writes to `reason` (size bytes) why attention_sm80.cu can't take the shape; an empty text where it can.
+enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention/sm80.cu
+// Writes to `reason` (size bytes) why attention/sm80.cu can't take the shape; an empty text where it can.
 static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
@@ -122,7 +122,7 @@ static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struc
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
-// Backward of attention_sm80.cu keeps lse log2(e) and delta of each row; forward needs no workspace.
+// Backward of attention/sm80.cu keeps lse log2(e) and delta of each row; forward needs no workspace.
 static inline size_t gpu_flash_backward_bytes(struct attention_shape shape) {
     return 2 * sizeof(float) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
 }

@@ -1,4 +1,4 @@
-// The elementwise parts of a Newton-Schulz iteration (orthogonalise.cuh), between its matrix products.
+// The elementwise parts of a Newton-Schulz iteration (optimizer/orthogonalise.cuh), between its matrix products.
 #pragma once
 #include "kernels/device.cuh" // floatX, struct device, LAUNCH
 #include <float.h>            // FLT_MAX

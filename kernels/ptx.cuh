@@ -7,8 +7,8 @@
 //
 // Shared memory is read and written through these wrappers alone, so that the emulator sees each access.
 #pragma once
-#include "kernels/fp8.cuh" // fp8_encode
-#include <stdint.h>        // uint32_t
+#include "kernels/fp8/fp8.cuh" // fp8_encode
+#include <stdint.h>            // uint32_t
 
 #if defined(__CUDACC__)
 #define PTX_FUNCTION static __device__ __forceinline__

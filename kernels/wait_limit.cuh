@@ -27,21 +27,23 @@ static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 // A place is a line and the number of a file, one of those whose threads wait.
 enum { WAIT_FILES = 16 };
 __host__ __device__ static constexpr const char *wait_file(int number) {
-    return number == 1   ? "attention_sm90.cuh"
-           : number == 2 ? "attention_sm90_forward.cu"
-           : number == 3 ? "attention_sm90_backward.cu"
-           : number == 4 ? "unit_sm90.cu"
+    return number == 1   ? "attention/sm90.cuh"
+           : number == 2 ? "attention/sm90_forward.cu"
+           : number == 3 ? "attention/sm90_backward.cu"
+           : number == 4 ? "cuda/unit_sm90.cu"
                          : "another file";
 }
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
 __host__ __device__ static constexpr int wait_place(const char *path, int line) {
-    const char *name = path; // behind the last slash
+    const char *name = path, *last = path; // behind the last slash but one, and behind the last
     int file = 1;
     for (const char *at = path; *at; at++)
-        if (*at == '/')
-            name = at + 1;
+        if (*at == '/') {
+            name = last;
+            last = at + 1;
+        }
     while (file < WAIT_FILES - 1 && !wait_same_text(name, wait_file(file)))
         file++;
     return line * WAIT_FILES + file;

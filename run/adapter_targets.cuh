@@ -3,7 +3,7 @@
 // A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as q_proj or
 // self_attn.q_proj; all-linear is every linear layer of the blocks. Every layer has the same adapters.
 #pragma once
-#include "config_layers.h"       // config_rotary_dims
+#include "config/layers.h"       // config_rotary_dims
 #include "formats/peft_config.h" // peft_name_matches
 #include "run/tensor_names.cuh"  // huggingface_tensors_of
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with
-#include "kernels/attention_spans.cuh" // attention_spans, attention_first_key
+#include "kernels/attention/spans.cuh" // attention_spans, attention_first_key
 #include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"    // device_synchronize
 #include "kernels/random.cuh"          // dropout_scales

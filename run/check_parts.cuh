@@ -5,8 +5,8 @@
 
 #ifdef TARGET_CUDA
 #include "run/check_copies.cuh"   // copies_are_right
-#include "kernels/fp8_blocks.cuh" // fp8_block_scale, fp8_block_inverse
-#include "kernels/fp8_cast.cuh"   // fp8_cast
+#include "kernels/fp8/blocks.cuh" // fp8_block_scale, fp8_block_inverse
+#include "kernels/fp8/cast.cuh"   // fp8_cast
 
 // ---- FP8's casts ----
 

@@ -1,7 +1,7 @@
 // The choice of the engine's copy: by --device, --precision, --instruction-set, and what this build and this machine
 // have.
 #pragma once
-#include "config.h"                // struct config
+#include "config/config.h"         // struct config
 #include "kernels/amx.cuh"         // amx_available
 #include "run/levels.h"            // levels, the copies of the engine for the cpu
 #include "runtime/machine/error.h" // fail

@@ -1,7 +1,7 @@
 // The copies of the engine in one train_gpt, a copy for each target and precision, and on the cpu target for each level
 // of instruction sets, as main sees them.
 #pragma once
-#include "config.h" // struct config
+#include "config/config.h" // struct config
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,7 +2,7 @@
 // the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is
 // auto.
 #pragma once
-#include "config_fit.h"            // config_resolve_copies
+#include "config/fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
 #include "run/fit_time.cuh"        // fit_flops_per_byte
 #include "recompute.cuh"           // policies

@@ -5,7 +5,7 @@
 // says so, and the bus in each direction, which carries one copy after the other. The update streams its pieces through
 // slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
-#include "config_fit.h"        // config_main_bytes
+#include "config/fit.h"        // config_main_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/planned_gpu.cuh" // planned_gpu

@@ -3,7 +3,7 @@
 // fp8.amax_history, whose fourth is the steps, the newest first.
 #pragma once
 #include "formats/safetensors.h"        // struct safetensors_tensor
-#include "fp8.cuh"                      // struct fp8_state
+#include "model/fp8.cuh"                // struct fp8_state
 #include "runtime/machine/error_text.h" // RETURN_PROBLEM
 
 enum fp8_tensor { FP8_TENSOR_SCALE, FP8_TENSOR_HISTORY, FP8_TENSORS };

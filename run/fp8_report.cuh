@@ -1,7 +1,7 @@
 // What a run says of FP8: a row of the start-up report, and the shares of values in log.jsonl.
 #pragma once
-#include "config_layers.h"    // config_fp8_layers
-#include "fp8.cuh"            // struct fp8_state
+#include "config/layers.h"    // config_fp8_layers
+#include "model/fp8.cuh"      // struct fp8_state
 #include "runtime/text/log.h" // struct log_fp8
 
 static_assert((int)FP8_OPERANDS == (int)LOG_FP8_OPERANDS, "struct log_fp8 has an element for each operand");

@@ -1,7 +1,7 @@
 // Which parameters are frozen: under LoRA all but the adapters, else what --freeze names.
 #pragma once
-#include "config_layers.h"      // config_rotary_dims
-#include "gpt_state.cuh"        // struct norm_weights
+#include "config/layers.h"      // config_rotary_dims
+#include "model/state.cuh"      // struct norm_weights
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 

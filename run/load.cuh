@@ -5,7 +5,7 @@
 // the bits that were saved. Moments are loaded as they are stored, and converted where this run stores them otherwise.
 #pragma once
 #include "run/model.cuh"             // struct gpt
-#include "config_layers.h"           // config_rotary_dims
+#include "config/layers.h"           // config_rotary_dims
 #include "formats/huggingface.h"     // enum architecture
 #include "formats/llmc.h"            // llmc_parse
 #include "run/fp8_checkpoint.cuh"    // fp8_load

@@ -6,7 +6,7 @@
 // adapters' rows are in the order of the weight's, and GPT-2's weights are transposed where adapters are not.
 // config.json is written last: a folder without it was not finished.
 #pragma once
-#include "config_finetune.h"         // config_lora_scale
+#include "config/finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture
 #include "run/carried_files.h"       // the files that are copied
 #include "run/folder_check.h"        // folder_check_begin, folder_check_end

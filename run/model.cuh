@@ -1,8 +1,8 @@
 // A model's memory: planned from its timeline, allocated, filled with initial parameters, freed.
 #pragma once
-#include "config_layers.h"        // config_layer_is_windowed, config_layer_is_rotary
-#include "generation.cuh"         // struct gpt, gpt_prefill, gpt_decode
+#include "config/layers.h"        // config_layer_is_windowed, config_layer_is_rotary
 #include "kernels/rope_table.cuh" // rope_table, struct rope_settings
+#include "model/generation.cuh"   // struct gpt, gpt_prefill, gpt_decode
 #include "run/freezing.cuh"       // freezing_of
 
 static void *gpt_pointer(const struct gpt *m, int id) {
@@ -357,7 +357,7 @@ static void gpt_allocate(struct gpt *m) {
 }
 
 // Calls the matmuls of a training step, and of an evaluation where the run has some, on their planned memory; nothing
-// else runs (timeline.cuh). For a matmul library that lists its calls, before the first step.
+// else runs (model/timeline.cuh). For a matmul library that lists its calls, before the first step.
 static void gpt_rehearse(struct gpt *m) {
     const uint64_t micro_step = m->micro_step;
     timeline_rehearse(&m->timeline, true);

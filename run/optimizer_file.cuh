@@ -7,7 +7,7 @@
 // in model.safetensors are not exact.
 #pragma once
 #include "formats/safetensors.h" // struct safetensors_tensor
-#include "optimizer_state.cuh"   // enum optimizer_state, optimizer_format
+#include "optimizer/state.cuh"   // enum optimizer_state, optimizer_format
 #include <stdio.h>               // snprintf
 
 static const char optimizer_file_name[] = "optimizer.safetensors";

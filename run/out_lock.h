@@ -4,7 +4,7 @@
 // Rank 0 takes it for all: on hosts with disks of their own, the folders of one name are not one. The file stays, and
 // its lock ends with the process.
 #pragma once
-#include "config.h"                  // struct config
+#include "config/config.h"           // struct config
 #include "run/start.h"               // start_check_new
 #include "runtime/files/file_lock.h" // file_lock_take
 #include "runtime/files/file_read.h" // is_pipe

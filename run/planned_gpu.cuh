@@ -1,6 +1,6 @@
 // The GPU that --plan-gpu names, whose memory is planned and whose times are predicted.
 #pragma once
-#include "config.h"                // struct config
+#include "config/config.h"         // struct config
 #include "kernels/device.cuh"      // struct compute_capability
 #include "kernels/gpu_peak.cuh"    // gpu_peak_find
 #include "runtime/machine/error.h" // fail

@@ -6,7 +6,7 @@
 // thread, while the training goes on; or, without a copy, from the model itself, while it waits.
 #pragma once
 #include "run/model.cuh"               // struct gpt
-#include "config_layers.h"             // config_rotary_dims
+#include "config/layers.h"             // config_rotary_dims
 #include "formats/checkpoint.h"        // checkpoint_prune
 #include "formats/checkpoint_part.h"   // checkpoint_part_begin
 #include "formats/checkpoint_thread.h" // writes while the training goes on

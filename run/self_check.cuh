@@ -5,7 +5,7 @@
 //
 // A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a second
 // start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
-// (kernels/attention_cudnn_check.cu), and so flash is judged first.
+// (kernels/cudnn/attention_check.cu), and so flash is judged first.
 #pragma once
 #include "run/run.cuh" // struct run
 

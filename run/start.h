@@ -1,8 +1,8 @@
 // The options that a run starts with. Those of a checkpoint (--resume) or of a model (--init-from) are added to the
 // command line's before config_resolve; after it they are checked against the checkpoint's and the other ranks'.
 #pragma once
-#include "config.h"                    // struct config
-#include "config_fp8.h"                // config_drop_unused_fp8
+#include "config/config.h"             // struct config
+#include "config/fp8.h"                // config_drop_unused_fp8
 #include "dataloader.h"                // paths_any
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse

@@ -13,7 +13,7 @@
 // Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once
 #include "formats/huggingface.h"   // enum architecture
-#include "parameters.cuh"          // struct parameters, struct tensor
+#include "model/parameters.cuh"    // struct parameters, struct tensor
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // realloc, free

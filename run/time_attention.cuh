@@ -1,8 +1,8 @@
 // The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape: launched
 // in turn, so that the GPU's clocks favour none.
 #pragma once
+#include "model/timeline.cuh"      // seconds_now
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
-#include "timeline.cuh"            // seconds_now
 
 // The inputs and results of time_attention.
 struct attention_timing {

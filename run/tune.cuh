@@ -7,7 +7,7 @@
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 #ifdef TARGET_CUDA
-#include "kernels/matmul_choices.cuh" // struct matmul_choice, matmul_tune
+#include "kernels/matmul/choices.cuh" // struct matmul_choice, matmul_tune
 #endif
 
 #ifdef TARGET_CUDA

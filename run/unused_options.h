@@ -1,9 +1,9 @@
 // Options that were given and that another option makes useless. The report says so, since a user who gave one expects it
 // to change something. An option whose loss makes another model than was asked for ends the program in config_resolve.
 #pragma once
-#include "config.h" // struct config
-#include <stdio.h>  // printf
-#include <string.h> // strcmp
+#include "config/config.h" // struct config
+#include <stdio.h>         // printf
+#include <string.h>        // strcmp
 
 // Prints a note on each option that was given, has not its default, and is not used by this run.
 static void report_unused_options(const struct config *c) {

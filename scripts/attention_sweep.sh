@@ -5,7 +5,7 @@
 #   scripts/attention_sweep.sh [VARIANT ...]     a variant is compiler options, as '-DSM90_FORWARD_STAGES=1'
 #
 # What a variant must not do is spill or be refused by ptxas: then it is left out, and said so. Needs nvcc and a GPU of
-# compute capability 9.0. A winner goes into the macros of kernels/attention_sm90_forward_plan.cuh and _backward_plan.cuh.
+# compute capability 9.0. A winner goes into the macros of kernels/attention/sm90_forward_plan.cuh and _backward_plan.cuh.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 out=out/attention_sweep

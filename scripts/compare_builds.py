@@ -81,6 +81,39 @@ POLICIES = {
     "layers": FULL + "--recompute-layers 0,2 ",
     "auto": "--recompute-granularity auto --memory-budget BUDGET ",
 }
+# What the core's options are, each with the shape and precision that it is tried with.
+FP8 = "--fp8-format hybrid --first-last-layers-bf16=false "
+SANDWICH = "--norm-placement sandwich --qk-layernorm "
+OPTIONS = {
+    "fp8-tensorwise": ("llama", "bf16", FP8 + "--fp8-recipe tensorwise "),
+    "fp8-delayed": ("llama", "bf16", FP8 + "--fp8-recipe delayed --fp8-amax-history-len 4 " + FULL),
+    "fp8-delayed-biases": ("gpt2", "bf16", FP8 + "--fp8-recipe delayed " + SELECTIVE),
+    "fp8-blockwise": ("llama", "bf16", FP8 + "--fp8-recipe blockwise " + SELECTIVE),
+    "fp8-sandwich": ("llama", "bf16", FP8 + "--fp8-recipe delayed " + SANDWICH),
+    "fp8-post": ("qwen2", "bf16", FP8 + "--fp8-recipe tensorwise --norm-placement post --hidden-dropout 0 "),
+    "fp8-parallel": ("gpt2", "bf16", FP8 + "--fp8-recipe delayed --parallel-residual " + FULL),
+    "offload-activations": ("llama", "bf16", "--cpu-offloading-num-layers 1 "),
+    "offload-optimizer": ("gpt2", "bf16", "--optimizer-cpu-offload --offload-gradients --offload-weights " + FULL),
+    "offload-part": ("llama", "bf16", "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --exp-avg-dtype 8bit "
+                                      "--exp-avg-sq-dtype bf16 --main-grads-dtype bf16 "),
+    "masters-bf16": ("gpt2", "bf16", "--main-params-dtype bf16 "),
+    "lora": ("qwen2", "bf16", "--lora-rank 4 --lora-dropout 0.1 --lora-target-modules all-linear " + SELECTIVE),
+    "lora-nf4": ("llama", "bf16", "--lora-rank 4 --frozen-weights-format nf4 " + FULL),
+    "lora-fp8-weights": ("llama", "bf16", "--lora-rank 2 --frozen-weights-format fp8 "),
+    "muon": ("gpt2", "bf16", "--optimizer muon "),
+    "ema": ("gpt2", "fp32", "--ema-decay 0.9 --zero-stage 0 "),
+    "chunks": ("llama", "bf16", "--mlp-chunk-tokens 8 " + FULL),
+    "chunks-biases": ("gpt2", "bf16", "--mlp-chunk-tokens 8 " + SELECTIVE + "--recompute-modules mlp,norm "),
+    "chunks-sandwich": ("llama", "fp32", "--mlp-chunk-tokens 8 " + SANDWICH + FULL),
+    "chunks-parallel": ("gpt2", "fp32", "--mlp-chunk-tokens 8 --parallel-residual " + FULL),
+    "documents": ("llama", "bf16", "--reset-attention-mask --reset-position-ids --eod-token 0 " + FULL),
+    "window": ("llama", "bf16", "--window-size 8 --window-attn-skip-freq 2 "),
+    "sandwich": ("llama", "bf16", SANDWICH + SELECTIVE),
+    "qk-norm-full": ("qwen2", "fp32", "--norm-placement post --qk-layernorm --qk-layernorm-width full " + SELECTIVE),
+    "parallel": ("gpt2", "bf16", "--parallel-residual " + FULL),
+    "multipliers": ("llama", "bf16", "--embedding-multiplier 2 --residual-multiplier 0.5 --attn-logit-softcapping 20 "
+                                     "--final-logit-softcapping 30 --z-loss 1e-4 " + SELECTIVE),
+}
 # Between what full recomputation takes and what none takes.
 BUDGETS = {"gpt2": {"fp32": "3.17MiB", "bf16": "15.19MiB"}, "llama": {"fp32": "3.74MiB", "bf16": "15.78MiB"},
            "qwen2": {"fp32": "3.97MiB", "bf16": "16.02MiB"}}
@@ -156,6 +189,14 @@ def rank_configurations():
                         "--device cpu --precision fp32 --zero-stage 3 --collectives sockets", ranks=2)
 
 
+def option_configurations():
+    for name, (shape, precision, options) in OPTIONS.items():
+        start = TRAINING + SHAPES[shape] + "--device cpu --precision %s %s" % (precision, options)
+        plan = "--plan=full --plan-json plan.json --plan-picture plan.svg "
+        yield Configuration("cpu option %s" % name, start + plan, start, start + "--train-steps 4 --resume auto ")
+        yield Configuration("cpu option ranks %s" % name, start + "--zero-stage 3 --global-batch-size 4" if name != "ema" else start, ranks=2)
+
+
 def plan_configurations():
     plan = "--plan=full --plan-json plan.json --plan-picture plan.svg --device cpu --threads 1 "
     for number, preset in enumerate(PRESETS):
@@ -200,12 +241,15 @@ def emulated_configurations():
                         small + EMULATED_SHAPES["llama"] + "--precision bf16 --train-steps 4 --resume auto --cuda-graphs=false")
     yield Configuration("emu unfused", small + EMULATED_SHAPES["llama"] + "--precision bf16 --attention-backend unfused")
     yield Configuration("emu hopper", small + EMULATED_SHAPES["llama"] + "--precision bf16", variables={"EMU_CAPABILITY": "9.0"})
+    for name, (shape, precision, options) in OPTIONS.items():
+        start = small + EMULATED_SHAPES[shape] + "--precision %s %s" % (precision, options)
+        yield Configuration("emu option %s" % name, start + plan, start, variables={"EMU_CAPABILITY": "9.0"} if "fp8" in name else {})
     for preset in ("gpt2-124m", "llama3-8b", "qwen2.5-1.5b"):
         yield Configuration("emu plan " + preset, "--preset %s --device cuda --precision bf16 %s--plan-picture plan.svg" % (preset, plan))
 
 
 def all_configurations():
-    return [*cpu_configurations(), *rank_configurations(), *plan_configurations(), *message_configurations(), *emulated_configurations()]
+    return [*cpu_configurations(), *rank_configurations(), *option_configurations(), *plan_configurations(), *message_configurations(), *emulated_configurations()]
 
 
 # ---- runs ----

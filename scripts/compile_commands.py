@@ -42,7 +42,7 @@ def main():
     files = {source: longest.get((source, False)) or words for (source, _), words in longest.items()}
     for header in sys.argv[1:]:
         files[header] = longest["train_gpt.c", False] + ["-x", "c"]
-    for header in glob.glob("*.cuh") + glob.glob("kernels/*.cuh") + glob.glob("run/*.cuh") + glob.glob("test/emu/*.h"):
+    for header in [*glob.glob("*.cuh"), *glob.glob("*/*.cuh"), *glob.glob("kernels/*/*.cuh"), *glob.glob("test/emu/*.h")]:
         files.setdefault(header, longest.get(("train_gpt.c", True)))
     json.dump([{"directory": os.getcwd(), "file": file, "arguments": [*words, file]} for file, words in sorted(files.items()) if words],
               sys.stdout, indent=1)

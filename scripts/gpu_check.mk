@@ -18,7 +18,7 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # their own there. Under compute-sanitizer any wait may be long. What is timed, and units, have plain device memory.
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
-$(foreach p,fp32 bf16,$(eval $(call cuda_ops,wait_$p,$$(GPU_COMPILE) $$(GPU_WAIT_LIMIT) $$(PRECISION_$p),attention_sm90_forward attention_sm90_backward)))
+$(foreach p,fp32 bf16,$(eval $(call cuda_ops,wait_$p,$$(GPU_COMPILE) $$(GPU_WAIT_LIMIT) $$(PRECISION_$p),attention/sm90_forward attention/sm90_backward)))
 
 .PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-kernels gpu-fp8 gpu-ops gpu-curve gpu-ranks \
   gpu-sanitize gpu-rehearsal gpu-programs
@@ -51,7 +51,7 @@ $G/op_%_bf16: $G/op_%_bf16.o $(B)/ops/wait_bf16.a $(B)/ops/cuda_bf16.a $(LIBRARY
 $G/%: $G/%.o $(B)/ops/cuda_bf16.a $(LIBRARY)
 	$(GPU_LINK)
 # What ptxas spilled in the kernels that the bench times.
-$G/ptxas_attention.log: $(foreach o,attention_sm80 attention_sm90_forward attention_sm90_backward,$(B)/ops/cuda_bf16/$o.o)
+$G/ptxas_attention.log: $(foreach o,attention/sm80 attention/sm90_forward attention/sm90_backward,$(B)/ops/cuda_bf16/$o.o)
 	cat $(^:.o=.ptxas) >$@
 $G/attention_bench: $G/ptxas_attention.log
 $(foreach p,attention_bench device_rates,$(call program,emu/$p,test/cuda/$p.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS)))

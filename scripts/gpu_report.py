@@ -137,7 +137,7 @@ def data(folder):
         return 0
     os.makedirs(folder, exist_ok=True)
     text = b""
-    source = ["*.c*", "kernels/*.cuh", "run/*", "formats/*.[ch]", "runtime/**/*.[ch]", "test/*.c"]
+    source = ["*.c*", "*/*.cuh", "kernels/*/*.cuh", "config/*.h", "run/*", "formats/*.[ch]", "runtime/**/*.[ch]", "test/*.c"]
     for path in sorted(path for pattern in source for path in glob.glob(pattern, recursive=True)):
         with open(path, "rb") as file:
             text += file.read() + b"\0"

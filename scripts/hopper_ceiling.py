@@ -5,8 +5,8 @@
   scripts/hopper_ceiling.py --check  whether docs/hopper.md has them
 
 Counts are clocks of one multiprocessor for one tile: of the tensor cores, of the units that make exp2, of shared memory, of
-the schedulers. All four run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention_sm90_forward.cu
-and kernels/attention_sm90_backward.cu.
+the schedulers. All four run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention/sm90_forward.cu
+and kernels/attention/sm90_backward.cu.
 """
 import functools
 import heapq
@@ -23,7 +23,7 @@ INSTRUCTIONS = {"forward": {64: 429, 96: 443, 128: 481, 256: 482}, "backward": {
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
-GANG, MANY_HEADS, L2_SHARE = 8, 4, 0.6  # as in kernels/attention_sm90_backward.cu
+GANG, MANY_HEADS, L2_SHARE = 8, 4, 0.6  # as in kernels/attention/sm90_backward.cu
 # Clocks of forward, guessed: from asking for Q until it has come from memory; of a warpgroup's O to shared memory; until a copy
 # has read it there. What a tile of queries takes beyond its steps is taken from tiles of so many steps.
 Q_CLOCKS, O_CLOCKS, O_READ_CLOCKS, TILE_STEPS = 1000, 400, 500, 8

@@ -28,7 +28,7 @@ INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 21.5, "swiglu forward": 1
 
 
 class Shape:
-    """A preset of config.h at one batch. tied: the head's weight is the embedding's."""
+    """A preset of config/config.h at one batch. tied: the head's weight is the embedding's."""
 
     def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks=1, tied=True):
         self.given = (name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks, tied)
@@ -324,7 +324,7 @@ def matrices(s):
 
 
 def orthogonalise_flops(rows, columns):
-    """orthogonalise.cuh's."""
+    """optimizer/orthogonalise.cuh's."""
     side, length = min(rows, columns), max(rows, columns)
     return MUON_STEPS * (4 * side * side * length + 2 * side ** 3)
 

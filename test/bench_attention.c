@@ -5,7 +5,7 @@
 // machine and its clock change both.
 #include "attention.cuh"               // under test
 #include "kernels/blocks.cuh"          // block_product
-#include "kernels/attention_spans.cuh" // attention_spans
+#include "kernels/attention/spans.cuh" // attention_spans
 #include "kernels/random.cuh"          // random_normal
 #include <omp.h>                       // omp_get_wtime, omp_get_max_threads
 #include <stdio.h>                     // printf

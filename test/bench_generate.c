@@ -15,7 +15,7 @@ static double *phase_seconds; // (phases); NULL: not taken
         if (phase_seconds)                                                                                             \
             phase_seconds[(t)->phase] += seconds_now() - begin_;                                                       \
     } while (0)
-#include "config_resolve.h"
+#include "config/resolve.h"
 #include "run/model.cuh"
 #include "run/sample.cuh"
 #include <omp.h>

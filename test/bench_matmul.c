@@ -1,8 +1,8 @@
 // Speed of the matmuls at the five shapes of GPT-2 124M: bench_matmul_bf16 [TOKENS [BACKEND]], where BACKEND is a name
-// in the table of kernels/matmul.cuh. Medians; random data, since zeros run faster on real hardware; the last line is
-// what one training step spends.
-#include "kernels/matmul_backend.cuh" // matmul_backends
-#include "kernels/matmul.cuh"         // under test
+// in the table of kernels/matmul/matmul.cuh. Medians; random data, since zeros run faster on real hardware; the last
+// line is what one training step spends.
+#include "kernels/matmul/backend.cuh" // matmul_backends
+#include "kernels/matmul/matmul.cuh"  // under test
 #include "kernels/random.cuh"         // random_normal
 #include <omp.h>                      // omp_get_wtime, omp_get_max_threads
 #include <stdio.h>                    // printf

@@ -23,7 +23,7 @@ static double *phase_seconds; // (phases); NULL: not taken
             }                                                                                                          \
         }                                                                                                              \
     } while (0)
-#include "config_resolve.h"
+#include "config/resolve.h"
 #include "run/fit.cuh"
 #include "run/model.cuh"
 #include "run/utilisation.cuh"

@@ -1,6 +1,6 @@
 // What the tests of config.json share: options as from a command line, a file written, a file parsed.
 #pragma once
-#include "config_resolve.h"      // config_parse
+#include "config/resolve.h"      // config_parse
 #include "formats/huggingface.h" // huggingface_parse_config
 #include "test/testing.h"        // cmocka
 

@@ -1,6 +1,6 @@
 // Frees the strings that start_find copies into a config, which a run keeps to its end.
 #pragma once
-#include "config.h" // struct config
+#include "config/config.h" // struct config
 
 // words (bytes): the command line that the config was read from, into which the other strings point.
 static inline void config_free_strings(const struct config *config, const char *words, size_t bytes) {

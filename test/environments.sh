@@ -84,7 +84,7 @@ no_network() {
 }
 # The tree with what is built of it, but for one program, which is left to be built there.
 copy_tree() {
-    mkdir -p "$1/$BUILD/test" && cp -R Makefile ./*.c ./*.h ./*.cuh docs formats kernels run runtime scripts test README.md "$1" &&
+    mkdir -p "$1/$BUILD/test" && cp -R Makefile ./*.c ./*.h ./*.cuh docs config formats kernels memory model optimizer run runtime scripts test zero README.md "$1" &&
         cp "$BUILD/train_gpt" "$1/$BUILD" && cp "$BUILD"/test/unit_* "$1/$BUILD/test" && rm "$1/$BUILD/test/unit_launch"
 }
 make_one() { "$@" make CUDA= "$BUILD/test/unit_launch" >"$scratch/make" 2>&1 || cat "$scratch/make"; }

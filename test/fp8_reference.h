@@ -1,8 +1,8 @@
 // The FP8 formats from their definition, in double: a code's value is mantissa times a power of two, and a value's code
 // is found among the values of all codes. Slow, and of no code under test.
 #pragma once
-#include "kernels/fp8.cuh" // enum fp8_format
-#include <math.h>          // ldexp, fabs
+#include "kernels/fp8/fp8.cuh" // enum fp8_format
+#include <math.h>              // ldexp, fabs
 
 // The value of a magnitude's code as if there were no infinities and NaN: that of the first code past the largest
 // finite one is what rounding without a limit would take next.

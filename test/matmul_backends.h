@@ -1,7 +1,7 @@
 // The backends of matrix products that this build has, for tests that run by each of them; on a GPU cuBLASLt alone.
 #pragma once
-#include "kernels/matmul.cuh" // matmul_create, matmul_destroy
-#include "test/testing.h"     // cmocka
+#include "kernels/matmul/matmul.cuh" // matmul_create, matmul_destroy
+#include "test/testing.h"            // cmocka
 
 #ifdef TARGET_CUDA
 struct matmul_backend {
@@ -14,7 +14,7 @@ static struct matmul_library *matmul_create_backend(struct device *dev, const st
 }
 static void wait_for(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
 #else
-#include "kernels/matmul_backend.cuh" // matmul_backends, matmul_create_backend
+#include "kernels/matmul/backend.cuh" // matmul_backends, matmul_create_backend
 static void wait_for(struct device *dev) {}
 #endif
 static char backend_under_test[96] = "naive";

@@ -3,7 +3,7 @@
 // slots are so small that even a small model's states take several pieces.
 #pragma once
 #define UPDATE_SLOT_BYTES(dev) 6000
-#include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
+#include "kernels/transfers.cuh" // before model/timeline.cuh, whose transfers are counted
 // Bytes of the transfers that were begun, by direction; a test that counts sets it to 0 first.
 static size_t transfer_watch[TRANSFER_DIRECTIONS];
 static uint64_t watched_transfer_begin(struct transfers *t, enum transfer_direction direction, void *to,
@@ -20,7 +20,7 @@ static struct {
 } phase_watch;
 #define TIMELINE_ON_PHASE(t) (phase_watch.on_phase ? phase_watch.on_phase(phase_watch.model) : (void)0)
 #define TIMELINE_IS_WATCHED (phase_watch.on_phase != NULL)
-#include "config_resolve.h"
+#include "config/resolve.h"
 #include "run/model.cuh"
 #include "test/testing.h"
 #include <string.h>

@@ -1,12 +1,12 @@
 // Attention, every backend of the target: against naive loops in double, finite differences, and itself.
 #include "attention.cuh"
-#include "kernels/fp8.cuh"             // fp8_magnitude
-#include "kernels/attention_spans.cuh" // attention_spans
+#include "kernels/fp8/fp8.cuh"         // fp8_magnitude
+#include "kernels/attention/spans.cuh" // attention_spans
 #include "kernels/rope_table.cuh"      // rope_table
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_cudnn.cu"               // what it asks of the library, and why not
-#include "kernels/attention_sm90_backward_plan.cuh" // sm90_backward_block_of
-#include "kernels/attention_sm90_forward_plan.cuh"  // sm90_forward_next
+#include "kernels/attention/sm90_backward_plan.cuh" // sm90_backward_block_of
+#include "kernels/attention/sm90_forward_plan.cuh"  // sm90_forward_next
+#include "kernels/cudnn/attention.cu"               // what it asks of the library, and why not
 #elif !defined(TARGET_CUDA)
 #include "kernels/blocks.cuh"  // ALIGN_BLOCK
 #include "kernels/vectors.cuh" // vec_exp2, under test

@@ -1,5 +1,5 @@
 // Attention of one new token per sequence against a KV cache: against a naive loop in double.
-#include "kernels/attention_decode.cuh"
+#include "kernels/attention/decode.cuh"
 #include "test/testing.h"
 
 static struct device dev;

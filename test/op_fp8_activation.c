@@ -1,8 +1,8 @@
 // kernels/activation_fp8.cuh: what an activation writes as FP8 itself has the bits of the op, fp8_amax and fp8_cast one
 // after the other. Codes, scales, counts and the sums of columns are compared byte by byte.
 #include "kernels/activation_fp8.cuh"
-#include "kernels/fp8_tiles.cuh" // FP8_TILE
-#include "kernels/fp8_cast.cuh"  // fp8_cast, fp8_amax
+#include "kernels/fp8/tiles.cuh" // FP8_TILE
+#include "kernels/fp8/cast.cuh"  // fp8_cast, fp8_amax
 #include "test/testing.h"
 
 static struct device device = {2, NULL};

@@ -1,6 +1,6 @@
-// kernels/fp8_blocks.cuh against plain loops in double: scales, codes, padding and counts to the bit, the sums of
+// kernels/fp8/blocks.cuh against plain loops in double: scales, codes, padding and counts to the bit, the sums of
 // columns within rounding, and what codes stand for.
-#include "kernels/fp8_blocks.cuh"
+#include "kernels/fp8/blocks.cuh"
 #include "test/fp8_reference.h"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads

@@ -1,8 +1,8 @@
-// kernels/fp8.cuh's formats and kernels/fp8_cast.cuh's casts by one scale, against tables of the formats' values in
+// kernels/fp8/fp8.cuh's formats and kernels/fp8/cast.cuh's casts by one scale, against tables of the formats' values in
 // double and plain loops: codes, scales and counts to the bit; the sums of columns within the worst case of their
 // roundings.
 #include "kernels/amax.cuh" // amax_with
-#include "kernels/fp8_cast.cuh"
+#include "kernels/fp8/cast.cuh"
 #include "test/fp8_reference.h"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads

@@ -1,6 +1,6 @@
-// kernels/fp8_scales.cuh against a plain model that keeps every step's amaxes, to the bit: scales over steps of several
+// kernels/fp8/scales.cuh against a plain model that keeps every step's amaxes, to the bit: scales over steps of several
 // micro-batches and ranks, with steps that are skipped.
-#include "kernels/fp8_scales.cuh"
+#include "kernels/fp8/scales.cuh"
 #include "test/testing.h"
 
 static struct device device = {2, NULL};

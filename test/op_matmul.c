@@ -2,13 +2,13 @@
 // double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
 // operands, and for any number of threads where the backend promises them.
 #ifdef TARGET_CUDA
-#include "kernels/gpu_sizes.cuh" // GPU_MATMUL_BYTES
-#include "kernels/matmul.cu"     // the plans and choices under test
+#include "kernels/gpu_sizes.cuh"    // GPU_MATMUL_BYTES
+#include "kernels/matmul/matmul.cu" // the plans and choices under test
 #else
-#include "kernels/matmul.cuh"
+#include "kernels/matmul/matmul.cuh"
 #if defined HAVE_ONEDNN && defined PRECISION_BF16
-#include "kernels/matmul_onednn.cuh" // struct onednn
-#include "kernels/matmul_rows.cuh"   // FEW_ROWS_MOST
+#include "kernels/matmul/onednn.cuh" // struct onednn
+#include "kernels/matmul/rows.cuh"   // FEW_ROWS_MOST
 #endif
 #endif
 #include "test/fails.h"           // run_in_child

@@ -2,12 +2,12 @@
 // scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
 // number of threads where the backend promises them.
 #ifdef TARGET_CUDA
-#include "kernels/gpu_sizes.cuh" // GPU_MATMUL_BYTES
-#include "kernels/matmul.cu"     // the plans and choices under test
+#include "kernels/gpu_sizes.cuh"    // GPU_MATMUL_BYTES
+#include "kernels/matmul/matmul.cu" // the plans and choices under test
 #else
-#include "kernels/matmul.cuh"
+#include "kernels/matmul/matmul.cuh"
 #if defined HAVE_ONEDNN && defined PRECISION_BF16
-#include "kernels/matmul_onednn.cuh" // struct onednn
+#include "kernels/matmul/onednn.cuh" // struct onednn
 #endif
 #endif
 #include "test/fails.h"           // run_in_child

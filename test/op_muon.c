@@ -1,11 +1,11 @@
-// Muon's parts: Newton-Schulz iterations (orthogonalise.cuh) against singular values in double, the momentum and the
-// step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
+// Muon's parts: Newton-Schulz iterations (optimizer/orthogonalise.cuh) against singular values in double, the momentum
+// and the step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
 //
 // Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
 // one rounding of each number that is stored, and a few of fp32.
 #include "kernels/amax.cuh" // amax_with
 #include "kernels/muon.cuh"
-#include "orthogonalise.cuh"
+#include "optimizer/orthogonalise.cuh"
 #include "test/amax.h"
 #include "test/fails.h"
 #include "test/golden.h"

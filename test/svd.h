@@ -1,10 +1,10 @@
 // The singular value decomposition in double, by one-sided Jacobi rotations; what Newton-Schulz iterations are judged
 // by: the same singular vectors with the polynomials of the singular values; and what rounding does to them.
 #pragma once
-#include "orthogonalise.cuh" // struct newton_schulz
-#include "test/testing.h"    // test_doubles
-#include <float.h>           // DBL_EPSILON
-#include <string.h>          // memcpy
+#include "optimizer/orthogonalise.cuh" // struct newton_schulz
+#include "test/testing.h"              // test_doubles
+#include <float.h>                     // DBL_EPSILON
+#include <string.h>                    // memcpy
 
 // A matrix of `length` rows and `side` <= length columns: columns[c] = left[c] values[c], and right[c] its singular
 // vector on the other side, all stored column by column.

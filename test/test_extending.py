@@ -17,7 +17,7 @@ import unittest
 from environment import ROOT, in_long_run
 
 PAGE = ROOT + "/docs/extending.md"
-SOURCES = ["Makefile", "scripts", "test", "kernels", "run", "formats", "runtime"]
+SOURCES = ["Makefile", "scripts", "test", "config", "formats", "kernels", "memory", "model", "optimizer", "run", "runtime", "zero"]
 REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.

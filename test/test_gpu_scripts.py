@@ -369,7 +369,7 @@ class Overlap(unittest.TestCase):
     @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):
         """Softmax runs beside the products, and a step has the instructions by which docs/hopper.md predicts."""
-        sass = machine_code("attention_sm90_forward.cu", "attention_sm90_backward.cu")
+        sass = machine_code("attention/sm90_forward.cu", "attention/sm90_backward.cu")
         result = subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         counted = {(direction, int(head_dim), bool(tables)): (int(step), int(total)) for direction, head_dim, tables, step, total in re.findall(

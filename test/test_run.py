@@ -244,7 +244,7 @@ class Stamps(Tree):
 
     def test_the_data_of_the_c_tests_are_known(self):
         """Each string of their sources that names a file or folder of the tree names one in DATA, but for names that are not opened."""
-        not_opened = {"kernels/attention_sm90.cuh"}
+        not_opened = {"kernels/attention/sm90.cuh"}
         found = set()
         for base, folders, names in os.walk(environment.ROOT + "/test"):
             folders[:] = [folder for folder in folders if folder not in ("golden", "corpus", "__pycache__")]

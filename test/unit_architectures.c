@@ -1,7 +1,7 @@
 // config.json of a model's folder, as written: of the architecture that fits the model, and read back as the same
 // options, of which none is dropped; no file makes the parser read beyond its bytes.
-#include "config_layers.h"       // config_layer_is_windowed
-#include "config_resolve.h"      // config_parse, config_resolve
+#include "config/layers.h"       // config_layer_is_windowed
+#include "config/resolve.h"      // config_parse, config_resolve
 #include "formats/huggingface.h" // under test
 #include "test/config_json.h"    // config_of, written, parse_bytes
 #include "test/fails.h"          // assert_error

@@ -1,5 +1,5 @@
 // The state of FP8 in a run: delayed scales in checkpoints' files, shares of values and a row for the reports.
-#include "config_resolve.h"       // config_parse
+#include "config/resolve.h"       // config_parse
 #include "run/fp8_checkpoint.cuh" // fp8_load
 #include "run/fp8_report.cuh"     // fp8_shares, fp8_describe
 #include "test/fails.h"           // assert_error

@@ -1,10 +1,10 @@
 // The parser of options, and the engine's table of them: values, mistakes, presets, help, config.json.
-#include "parameters.cuh"   // parameters_number
-#include "config_resolve.h" // config_parse, config_resolve
-#include "test/fails.h"     // assert_fails
-#include "test/json_read.h" // json_member
-#include "test/testing.h"   // cmocka
-#include <float.h>          // DBL_MAX
+#include "model/parameters.cuh" // parameters_number
+#include "config/resolve.h"     // config_parse, config_resolve
+#include "test/fails.h"         // assert_fails
+#include "test/json_read.h"     // json_member
+#include "test/testing.h"       // cmocka
+#include <float.h>              // DBL_MAX
 
 // ---- the parser, on a table of its own ----
 

@@ -1,5 +1,5 @@
 // The options that a run starts with, where several places name them: the command line, a preset, a checkpoint.
-#include "config_resolve.h" // config_read, config_resolve
+#include "config/resolve.h" // config_read, config_resolve
 #include "run/start.h"      // start_take_options, start_check
 #include "test/fails.h"     // assert_fails
 #include "test/testing.h"   // cmocka

@@ -2,8 +2,8 @@
 // as the same bits; heads that are turned in part give the scores of the file's; and the folders of test/golden, by
 // their own names and shapes.
 #define PRECISION_BF16
-#include "config_layers.h"       // config_rotary_dims
-#include "config_resolve.h"      // config_parse
+#include "config/layers.h"       // config_rotary_dims
+#include "config/resolve.h"      // config_parse
 #include "formats/safetensors.h" // safetensors_open
 #include "run/start.h"           // start_find
 #include "run/tensor_names.cuh"  // under test

@@ -1,8 +1,8 @@
 // Units of the flat buffers, their buckets and who owns what of them: for every shape, number of ranks and bucket.
-#include "kernels/device.cuh" // floatX, which parameters.cuh is made for
+#include "kernels/device.cuh" // floatX, which model/parameters.cuh is made for
 #include "test/testing.h"
 
-#include "zero.cuh" // under test
+#include "zero/zero.cuh" // under test
 #include <string.h>
 
 static struct model_shape shape_of(int L, int C, int V, bool llama) {

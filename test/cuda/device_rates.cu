@@ -3,7 +3,7 @@
 // docs/gpu/kernels.md predicts by those of an H200. --small: little sizes, for a rehearsal on the emulator.
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/device_queue.cuh"  // device_open
-#include "kernels/matmul.cuh"        // matmul_forward
+#include "kernels/matmul/matmul.cuh" // matmul_forward
 #include "test/cuda/timing.cuh"      // median_ms, random_array
 #include <stdio.h>                   // printf
 

@@ -9,8 +9,8 @@
 #ifndef DEVICE_WAIT_LIMIT
 #define DEVICE_WAIT_LIMIT 2 // seconds
 #endif
-#include "kernels/attention_sm90_backward_plan.cuh" // sm90_operand, sm90_backward_plan
-#include "kernels/attention_sm90_forward_plan.cuh"  // sm90_forward_plan
+#include "kernels/attention/sm90_backward_plan.cuh" // sm90_operand, sm90_backward_plan
+#include "kernels/attention/sm90_forward_plan.cuh"  // sm90_forward_plan
 #include "kernels/device_memory.cuh"                // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"                 // device_open
 #include "kernels/ptx_sm90.cuh"                     // wgmma, TMA, mbarriers
@@ -852,11 +852,11 @@ static void a_hang_for_a_turn_ends(void) {
 }
 static void a_wait_is_described(void) {
     struct wait_record record = {
-        0x10400, 1, 1, 0, {3, 2, 1}, {65, 0, 0}, wait_place("kernels/attention_sm90.cuh", 140)};
+        0x10400, 1, 1, 0, {3, 2, 1}, {65, 0, 0}, wait_place("kernels/attention/sm90.cuh", 140)};
     char text[512];
     assert_string_equal(
         wait_describe(text, sizeof text, &record, 2),
-        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at attention_sm90.cuh:140 for the phase of "
+        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at attention/sm90.cuh:140 for the phase of "
         "parity 1 of the mbarrier at shared address 0x10400");
     record.mbarrier = 0;
     record.awaited = 7;

@@ -1,4 +1,4 @@
-// Stand-in for the part of cuBLASLt that kernels/matmul_cublaslt.cuh uses: the same names and types, products by plain
+// Stand-in for the part of cuBLASLt that kernels/matmul/cublaslt.cuh uses: the same names and types, products by plain
 // loops on host memory.
 //
 // It is stricter than the library, and ends the program with status 3 at

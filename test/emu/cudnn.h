@@ -1,5 +1,5 @@
 // cuDNN's backend API as far as test/emu/cudnn.cpp stands in for it: types, and the values of its enumerations as the
-// documentation of version 9 lists them. The program under test has its own declarations (kernels/cudnn_api.h); a value
+// documentation of version 9 lists them. The program under test has its own declarations (kernels/cudnn/api.h); a value
 // that is wrong there is refused here.
 #pragma once
 #include <stddef.h> // size_t

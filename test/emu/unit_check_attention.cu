@@ -1,8 +1,8 @@
 // The judge of attention at a run's start (run/check_attention.cuh): that it takes what is right, and finds what is
 // planted in results that are right otherwise.
-#include "run/check_attention.cuh" // under test
-#include "kernels/matmul.cuh"      // matmul_create
-#include "test/testing.h"          // cmocka
+#include "run/check_attention.cuh"   // under test
+#include "kernels/matmul/matmul.cuh" // matmul_create
+#include "test/testing.h"            // cmocka
 
 enum { MULTIPROCESSORS = 3, LAST_TOKENS = 6 };
 

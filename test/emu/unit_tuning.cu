@@ -1,8 +1,8 @@
-// The choice of cuBLASLt's algorithms (kernels/matmul_tuning.cuh) on its stand-in: every algorithm computes what it
+// The choice of cuBLASLt's algorithms (kernels/matmul/tuning.cuh) on its stand-in: every algorithm computes what it
 // should, the fastest is chosen, and a choice that was made before is taken where it can be.
-#define DEVICE_MEMORY_MANAGED // the host looks at what was computed
-#include "kernels/matmul.cu"  // under test
-#include "test/testing.h"     // cmocka, random data, comparison
+#define DEVICE_MEMORY_MANAGED       // the host looks at what was computed
+#include "kernels/matmul/matmul.cu" // under test
+#include "test/testing.h"           // cmocka, random data, comparison
 
 enum { M = 96, N = 40, K = 64 };
 

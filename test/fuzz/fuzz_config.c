@@ -1,6 +1,6 @@
 // config.json of a model's folder: what is accepted sets options to values that they take, and where it is one of
 // Hugging Face's models, written again it is read as the same options.
-#include "config.h"              // config_options
+#include "config/config.h"       // config_options
 #include "formats/huggingface.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 

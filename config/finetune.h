@@ -1,0 +1,56 @@
+// The options of finetuning, LoRA and frozen parameters, against each other and against other options.
+#pragma once
+#include "config/config.h" // struct config
+
+// The modules of a block that an adapter may change, as the model's files name them: q, k and v, and gate and up, may
+// be one module each. A bit each in config.lora_modules.
+enum lora_module {
+    LORA_QKV = 1 << 0, // one module
+    LORA_Q = 1 << 1,
+    LORA_K = 1 << 2,
+    LORA_V = 1 << 3,
+    LORA_ATT_PROJ = 1 << 4,
+    LORA_FC = 1 << 5, // one module, with or without a gate
+    LORA_GATE = 1 << 6,
+    LORA_UP = 1 << 7,
+    LORA_MLP_PROJ = 1 << 8,
+};
+
+static inline double config_lora_alpha(const struct config *c) {
+    return c->lora_alpha > 0 ? c->lora_alpha : 2.0 * c->lora_rank;
+}
+// The factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
+// 2312.03732).
+static inline double config_lora_scale(const struct config *c) {
+    const double alpha = config_lora_alpha(c);
+    return c->lora_use_rslora ? alpha / sqrt((double)c->lora_rank) : alpha / c->lora_rank;
+}
+
+static inline bool config_freezes(const struct config *c) { return c->lora_rank > 0 || *c->freeze; }
+
+// Fails where options of finetuning contradict each other or other options.
+static inline void config_resolve_finetune(const struct config *c) {
+    if (c->lora_rank == 0 && (c->lora_alpha > 0 || c->lora_dropout > 0 || c->lora_use_rslora ||
+                              strcmp(c->lora_target_modules, "all-linear") != 0))
+        fail(
+            "--lora-alpha, --lora-dropout, --lora-target-modules and --lora-use-rslora are of LoRA; add --lora-rank, as "
+            "--lora-rank 16");
+    if (c->lora_rank > 0 && *c->freeze)
+        fail("--freeze %s does not go with --lora-rank, which freezes all but the adapters; leave one of them out",
+             c->freeze);
+    if (*c->checkpoint && *c->lora_adapter && c->lora_rank == 0)
+        fail("--lora-adapter %s: the run in %s trains no adapters; leave the option out", c->lora_adapter,
+             c->checkpoint);
+    if (*c->lora_merge && !*c->lora_adapter)
+        fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->lora_merge);
+    if (c->frozen_weights_format != FROZEN_WEIGHTS_NONE && c->lora_rank == 0 && !*c->lora_adapter)
+        fail("--frozen-weights-format is of the weights beside LoRA's adapters; add --lora-rank, as --lora-rank 16");
+    if (!config_freezes(c))
+        return;
+    if (c->fp8_format != FP8_FORMAT_NONE && config_trains(c))
+        fail("--fp8-format does not go with --%s: scales of frozen weights are not kept; leave one of them out",
+             c->lora_rank > 0 ? "lora-rank" : "freeze");
+    if (c->lora_dropout > 0 && c->mlp_chunk_tokens > 0)
+        fail("--lora-dropout %g does not go with --mlp-chunk-tokens: its mask is of all tokens; leave one of them out",
+             (double)c->lora_dropout);
+}

@@ -1,0 +1,106 @@
+// The options of FP8 against each other and against the model's sizes.
+#pragma once
+#include "config/config.h" // struct config
+#include "config/layers.h" // config_fp8_layers
+
+// An option of FP8, and whether the other options leave it a use.
+struct config_fp8_option {
+    int row;
+    bool used;
+    const char *needs; // what would give it one
+};
+enum { CONFIG_FP8_OPTIONS = 8 };
+static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
+    const bool on = c->fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8_recipe == FP8_RECIPE_DELAYED;
+    const bool ends = on && c->first_last_layers_bf16;
+    const bool slow = c->fp8_recipe == FP8_RECIPE_BLOCKWISE && c->fp8_fast_accumulation != FP8_FAST_NONE;
+    const struct config_fp8_option all[CONFIG_FP8_OPTIONS] = {
+        {CONFIG_ROW(fp8_recipe), on, ""},
+        {CONFIG_ROW(first_last_layers_bf16), on, ""},
+        {CONFIG_ROW(fp8_fast_accumulation), on && !slow,
+         "is none with --fp8-recipe blockwise, whose scales are applied between sums in fp32"},
+        {CONFIG_ROW(fp8_margin), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(fp8_amax_history_len), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(fp8_amax_compute_algo), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(num_layers_at_start_in_bf16), ends, "needs --first-last-layers-bf16"},
+        {CONFIG_ROW(num_layers_at_end_in_bf16), ends, "needs --first-last-layers-bf16"},
+    };
+    memcpy(options, all, sizeof all);
+}
+
+// Takes options of FP8 that have no use back to their defaults, except where by_user[row] is set.
+static inline void config_drop_unused_fp8(struct config *c, const bool *by_user) {
+    struct config_fp8_option options[CONFIG_FP8_OPTIONS];
+    config_fp8_options(options, c);
+    for (int i = 0; i < CONFIG_FP8_OPTIONS; i++) {
+        const struct option_row *row = &config_rows[options[i].row];
+        if (options[i].used || by_user[options[i].row])
+            continue;
+        option_set(row, c, row->default_text);
+        c->given[options[i].row] = false;
+    }
+}
+
+static inline void config_check_fp8_use(const struct config *c) {
+    struct config_fp8_option options[CONFIG_FP8_OPTIONS];
+    char text[OPTION_TEXT], name[OPTION_NAME];
+    config_fp8_options(options, c);
+    for (int i = 0; i < CONFIG_FP8_OPTIONS; i++) {
+        const struct option_row *row = &config_rows[options[i].row];
+        if (options[i].used || !c->given[options[i].row])
+            continue;
+        const bool off = c->fp8_format == FP8_FORMAT_NONE;
+        fail("--%s %s %s; %sleave it out", option_display(name, row->name), option_text(text, row, c),
+             off ? "needs --fp8-format" : options[i].needs, off ? "add --fp8-format hybrid, or " : "");
+    }
+}
+
+// The widths of the operands of the products, and their tokens: cuBLASLt multiplies FP8 matrices of such alone.
+static inline void config_check_fp8_sizes(const struct config *c) {
+    const bool blocks = c->fp8_recipe == FP8_RECIPE_BLOCKWISE;
+    const long long unit = blocks ? 128 : 16, tokens = (long long)c->micro_batch_size * c->seq_length;
+    const long long H = c->num_attention_heads, G = c->num_query_groups, D = c->kv_channels;
+    const struct {
+        long long size;
+        const char *what;
+    } sizes[] = {
+        {c->hidden_size, "the width of the residual stream, --hidden-size,"},
+        {c->ffn_hidden_size, "the width of the MLP, --ffn-hidden-size,"},
+        {H * D, "the width of attention, --num-attention-heads times --kv-channels,"},
+        {(H + 2 * G) * D, "the width of q, k and v, heads and two times --num-query-groups, times --kv-channels,"},
+        {tokens, "the tokens of a micro batch, --micro-batch-size times --seq-length,"},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].size % unit != 0)
+            fail("FP8 needs multiples of %lld: %s is %lld; change it, or %s", unit, sizes[i].what, sizes[i].size,
+                 blocks ? "take --fp8-recipe tensorwise, which needs multiples of 16" : "leave --fp8-format out");
+}
+
+static inline void config_check_fp8_layers(const struct config *c) {
+    int first, end;
+    config_fp8_layers(c, &first, &end);
+    if (end == first)
+        fail(
+            "--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d leave none of %d layers in FP8; lower "
+            "one of them, or leave --fp8-format out",
+            c->num_layers_at_start_in_bf16, c->num_layers_at_end_in_bf16, c->num_layers);
+}
+
+// Sets options of FP8 that the user left open; fails where they contradict each other, or the model's sizes, which are
+// resolved. A run that does not train computes in bf16 or fp32, whatever they say.
+static inline void config_resolve_fp8(struct config *c) {
+    if (c->fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8_fast_accumulation))
+        c->fp8_fast_accumulation = FP8_FAST_NONE;
+    config_check_fp8_use(c);
+    if (c->fp8_format == FP8_FORMAT_NONE || !config_trains(c))
+        return;
+    if (c->precision == WITH_FP32)
+        fail("--fp8-format needs --precision bf16, not fp32%s; %sleave --fp8-format out",
+             *c->checkpoint ? " as in the checkpoint" : "", *c->checkpoint ? "" : "change --precision, or ");
+    if (c->mlp_chunk_tokens > 0)
+        fail("--mlp-chunk-tokens %d does not go with --fp8-format: a tensor's scale is of all its tokens; leave one of "
+             "them out",
+             c->mlp_chunk_tokens);
+    config_check_fp8_layers(c);
+    config_check_fp8_sizes(c);
+}

@@ -1,0 +1,89 @@
+// What differs between the layers of a model, by the options: a window in attention, rotary positions, FP8.
+#pragma once
+#include "config/config.h" // struct config
+#include <stdlib.h>        // strtod
+
+// Reads the next number of a list such as 1.5,2,3 at *at, and moves past it and its comma. False: no number is there.
+static inline bool config_next_number(const char **at, double *value) {
+    char *end;
+    *value = strtod(*at, &end);
+    if (end == *at || (*end && (*end != ',' || !end[1])) || !isfinite(*value))
+        return false;
+    *at = *end ? end + 1 : end;
+    return true;
+}
+// out (n) = the numbers of a list, which are finite and at least `least`; another list ends the program. option: its
+// name, for the message.
+static inline void config_numbers(double *out, int n, const char *option, const char *list, double least) {
+    const char *at = list;
+    for (int i = 0; i < n; i++)
+        if (!config_next_number(&at, &out[i]) || out[i] < least)
+            fail("%s '%s': expected %d numbers of at least %g, as 1,1.5,2", option, list, n, least);
+    if (*at)
+        fail("%s '%s': has more than %d numbers", option, list, n);
+}
+
+// Whether `layer` of num_layers is marked by an option that is none, a number N, or a list with a 0 or 1 for each
+// layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all the others.
+// none marks every layer with `others`, else none.
+static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
+    if (strcmp(text, "none") == 0)
+        return others;
+    const char *at = text;
+    double value = 0;
+    const bool list_of_one = num_layers == 1 && (strcmp(text, "0") == 0 || strcmp(text, "1") == 0);
+    if (!strchr(text, ',') && !list_of_one) {
+        if (!config_next_number(&at, &value) || value < 1 || value > 1 << 16 || value != floor(value))
+            fail("%s '%s': expected none, a number N of at least 1, or a list of a 0 or 1 for each of the %d layers",
+                 option, text, num_layers);
+        return ((layer + 1) % (int)value == 0) != others;
+    }
+    bool marked = false;
+    int count = 0;
+    for (; *at; count++) {
+        if (!config_next_number(&at, &value) || (value != 0 && value != 1))
+            fail("%s '%s': expected a list of a 0 or 1 for each layer", option, text);
+        if (count == layer)
+            marked = value == 1;
+    }
+    if (count != num_layers)
+        fail("%s '%s': has %d layers, the model has %d", option, text, count, num_layers);
+    return marked;
+}
+
+// Keys that a query of a windowed layer sees, its own included; 0: there is no window.
+static inline int config_window(const struct config *c) {
+    const char *at = c->window_size;
+    double size = 0, right = 0;
+    if (strcmp(at, "none") == 0)
+        return 0;
+    const bool pair = strchr(at, ',') != NULL;
+    const bool good = config_next_number(&at, &size) && (!pair || (config_next_number(&at, &right) && right == 0)) &&
+                      !*at && size == floor(size) && size <= 1 << 24 && size >= (pair ? 0 : 1);
+    if (!good)
+        fail("--window-size '%s': expected none, the number of keys that a query sees, 1 or more, or the pair W-1,0",
+             c->window_size);
+    return (int)size + (pair ? 1 : 0);
+}
+// Whether attention of this layer has the window.
+static inline bool config_layer_is_windowed(const struct config *c, int layer) {
+    return config_window(c) > 0 &&
+           config_marks_layer("--window-attn-skip-freq", c->window_attn_skip_freq, layer, c->num_layers, true);
+}
+// Whether RoPE rotates q and k of this layer.
+static inline bool config_layer_is_rotary(const struct config *c, int layer) {
+    return c->position_embedding_type == POSITION_ROPE &&
+           !config_marks_layer("--no-rope-freq", c->no_rope_freq, layer, c->num_layers, false);
+}
+// Elements of a head that RoPE rotates.
+static inline int config_rotary_dims(const struct config *c) { return (int)(c->kv_channels * c->rotary_percent); }
+
+// The layers whose linear layers train in FP8: from *first to before *end. Both are 0 where there are none: without
+// --fp8-format, and in a run that only validates or generates.
+static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
+    const bool ends = c->first_last_layers_bf16;
+    *first = ends ? c->num_layers_at_start_in_bf16 : 0;
+    *end = c->num_layers - (ends ? c->num_layers_at_end_in_bf16 : 0);
+    if (c->fp8_format == FP8_FORMAT_NONE || !config_trains(c) || *end <= *first)
+        *first = *end = 0;
+}

@@ -1,0 +1,193 @@
+// The tiles of flash attention on the CPU (kernels/attention/cpu.cu): how a shape is cut into panels of keys, strips
+// and tiles of queries, which panels a strip sees, and what is done to a block of scores before its softmax.
+#pragma once
+#include "kernels/amax.cuh"            // amax_merge_rows
+#include "kernels/attention/shape.cuh" // struct attention_shape
+#include "kernels/blocks.cuh"          // BLOCK, block_at, block_transpose, row_store
+#include "kernels/random.cuh"          // struct dropout, dropout_scales
+#include "kernels/vector_math.cuh"     // LOG2E
+#include "kernels/vectors.cuh"         // vec, vec_tanh
+#include <math.h>                      // INFINITY
+
+// A query tile has at most FLASH_STRIPS strips and FLASH_QUERY_BLOCKS blocks; the products of FLASH_PANELS panels are
+// added to a sum at a time.
+enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
+
+struct flash {
+    struct attention_shape shape;
+    struct dropout dropout;
+    uint32_t *amax; // of what is written, or NULL
+    enum block_unit unit;
+    int H, Hkv, D, group; // group: query heads of a KV head
+    int panels, steps;    // blocks along T and along D
+    int strips;           // strips of a query tile
+    int tiles;            // query tiles along T
+    int64_t qkv_stride;   // elements of a token's row
+    char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
+};
+
+static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
+    struct flash f;
+    memset(&f, 0, sizeof f);
+    f.shape = shape;
+    f.dropout = dropout;
+    f.amax = amax;
+    f.unit = blocks_unit();
+    f.H = shape.num_heads;
+    f.Hkv = shape.num_query_groups;
+    f.D = shape.head_dim;
+    f.group = f.H / f.Hkv;
+    f.panels = (shape.T + BLOCK - 1) / BLOCK;
+    f.steps = (f.D + BLOCK - 1) / BLOCK;
+    f.strips = FLASH_QUERY_BLOCKS / f.steps < FLASH_STRIPS ? FLASH_QUERY_BLOCKS / f.steps : FLASH_STRIPS;
+    f.tiles = (f.panels + f.strips - 1) / f.strips;
+    f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
+    return f;
+}
+static inline size_t flash_packed_bytes(const struct flash *f) {
+    return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
+}
+static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
+    return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
+}
+static inline int flash_queries_count(const struct flash *f, int first, int strips) { // queries of a tile before T
+    const int rest = f->shape.T - first * BLOCK;
+    return rest < strips * BLOCK ? rest : strips * BLOCK;
+}
+// The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
+static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
+    return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
+}
+static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
+    return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
+}
+static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse, (B, H, T)
+    return ((int64_t)b * f->H + h) * f->shape.T + t;
+}
+
+// The first panel that a strip sees.
+static inline int flash_begin(const struct flash *f, int b, int strip) {
+    return f->shape.first_key ? f->shape.first_key[(int64_t)b * f->shape.T + strip * BLOCK] / BLOCK : 0;
+}
+// The visible area of a query tile of sequence b, in tiles; the last tile counts as full.
+static double flash_area(const struct flash *f, int b, int tile) {
+    if (!f->shape.first_key)
+        return tile + 1;
+    const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
+    int hidden = 0; // panels
+    for (int s = 0; s < strips; s++)
+        hidden += flash_begin(f, b, first + s);
+    return tile + 1 - (double)hidden / (strips * f->strips);
+}
+static double flash_sequence_area(const struct flash *f, int b) {
+    double area = 0;
+    for (int tile = 0; tile < f->tiles; tile++)
+        area += flash_area(f, b, tile);
+    return area;
+}
+// The visible area of all sequences, in that of the sequence that sees most: B where all are alike.
+static double flash_sequences(const struct flash *f) {
+    double sum = 0, most = 0;
+    for (int b = 0; b < f->shape.B; b++) {
+        const double area = flash_sequence_area(f, b);
+        sum += area;
+        most = area > most ? area : most;
+    }
+    return sum / most;
+}
+
+// Prefetches `count` rows into the second-level cache: a head's rows lie a token apart, which the hardware's
+// prefetchers do not follow, so that packing would wait for a few of them at a time.
+static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
+    for (int r = 0; r < count; r++)
+        for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
+            __builtin_prefetch(rows + r * stride + d, 0, 2);
+}
+
+// What the strips of a query tile see: the panels from begin[s] on, of which those before whole[s] not by every query.
+struct flash_sight {
+    int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
+    int32_t first_key[FLASH_STRIPS * BLOCK];
+};
+static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
+    for (int s = 0; s < strips; s++) {
+        sight->begin[s] = flash_begin(f, b, first + s);
+        sight->whole[s] = 0;
+        if (!f->shape.first_key)
+            continue;
+        const int32_t *keys = f->shape.first_key + (int64_t)b * f->shape.T + (first + s) * BLOCK;
+        const int last = flash_rows(f, first + s) - 1;
+        for (int q = 0; q < BLOCK; q++)
+            sight->first_key[s * BLOCK + q] = keys[q < last ? q : last];
+        sight->whole[s] = (keys[last] + BLOCK - 1) / BLOCK;
+    }
+}
+// Which of the FLASH_PANELS panels from `group` on strip s of a tile sees, `strip` along T: none where begin >= end.
+struct flash_panels {
+    int begin, end;
+};
+static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
+    struct flash_panels seen;
+    seen.begin = group > sight->begin[s] ? group : sight->begin[s];
+    seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
+    return seen;
+}
+// Masks a block of S^T of a tile's strip s: keys after the query lie below the diagonal of the block that has it.
+static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
+    if (panel == strip)
+        for (int key = 1; key < BLOCK; key++)
+            for (int query = 0; query < key; query++)
+                scores[key * BLOCK + query] = -INFINITY;
+    if (panel < sight->whole[s])
+        for (int key = 0; key < BLOCK; key++) {
+            float *row = scores + key * BLOCK;
+            const int32_t *first = sight->first_key + s * BLOCK;
+#pragma omp simd
+            for (int query = 0; query < BLOCK; query++)
+                row[query] = first[query] > panel * BLOCK + key ? -INFINITY : row[query];
+        }
+}
+
+// Scores S become the capped scaled scores softcap * tanh(scale S / softcap); slopes, unless NULL, their derivatives by
+// scale S.
+static void flash_cap(float *scores, float *slopes, int count, const struct flash *f) {
+    const float inner = f->shape.scale / f->shape.softcap, softcap = f->shape.softcap;
+    for (int i = 0; i < count; i += LANES) {
+        const vec t = vec_tanh(vec_load(scores + i) * inner);
+        vec_store(scores + i, t * softcap);
+        if (slopes)
+            vec_store(slopes + i, 1.0f - t * t);
+    }
+}
+// What scores are multiplied by to be exponents of 2.
+static inline float flash_scale_log2(const struct flash *f) {
+    return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
+}
+
+// factors = dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
+static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
+    ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
+    const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
+    memset(rows, 0, sizeof rows);
+    for (int q = 0; q < flash_rows(f, strip); q++) {
+        const uint64_t element =
+            (uint64_t)flash_row(f, b, h, strip * BLOCK + q) * (uint64_t)T + (uint64_t)(first * BLOCK);
+        dropout_scales(rows + q * width, f->dropout, element, panels * BLOCK);
+    }
+    for (int p = 0; p < panels; p++)
+        block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
+}
+
+// rows = one strip's out^T or dQ^T, (D, 32) in blocks, transposed; row q is scaled by factor[q].
+static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
+                             const struct flash *f) {
+    const int D = f->D;
+    ALIGN_BLOCK float block[BLOCK_ELEMENTS];
+    for (int s = 0; s * BLOCK < D; s++) {
+        const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
+        block_transpose(block, blocks + s * BLOCK_ELEMENTS, BLOCK);
+        for (int q = 0; q < count; q++)
+            row_store(rows + q * stride + s * BLOCK, block + q * BLOCK, factor[q], columns);
+    }
+    amax_merge_rows(f->amax, rows, stride, count, D);
+}

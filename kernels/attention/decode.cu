@@ -1,0 +1,272 @@
+// What kernels/attention/decode.cuh declares.
+#include "kernels/attention/decode.cuh"
+#include "kernels/packed.cuh" // packed_load_some, packed_store_some
+#include "kernels/ptx.cuh"    // shared memory, exp2_approx
+#include "kernels/reduce.cuh" // lanes_sum
+#include <float.h>            // FLT_MAX
+#include <math.h>             // exp2f, INFINITY
+
+#ifdef TARGET_CUDA
+
+enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
+
+// A thread copies one pack of a head; the heads of k and then those of v follow q's.
+static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
+                                              const int32_t *ends, int capacity, struct attention_shape shape) {
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    const int64_t packs = (D + PACK - 1) / PACK, i = (int64_t)blockIdx.x * DECODE_THREADS + threadIdx.x;
+    const int64_t row = i / (2 * Hkv * packs), head = i / packs % (2 * Hkv), at = i % packs * PACK;
+    if (row >= (int64_t)shape.B * shape.T)
+        return;
+    const int slot = kv_cache_slot(starts, ends, capacity, row, shape.T);
+    if (slot < 0)
+        return;
+    const struct packed x = packed_load_some(qkv + (row * (H + 2 * Hkv) + H + head) * D + at, D - at);
+    const int64_t place = (row / shape.T * Hkv + head % Hkv) * capacity + slot;
+    packed_store_some((head < Hkv ? keys : values) + place * D + at, x, D - at);
+}
+void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, const int32_t *ends,
+                     int capacity, struct attention_shape shape, struct device *dev) {
+    const int64_t packs = (int64_t)shape.num_query_groups * ((shape.head_dim + PACK - 1) / PACK);
+    LAUNCH(dev, kv_cache_append_kernel, blocks_for((int64_t)shape.B * shape.T * 2 * packs, DECODE_THREADS),
+           DECODE_THREADS, 0, keys, values, qkv, starts, ends, capacity, shape);
+}
+
+struct decode_slice {
+    float x[DECODE_SLICE];
+};
+// Elements [at, at + 8) of a head, zero past its D.
+DEVICE_FUNCTION struct decode_slice decode_load(const floatX *head, int at, int D) {
+    struct decode_slice result;
+    for (int i = 0; i < DECODE_SLICE; i += PACK) {
+        struct packed x = {};
+        if (at + i < D)
+            x = packed_load_some(head + at + i, D - at - i);
+        for (int j = 0; j < PACK; j++)
+            result.x[i + j] = to_float(x.x[j]);
+    }
+    return result;
+}
+
+// Online softmax over the keys that one team of lanes sees. The maximum begins at a finite number, so that a team
+// without keys weighs 0.
+struct decode_sums {
+    float max, total;           // of the scores, in units of ln 2; of the weights
+    struct decode_slice values; // weighted sums
+};
+
+// Where a team's results lie in shared memory: its max, its total, then D sums.
+DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
+
+// A block computes one head of a sequence. A team of `lanes` lanes, a power of 2, takes a key at a time, 8 elements a
+// lane; then each element's thread adds the teams' results.
+static __global__ void __launch_bounds__(DECODE_THREADS)
+    attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                            const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    const int64_t head = blockIdx.x, b = head / H, h = head % H, kv_head = b * Hkv + h / (H / Hkv);
+    const int count = decode_count(positions, b, capacity);
+    const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_SLICE;
+    struct decode_slice q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
+    for (int i = 0; i < DECODE_SLICE; i++)
+        q.x[i] *= decode_scale(shape);
+
+    struct decode_sums sums = {-FLT_MAX, 0, {{0}}};
+    for (int first = 0; first < count; first += teams) { // every lane runs to the end, as lanes_sum needs them all
+        const int key = first + team;
+        const int64_t row = (kv_head * capacity + (key < count ? key : 0)) * D;
+        const struct decode_slice k = decode_load(keys + row, at, D), v = decode_load(values + row, at, D);
+        float score = 0;
+        for (int i = 0; i < DECODE_SLICE; i++)
+            score += q.x[i] * k.x[i];
+        score = lanes_sum(score, lanes);
+        if (key >= count)
+            continue;
+        if (shape.softcap > 0)
+            score = decode_cap(score, shape.softcap);
+        const float max = fmaxf(sums.max, score), shrink = exp2_approx(sums.max - max),
+                    weight = exp2_approx(score - max);
+        sums.max = max;
+        sums.total = sums.total * shrink + weight;
+        for (int i = 0; i < DECODE_SLICE; i++)
+            sums.values.x[i] = sums.values.x[i] * shrink + weight * v.x[i];
+    }
+
+    if (at == 0) {
+        store_shared_float(decode_team(team, D), sums.max);
+        store_shared_float(decode_team(team, D) + 4, sums.total);
+    }
+    for (int i = 0; i < DECODE_SLICE; i++)
+        if (at + i < D)
+            store_shared_float(decode_team(team, D) + 8 + (uint32_t)(at + i) * 4, sums.values.x[i]);
+    __syncthreads();
+    const int d = threadIdx.x;
+    if (d >= D)
+        return;
+    float max = -FLT_MAX, total = 0, sum = 0;
+    for (int t = 0; t < teams; t++)
+        max = fmaxf(max, load_shared_float(decode_team(t, D)));
+    for (int t = 0; t < teams; t++) {
+        const float weight = exp2_approx(load_shared_float(decode_team(t, D)) - max);
+        total += weight * load_shared_float(decode_team(t, D) + 4);
+        sum += weight * load_shared_float(decode_team(t, D) + 8 + (uint32_t)d * 4);
+    }
+    out[head * D + d] = to_floatX(sum / total);
+}
+
+void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                      const int32_t *positions, int capacity, struct attention_shape shape, void *workspace,
+                      struct device *dev) {
+    int lanes = 1;
+    while (lanes * DECODE_SLICE < shape.head_dim)
+        lanes *= 2;
+    if (lanes > 32)
+        fail("attention: heads of %d: expected at most %d", shape.head_dim, 32 * DECODE_SLICE);
+    LAUNCH(dev, attention_decode_kernel, (unsigned)(shape.B * shape.num_heads), DECODE_THREADS,
+           (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values, positions,
+           capacity, lanes, shape);
+}
+
+#else
+#include "kernels/vectors.cuh" // vec_sum, vec_exp2
+#include "kernels/xvec.cuh"    // xvec_load, xvec_dot, xvec_part
+
+void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, const int32_t *ends,
+                     int capacity, struct attention_shape shape, struct device *dev) {
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    const int64_t rows = (int64_t)shape.B * shape.T;
+#pragma omp parallel for schedule(static) if (rows > 64)
+    for (int64_t row = 0; row < rows; row++) {
+        const int slot = kv_cache_slot(starts, ends, capacity, row, shape.T);
+        for (int g = 0; g < Hkv && slot >= 0; g++) {
+            const floatX *k = qkv + (row * (H + 2 * Hkv) + H + g) * D;
+            const int64_t at = ((row / shape.T * Hkv + g) * capacity + slot) * D;
+            memcpy(keys + at, k, (size_t)D * sizeof *k);
+            memcpy(values + at, k + (int64_t)Hkv * D, (size_t)D * sizeof *k);
+        }
+    }
+}
+
+// Keys of a run, long enough for the hardware's prefetchers: a run's keys are read, then its values.
+enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
+// Vectors of a value that are summed in registers at a time.
+enum { DECODE_VECS = 4 };
+
+// Vector v of a head, its elements [v * XVEC_LANES, (v + 1) * XVEC_LANES); zero past its D.
+static inline xvec decode_vec(const floatX *head, int v, int D) {
+    const int rest = D - v * XVEC_LANES;
+    return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);
+}
+
+// scores = scale q K^T of n keys. Returns the largest.
+static inline float decode_scores(float *scores, const xvec *q, const floatX *keys, int n, int D, float scale) {
+    float max = -INFINITY;
+    for (int j = 0; j < n; j++) {
+        vec sum = vec_set(0);
+        for (int v = 0; v * XVEC_LANES < D; v++)
+            sum = xvec_dot(sum, q[v], decode_vec(keys + (int64_t)j * D, v, D));
+        scores[j] = scale * vec_sum(sum);
+        max = scores[j] > max ? scores[j] : max;
+    }
+    return max;
+}
+
+// Caps n scores, of which the largest is `max`. Returns the largest of the capped. Inlined, it took registers from the
+// loops of those who have no cap: 4 % of their time.
+static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
+#pragma omp simd
+    for (int j = 0; j < n; j++)
+        scores[j] = decode_cap(scores[j], softcap);
+    return decode_cap(max, softcap);
+}
+
+// sums = sums * shrink + weights V of n values, for `vecs` vectors of each from vector `first` on. sums: (vectors,
+// XVEC_PARTS) as xvec_part has them.
+ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights, float shrink, const floatX *values,
+                                 int n, int first, int D) {
+    vec sum[DECODE_VECS * XVEC_PARTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs * XVEC_PARTS; i++)
+        sum[i] = sums[first * XVEC_PARTS + i] * shrink;
+    for (int j = 0; j < n; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) {
+            const xvec x = decode_vec(values + (int64_t)j * D, first + v, D);
+#pragma GCC unroll 2
+            for (int part = 0; part < XVEC_PARTS; part++)
+                sum[v * XVEC_PARTS + part] += xvec_part(x, part) * weights[j];
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs * XVEC_PARTS; i++)
+        sums[first * XVEC_PARTS + i] = sum[i];
+}
+static void decode_all_values(vec *sums, const float *weights, float shrink, const floatX *values, int n, int D) {
+    const int vecs = (D + XVEC_LANES - 1) / XVEC_LANES;
+    int v = 0;
+    for (; v + DECODE_VECS <= vecs; v += DECODE_VECS)
+        decode_values(DECODE_VECS, sums, weights, shrink, values, n, v, D);
+    for (; v + 2 <= vecs; v += 2)
+        decode_values(2, sums, weights, shrink, values, n, v, D);
+    if (v < vecs)
+        decode_values(1, sums, weights, shrink, values, n, v, D);
+}
+
+// p = 2^(p - max) of n scores. Returns their sum. p has room for DECODE_KEYS.
+static inline float decode_weights(vec *p, int n, float max) {
+    vec sum = vec_set(0);
+    for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)
+        ((float *)p)[j] = -INFINITY;
+    for (int i = 0; i * LANES < n; i += EXP2_VECS) {
+        for (int k = 0; k < EXP2_VECS; k++)
+            p[i + k] -= max;
+        vec_exp2(p + i);
+        for (int k = 0; k < EXP2_VECS; k++)
+            sum += p[i + k];
+    }
+    return vec_sum(sum);
+}
+
+// out = softmax(cap(scale q K^T)) V of one head over `count` keys, by online softmax over runs of keys. Scores are in
+// units of ln 2.
+static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count,
+                        struct attention_shape shape) {
+    const int D = shape.head_dim;
+    const float scale = decode_scale(shape);
+    xvec query[DECODE_MAX_VECS];
+    vec sums[DECODE_MAX_VECS * XVEC_PARTS], weights[DECODE_KEYS / LANES];
+    float *const p = (float *)weights, max = -FLT_MAX, total = 0;
+    for (int v = 0; v * XVEC_LANES < D; v++) {
+        query[v] = decode_vec(q, v, D);
+        for (int part = 0; part < XVEC_PARTS; part++)
+            sums[v * XVEC_PARTS + part] = vec_set(0);
+    }
+    for (int first = 0; first < count; first += DECODE_KEYS) {
+        const int n = count - first < DECODE_KEYS ? count - first : DECODE_KEYS;
+        const float old = max;
+        float highest = decode_scores(p, query, keys + (int64_t)first * D, n, D, scale);
+        if (shape.softcap > 0)
+            highest = decode_capped(p, n, highest, shape.softcap);
+        max = highest > max ? highest : max;
+        const float shrink = exp2f(old - max);
+        total = total * shrink + decode_weights(weights, n, max);
+        decode_all_values(sums, p, shrink, values + (int64_t)first * D, n, D);
+    }
+    for (int d = 0; d < D; d++) {
+        const vec sum = sums[d / XVEC_LANES * XVEC_PARTS + d % XVEC_PARTS];
+        out[d] = to_floatX(sum[d % XVEC_LANES / XVEC_PARTS] / total);
+    }
+}
+
+void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                      const int32_t *positions, int capacity, struct attention_shape shape, void *workspace,
+                      struct device *dev) {
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < (int64_t)shape.B * H; i++) {
+        const int64_t b = i / H, h = i % H, at = (b * Hkv + h / (H / Hkv)) * capacity * D;
+        decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at,
+                    decode_count(positions, b, capacity), shape);
+    }
+}
+
+#endif

@@ -1,0 +1,51 @@
+// Attention of one new token per sequence against a cache of keys and values, as generation needs it.
+//
+// A cache is a ring of the last `capacity` positions of each sequence: position p lies in slot p % capacity. Where
+// every query sees all keys up to its own, capacity is the longest sequence, and the ring never turns. A layer with a
+// window has min(window, longest sequence) slots: the keys that are still there are those that the window shows, so
+// that nothing here takes the window itself. Keys are summed in the order of the slots.
+#pragma once
+#include "kernels/attention/shape.cuh" // struct attention_shape
+#include "kernels/device.cuh"          // floatX, struct device
+#include "kernels/positions.cuh"       // position_of
+#include "kernels/vector_math.cuh"     // LOG2E, vector_tanhf
+#include <sys/cdefs.h>                 // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// The k and v of (B, T) tokens, out of their qkv rows, become those of positions starts[b] to starts[b] + T - 1. Of
+// these, positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring, and where
+// prompts have different lengths the rows after a shorter one are no tokens, which must not push its own out.
+void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
+                     floatX *values,        // (B, Hkv, capacity, D)
+                     const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
+                     const int32_t *starts, // (B) in device memory; NULL: 0
+                     const int32_t *ends,   // (B) in device memory; NULL: starts[b] + T, as all T tokens count
+                     int capacity, struct attention_shape shape, struct device *dev);
+
+// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
+// own included: kv_cache_append comes first. shape.T is 1; its tables are not read.
+static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
+    return 0;
+}
+void attention_decode(floatX *out,              // (B, H * D)
+                      const floatX *qkv,        // (B, (H + 2 Hkv) * D)
+                      const floatX *keys,       // (B, Hkv, capacity, D)
+                      const floatX *values,     // (B, Hkv, capacity, D)
+                      const int32_t *positions, // (B)
+                      int capacity, struct attention_shape shape, void *workspace, struct device *dev);
+__END_DECLS
+
+// The slot of row `row` of (B, T) tokens; -1: the row is not stored.
+HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
+    const int position = (int)position_of(starts, row, T);
+    const int end = ends ? ends[row / T] : position + T - (int)(row % T);
+    return position < end && position >= end - capacity ? position % capacity : -1;
+}
+HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) { // keys that a sequence's token sees
+    return positions[b] < capacity ? positions[b] + 1 : capacity;
+}
+// A score in units of ln 2 is decode_scale q k, which with a softcap is still to be capped by decode_cap.
+HOST_DEVICE float decode_scale(struct attention_shape shape) {
+    return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
+}
+HOST_DEVICE float decode_cap(float score, float softcap) { return softcap * LOG2E * vector_tanhf(score); }

@@ -1,0 +1,436 @@
+// Flash attention's backward by mma.sync, two kernels: of dQ, and of dK and dV. kernels/attention/sm80.cu states the
+// policy.
+#pragma once
+#include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
+#include "kernels/vector_math.cuh"          // LOG2E
+
+// --- Backward: P and dS of a chunk --------------------------------------------------------------------------------
+
+// From an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). `mask` is dropout's: P is scaled
+// by it as in forward, and dP before it is used. Where scores are capped, dS is multiplied by 1 - tanh^2.
+struct backward_element {
+    float p, ds;
+};
+template <class plan>
+DEVICE_FUNCTION struct backward_element backward_one(const typename plan::arguments &a, float s, float dp,
+                                                     float scale_log2, float lse_log2, float delta, float mask,
+                                                     bool visible) {
+    struct backward_element result;
+    if constexpr (plan::ANY)
+        if (has_cap<plan>(a))
+            s = capped_score(s, cap_factor(a));
+    const float p = visible ? exp2_approx(fmaf(s, scale_log2, -lse_log2)) : 0.0f;
+    result.p = p * mask;
+    result.ds = p * (dp * mask - delta);
+    if constexpr (plan::ANY)
+        if (has_cap<plan>(a))
+            result.ds *= fmaf(-s, s, 1.0f);
+    return result;
+}
+
+// --- Backward: dQ -------------------------------------------------------------------------------------------------
+
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_query_plan {
+    static constexpr int D = COLUMNS_OF_TILE;
+    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+    static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
+    typedef typename flash_arguments_for<SCORES>::type arguments;
+    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS,
+                         BLOCKS = D == 64 || D == 256 ? 2 : 1;
+    static constexpr int M = D == 64 ? 2 : 1;                   // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;              // of a block
+    static constexpr int KEYS = D == 256 ? 32 : 64;             // of a tile
+    static constexpr int CHUNK = D == 256 || D == 64 ? 16 : 32; // keys whose S and dP are in registers at a time
+    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4;  // chunks
+    static constexpr int STAGES = D == 256 ? 1 : 2;
+    static constexpr bool IN_REGISTERS = D < 256; // Q and dO
+    static constexpr int ROWS_BYTES = QUERIES * 2 * D, TILE_BYTES = KEYS * 2 * D, STAGE_BYTES = 2 * TILE_BYTES;
+    // Where Q and dO stay in registers, K and V come to where they were.
+    static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * ROWS_BYTES;
+    static constexpr int STAGES_END = STAGES_AT + STAGES * STAGE_BYTES;
+    static constexpr int SHARED_BYTES = STAGES_END > 2 * ROWS_BYTES ? STAGES_END : 2 * ROWS_BYTES;
+};
+
+template <class plan> struct backward_query_state {
+    struct left_rows<plan::D, plan::M, plan::IN_REGISTERS> q, dout;
+    float dq[plan::M][plan::D / 8][4];
+    float lse_log2[plan::M][2], delta[plan::M][2];
+    uint32_t step; // of dropout
+};
+
+// delta = rowsum(dO O) of this lane's rows, each row by its quad; both it and lse log2(e) are kept for the other
+// kernel.
+template <class plan>
+DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
+                                   const struct head_views &view, int64_t head, int first_row) {
+    const int t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < plan::M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = first_row + lane_row() + fragment_row(m, 2 * half);
+            float delta = 0;
+            if (row < a.T)
+#pragma unroll
+                for (int piece = t; piece < plan::D / 8; piece += 4) {
+                    if (plan::PADDED && 8 * piece >= a.head_dim)
+                        break;
+                    const int64_t at = view.out_offset + (int64_t)row * a.out_stride + piece * 8;
+                    packed_check(a.out + at, false);
+                    packed_check(a.dout + at, false);
+                    const uint4 out = *(const uint4 *)(a.out + at), dout = *(const uint4 *)(a.dout + at);
+                    const uint32_t x[4] = {out.x, out.y, out.z, out.w}, y[4] = {dout.x, dout.y, dout.z, dout.w};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        delta = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), delta);
+                        delta = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), delta);
+                    }
+                }
+            delta += __shfl_xor_sync(0xffffffffu, delta, 1);
+            delta += __shfl_xor_sync(0xffffffffu, delta, 2);
+            const float lse_log2 = row < a.T ? a.lse[head * a.T + row] * LOG2E : 0;
+            if (t == 0 && row < a.T)
+                a.rows[head * a.T + row] = make_float2(lse_log2, delta);
+            state.lse_log2[m][half] = lse_log2;
+            state.delta[m][half] = delta;
+        }
+}
+
+// dQ += dS K over one tile of keys, a chunk at a time.
+template <bool MASKED, class plan>
+DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
+                                         int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
+    constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8;
+    const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const uint32_t keys_right = origin_right<D>(stage), keys_down = origin_down<D>(stage);
+    const uint32_t values_right = origin_right<D>(stage + plan::TILE_BYTES);
+    const uint64_t element = (uint64_t)(head * a.T + first_row + lane_row()) * (uint64_t)a.T +
+                             (uint64_t)(first_key + lane_column()); // for dropout
+    int first_seen[M][2]; // by each row of this lane, as seen from its columns
+    if constexpr (MASKED && plan::SPANS)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                first_seen[m][half] = first_key_of<plan>(a, token, first_row + lane_row() + fragment_row(m, 2 * half)) -
+                                      first_key - lane_column();
+#pragma unroll(plan::UNROLL)
+    for (int chunk = 0; chunk < plan::KEYS; chunk += plan::CHUNK) {
+        if (MASKED && first_key + chunk > first_row + 16 * M - 1)
+            break; // no row of this warp sees the chunk
+        if constexpr (MASKED && plan::SPANS)
+            if (first_key + chunk + plan::CHUNK <= first_key_of<plan>(a, token, first_row))
+                continue; // nor this one
+        struct dropout_bits<M, plan::CHUNK> kept;
+        if (plan::DROPOUT)
+            kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
+        float s[M][N][4], dp[M][N][4];
+        clear<M, N>(s);
+        clear<M, N>(dp);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            struct word_x4 left[M];
+            state.q.at(left, k);
+            multiply_transposed<D, M, N>(s, left, keys_right, chunk, k);
+            state.dout.at(left, k);
+            multiply_transposed<D, M, N>(dp, left, values_right, chunk, k);
+        }
+        const int row = first_row - first_key - chunk + lane_row() - lane_column(); // as seen from the column
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
+                    bool visible = !MASKED || fragment_column(n, i) - fragment_row(m, i) <= row;
+                    if constexpr (MASKED && plan::SPANS)
+                        visible = visible && chunk + fragment_column(n, i) >= first_seen[m][i / 2];
+                    s[m][n][i] = backward_one<plan>(a, s[m][n][i], dp[m][n][i], scale_log2, state.lse_log2[m][i / 2],
+                                                    state.delta[m][i / 2], mask, visible)
+                                     .ds;
+                }
+#pragma unroll
+        for (int k = 0; k < plan::CHUNK / 16; k++) {
+            struct word_x4 ds[M];
+            to_left<M, N>(ds, s, k);
+            multiply<D, M, D / 8>(state.dq, ds, keys_down, chunk + 16 * k);
+        }
+    }
+}
+
+// One tile: waits for its K and V, starts the copy of the next, multiplies.
+template <bool MASKED, class plan>
+DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
+                                         const struct head_views &view, int64_t head, int first_row, int tile,
+                                         int tiles, uint32_t stages) {
+    constexpr int KEYS = plan::KEYS;
+    const int warp_row = 16 * plan::M * ((int)threadIdx.x / 32);
+    const int next = plan::STAGES == 1 ? tile : tile + 1;
+    const uint32_t stage = stages + (uint32_t)(tile % plan::STAGES * plan::STAGE_BYTES);
+    const uint32_t next_stage = stages + (uint32_t)(next % plan::STAGES * plan::STAGE_BYTES);
+    if (plan::STAGES > 1)
+        cp_async_wait<0>();
+    __syncthreads(); // this tile is there, and what lies where the next one goes has been read
+    if (next < tiles) {
+        load_tile<plan, KEYS>(next_stage, view.k, a.qkv_stride, next * KEYS, a);
+        load_tile<plan, KEYS>(next_stage + plan::TILE_BYTES, view.v, a.qkv_stride, next * KEYS, a);
+    }
+    cp_async_commit();
+    if (plan::STAGES == 1) {
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    backward_query_tile<MASKED, plan>(state, a, view.token, head, first_row + warp_row, tile * KEYS, stage);
+}
+
+// One block: dQ of plan::QUERIES queries of one head; the blocks with the most keys start first.
+template <class plan>
+static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
+    flash_backward_query_kernel(const typename plan::arguments a) {
+    constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;
+    const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, h = (int)blockIdx.y, b = (int)blockIdx.z;
+    const int64_t head = (int64_t)b * a.H + h;
+    const int warp_row = 16 * plan::M * ((int)threadIdx.x / 32);
+    const struct head_views view = view_head<plan>(a, b, h);
+    const uint32_t shared = shared_memory(), stages = shared + plan::STAGES_AT;
+
+    load_tile<plan, QUERIES>(shared, view.q, a.qkv_stride, first_row, a);
+    load_tile<plan, QUERIES>(shared + plan::ROWS_BYTES, a.dout + view.out_offset, a.out_stride, first_row, a);
+    cp_async_commit();
+    struct backward_query_state<plan> state;
+    state.step = plan::DROPOUT ? (uint32_t)dropout_step(a.dropout) : 0;
+    clear<plan::M, D / 8>(state.dq);
+    backward_rows<plan>(state, a, view, head, first_row + warp_row);
+    cp_async_wait<0>();
+    __syncthreads();
+    state.q.open(shared, warp_row);
+    state.dout.open(shared + plan::ROWS_BYTES, warp_row);
+    const int end = first_row + QUERIES < a.T ? first_row + QUERIES : a.T, tiles = (end + KEYS - 1) / KEYS;
+    int tile = 0;
+    if constexpr (plan::SPANS)
+        tile = first_key_of<plan>(a, view.token, first_row) / KEYS;
+    if (plan::STAGES > 1) {
+        __syncthreads(); // Q and dO have been read
+        const uint32_t stage = stages + (uint32_t)(tile % plan::STAGES * plan::STAGE_BYTES);
+        load_tile<plan, KEYS>(stage, view.k, a.qkv_stride, tile * KEYS, a);
+        load_tile<plan, KEYS>(stage + plan::TILE_BYTES, view.v, a.qkv_stride, tile * KEYS, a);
+        cp_async_commit();
+    }
+
+    if constexpr (plan::SPANS) {
+        const int all_see = first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here
+        for (; tile < tiles; tile++)
+            if ((tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
+                backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
+            else
+                backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
+    } else {
+        for (; tile < tiles && (tile + 1) * KEYS - 1 <= first_row; tile++)
+            backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
+        for (; tile < tiles; tile++)
+            backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
+    }
+
+    __syncthreads();
+    scale_all<plan::M, D / 8>(state.dq, a.scale);
+    store_rows<plan, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a, shared, warp_row,
+                                      0, state.dq);
+}
+
+// --- Backward: dK and dV ------------------------------------------------------------------------------------------
+
+// S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as
+// they stand in registers.
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_key_plan {
+    static constexpr int D = COLUMNS_OF_TILE;
+    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+    static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
+    typedef typename flash_arguments_for<SCORES>::type arguments;
+    static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
+    // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into
+    // the registers of one. Both make S and dP.
+    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
+    static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
+    static constexpr int COLUMNS = D / COLUMN_WARPS;
+    static constexpr int KEYS = 16 * M * KEY_WARPS;            // of a block
+    static constexpr int QUERIES = D == 256 ? 32 : 64;         // of a tile
+    static constexpr int CHUNK = 16;                           // queries whose S and dP are in registers at a time
+    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4; // chunks
+    static constexpr int STAGES = D == 256 ? 1 : 2;
+    static constexpr bool IN_REGISTERS = D < 256; // K and V
+    static constexpr int KEYS_BYTES = KEYS * 2 * D, TILE_BYTES = QUERIES * 2 * D;
+    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + QUERIES * (int)sizeof(float2);
+    static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * KEYS_BYTES;
+    static constexpr int STAGES_END = STAGES_AT + STAGES * STAGE_BYTES;
+    static constexpr int SHARED_BYTES = STAGES_END > 2 * KEYS_BYTES ? STAGES_END : 2 * KEYS_BYTES;
+};
+
+template <class plan> struct backward_key_state {
+    struct left_rows<plan::D, plan::M, plan::IN_REGISTERS> k, v;
+    float dk[plan::M][plan::COLUMNS / 8][4], dv[plan::M][plan::COLUMNS / 8][4];
+    uint32_t step; // of dropout
+};
+
+// The queries that a block of keys meets: of every query head of its group, from the diagonal to the last that sees a
+// key of the block.
+struct query_steps {
+    int b, first_head, first_tile, tiles; // tiles: of each head, from first_tile on
+    int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
+};
+
+// Starts the copies of a step's Q, dO and rows.
+template <class plan>
+DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
+                                  uint32_t stage) {
+    constexpr int QUERIES = plan::QUERIES;
+    const int h = steps.first_head + step / steps.tiles, first = (steps.first_tile + step % steps.tiles) * QUERIES;
+    const struct head_views view = view_head<plan>(a, steps.b, h);
+    load_tile<plan, QUERIES>(stage, view.q, a.qkv_stride, first, a);
+    load_tile<plan, QUERIES>(stage + plan::TILE_BYTES, a.dout + view.out_offset, a.out_stride, first, a);
+    const int row = first + (int)threadIdx.x;
+    if ((int)threadIdx.x < QUERIES)
+        cp_async_8(stage + 2 * plan::TILE_BYTES + 8 * threadIdx.x,
+                   a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
+}
+
+// dV += P^T dO and dK += dS^T Q over one tile of queries, a chunk at a time.
+template <bool MASKED, class plan>
+DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
+                                       int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
+    constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
+    const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
+    const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
+    const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
+                             (uint64_t)(first_key + lane_row()); // for dropout
+    // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
+    const uint32_t queries_down = origin_down<D>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (2 * COLUMNS);
+    const uint32_t douts_down = queries_down + plan::TILE_BYTES;
+    int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
+    if constexpr (MASKED && plan::SPANS)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                last_seen[m][half] = last_query_of<plan>(a, token, first_key + lane_row() + fragment_row(m, 2 * half)) -
+                                     first_query - lane_column();
+#pragma unroll(plan::UNROLL)
+    for (int chunk = 0; chunk < plan::QUERIES; chunk += plan::CHUNK) {
+        if (MASKED && first_query + chunk + plan::CHUNK - 1 < first_key)
+            continue; // these queries see no key of this warp
+        if constexpr (MASKED && plan::SPANS)
+            if (first_query + chunk > last_query_of<plan>(a, token, first_key + 16 * M - 1))
+                break; // nor do these, and those that follow
+        const int query = first_query + chunk - first_key + lane_column() - lane_row(); // as seen from the key
+        struct dropout_bits<M, plan::CHUNK> kept;
+        if (plan::DROPOUT)
+            kept.make(a.dropout, state.step, element + (uint64_t)chunk * (uint64_t)a.T, (uint64_t)a.T, 1);
+        float s[M][N][4], dp[M][N][4];
+        clear<M, N>(s);
+        clear<M, N>(dp);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            struct word_x4 left[M];
+            state.k.at(left, k);
+            multiply_transposed<D, M, N>(s, left, queries_right, chunk, k);
+            state.v.at(left, k);
+            multiply_transposed<D, M, N>(dp, left, douts_right, chunk, k);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const struct float_x4 row = load_shared_floats(rows + (uint32_t)(8 * (chunk + 8 * n)));
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
+                    bool visible = !MASKED || fragment_row(m, i) - fragment_column(n, i) <= query;
+                    if constexpr (MASKED && plan::SPANS)
+                        visible = visible && chunk + fragment_column(n, i) <= last_seen[m][i / 2];
+                    const struct backward_element one = backward_one<plan>(
+                        a, s[m][n][i], dp[m][n][i], scale_log2, row.x[i % 2 * 2], row.x[i % 2 * 2 + 1], mask, visible);
+                    s[m][n][i] = one.p;
+                    dp[m][n][i] = one.ds;
+                }
+        }
+#pragma unroll
+        for (int k = 0; k < plan::CHUNK / 16; k++) {
+            struct word_x4 left[M];
+            to_left<M, N>(left, s, k);
+            multiply<D, M, COLUMNS / 8>(state.dv, left, douts_down, chunk + 16 * k);
+            to_left<M, N>(left, dp, k);
+            multiply<D, M, COLUMNS / 8>(state.dk, left, queries_down, chunk + 16 * k);
+        }
+    }
+}
+
+// One step: waits for its queries, starts the copy of the next ones, multiplies.
+template <class plan>
+DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
+                                       const struct query_steps &steps, int step, int count, int first_key,
+                                       uint32_t stages) {
+    const int warp_key = first_key + 16 * plan::M * ((int)threadIdx.x / 32 % plan::KEY_WARPS);
+    const int next = plan::STAGES == 1 ? step : step + 1;
+    const uint32_t stage = stages + (uint32_t)(step % plan::STAGES * plan::STAGE_BYTES);
+    if (plan::STAGES > 1)
+        cp_async_wait<0>();
+    __syncthreads(); // this step's tiles are there, and what lies where the next ones go has been read
+    if (next < count)
+        load_queries<plan>(a, steps, next, stages + (uint32_t)(next % plan::STAGES * plan::STAGE_BYTES));
+    cp_async_commit();
+    if (plan::STAGES == 1) {
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    const int64_t head = (int64_t)steps.b * a.H + steps.first_head + step / steps.tiles;
+    const int first_query = (steps.first_tile + step % steps.tiles) * plan::QUERIES;
+    const int64_t token = (int64_t)steps.b * a.T;
+    if (first_query < first_key + plan::KEYS - 1 || (plan::SPANS && first_query + plan::QUERIES - 1 > steps.all_seen))
+        backward_key_tile<true, plan>(state, a, token, head, warp_key, first_query, stage);
+    else
+        backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);
+}
+
+// One block: dK and dV of plan::KEYS keys of one KV head; the blocks with the most queries start first.
+template <class plan>
+static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
+    flash_backward_key_kernel(const typename plan::arguments a) {
+    constexpr int KEYS = plan::KEYS;
+    const int first_key = (int)blockIdx.x * KEYS, group = (int)blockIdx.y, b = (int)blockIdx.z, heads = a.H / a.Hkv;
+    const int warp_key = 16 * plan::M * ((int)threadIdx.x / 32 % plan::KEY_WARPS);
+    const int warp_column = (int)threadIdx.x / 32 / plan::KEY_WARPS * plan::COLUMNS;
+    const struct head_views view = view_head<plan>(a, b, group * heads);
+    const uint32_t shared = shared_memory(), stages = shared + plan::STAGES_AT;
+    const int end = plan::SPANS ? last_query_of<plan>(a, view.token, first_key + KEYS - 1) + 1 : a.T;
+    const struct query_steps steps = {b, group * heads, first_key / plan::QUERIES,
+                                      (end + plan::QUERIES - 1) / plan::QUERIES - first_key / plan::QUERIES,
+                                      last_query_of<plan>(a, view.token, first_key)};
+
+    load_tile<plan, KEYS>(shared, view.k, a.qkv_stride, first_key, a);
+    load_tile<plan, KEYS>(shared + plan::KEYS_BYTES, view.v, a.qkv_stride, first_key, a);
+    cp_async_commit();
+    struct backward_key_state<plan> state;
+    state.step = plan::DROPOUT ? (uint32_t)dropout_step(a.dropout) : 0;
+    clear<plan::M, plan::COLUMNS / 8>(state.dk);
+    clear<plan::M, plan::COLUMNS / 8>(state.dv);
+    cp_async_wait<0>();
+    __syncthreads();
+    state.k.open(shared, warp_key);
+    state.v.open(shared + plan::KEYS_BYTES, warp_key);
+    if (plan::STAGES > 1) {
+        __syncthreads(); // K and V have been read
+        load_queries<plan>(a, steps, 0, stages);
+        cp_async_commit();
+    }
+    for (int step = 0; step < heads * steps.tiles; step++)
+        backward_key_step<plan>(state, a, steps, step, heads * steps.tiles, first_key, stages);
+
+    __syncthreads();
+    scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
+    bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
+    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
+                                                  warp_column, state.dk);
+    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a, shared + plan::KEYS_BYTES,
+                                                  warp_key, warp_column, state.dv);
+}

@@ -1,0 +1,336 @@
+// What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a
+// warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
+#pragma once
+#ifndef PRECISION_BF16
+#error "these kernels take bf16 alone"
+#endif
+#include "kernels/device.cuh"      // bf16
+#include "kernels/packed.cuh"      // packed_check
+#include "kernels/ptx.cuh"         // mma_m16n8k16, ldmatrix_x4, cp_async_16, pack_bf16x2
+#include "kernels/random.cuh"      // struct dropout, philox4x32
+#include "kernels/vector_math.cuh" // LOG2E
+#include <stdint.h>                // int32_t
+
+// Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+enum flash_scores {
+    FLASH_CAUSAL, // a query sees every key up to its own position
+    FLASH_SPANS,  // those from first_key on
+    FLASH_ANY     // a softcap or, with dropout, none; and with first_key or without
+};
+
+// The arguments of all three kernels.
+struct flash_arguments {
+    const bf16 *qkv;  // (B, T, (H + 2 Hkv) D)
+    bf16 *out;        // (B, T, H D); only read by backward
+    float *lse;       // (B, H, T), natural logarithm, or NULL; only read by backward
+    const bf16 *dout; // (B, T, H D)
+    bf16 *dqkv;       // (B, T, (H + 2 Hkv) D)
+    float2 *rows;     // (B, H, T): lse log2(e), delta
+    int T, H, Hkv, head_dim;
+    int qkv_stride, out_stride; // elements from token to token
+    uint32_t group_magic; // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
+    float scale;
+    struct dropout dropout;
+};
+
+// threadIdx.x. What a thread computes from it for a tile is cheap to compute, but kept from tile to tile it takes
+// registers that the accumulators need. Where HIDDEN, the compiler computes it again. Which uses are hidden, and how
+// far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any plain causal forward
+// kernel, and least in others, on sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes.
+template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
+    return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
+}
+
+// What instances of FLASH_SPANS, and those of FLASH_ANY, take besides. Where arguments have more than 128 bytes, nvcc
+// 13.0 spills more.
+struct flash_spans_arguments : flash_arguments {
+    const int32_t *spans; // (B, T): first_key to the kernels of queries, last_query to that of keys; NULL: causal
+};
+struct flash_any_arguments : flash_spans_arguments {
+    float unit;       // of scores: the softcap, or the scale where there is none
+    float cap_factor; // for capped_score(): 2 log2(e) scale / softcap, or 0
+};
+static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
+template <flash_scores SCORES> struct flash_arguments_for;
+template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_arguments type; };
+template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
+template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
+
+// The size of a head: a constant where the tile has no columns past it.
+template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments &a) {
+    return plan::PADDED ? a.head_dim : plan::D;
+}
+
+// Where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
+struct head_views {
+    const bf16 *q, *k, *v;
+    int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
+    int64_t token;                  // the sequence's first
+};
+template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct flash_arguments &a, int b, int h) {
+    const int D = head_size<plan>(a);
+    struct head_views view;
+    const int64_t token = (int64_t)b * a.T;
+    const int group = (int)((uint64_t)(uint32_t)h * a.group_magic >> 31);
+    view.token = token;
+    view.qkv_offset = token * a.qkv_stride + h * D;
+    view.out_offset = token * a.out_stride + h * D;
+    view.q = a.qkv + view.qkv_offset;
+    view.k = a.qkv + token * a.qkv_stride + (a.H + group) * D;
+    view.v = view.k + a.Hkv * D;
+    return view;
+}
+
+// --- Tiles: rows of D bf16 in shared memory -----------------------------------------------------------------------
+
+// The 16-byte units of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
+template <int D> struct tile_layout { static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4; };
+
+template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
+    typedef tile_layout<D> layout;
+    const int permutation = layout::GROUP == 8 ? row & 7 : row >> 1 & 3;
+    return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
+}
+
+// ldmatrix's address of the 16 x 16 block at (row, column), both multiples of 16, given that of the block at (0, 0). As
+// blocks lie a multiple of 8 rows apart, only the lane's part and a constant meet in the XOR.
+template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
+    constexpr int GROUP_COLUMNS = 8 * tile_layout<D>::GROUP;
+    return (origin ^ (uint32_t)(column % GROUP_COLUMNS * 2)) +
+           (uint32_t)(column / GROUP_COLUMNS * (2 * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
+}
+// The block at (0, 0) with its four 8 x 8 matrices in the order down, then right: a left operand, or, transposed by
+// ldmatrix, two right operands of 16 x 8 side by side.
+template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
+    const int lane = thread_index<HIDDEN>() % 32;
+    return tile + tile_offset<D>(lane % 16, lane / 16);
+}
+// In the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
+template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
+    const int lane = thread_index<HIDDEN>() % 32;
+    return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past
+// the head become zeroes. A thread's rows are a multiple of 8 apart, so that its address in the tile is one offset plus
+// constants.
+template <class plan, int ROWS>
+DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first,
+                               const struct flash_arguments &a) {
+    constexpr int D = plan::D, GROUP = tile_layout<D>::GROUP, ROWS_AT_ONCE = plan::THREADS / GROUP;
+    static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "every thread copies the same number of pieces");
+    const int thread = thread_index<true>(), row = thread / GROUP, piece = thread % GROUP;
+    // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is
+    // not followed.
+    const bf16 *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * 8);
+    const uint32_t to = tile + tile_offset<D>(row, piece);
+#pragma unroll
+    for (int i = 0; i < ROWS; i += ROWS_AT_ONCE)
+#pragma unroll
+        for (int j = 0; j < D / 8; j += GROUP)
+            cp_async_16(to + (uint32_t)(i * tile_layout<D>::ROW_BYTES + 16 * j), from + (int64_t)i * row_stride + 8 * j,
+                        first + row + i < a.T && (!plan::PADDED || 8 * (piece + j) < a.head_dim));
+}
+
+// Writes this warp's ROWS x COLUMNS of accumulators, as bf16, by way of its own part of a tile, so that global memory
+// sees 16-byte writes. Rows past T and columns past the head are left out. acc is ROWS/16 x COLUMNS/8 fragments.
+template <class plan, int ROWS, int COLUMNS>
+DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, const struct flash_arguments &a, uint32_t tile,
+                                int tile_row, int tile_column, const float acc[ROWS / 16][COLUMNS / 8][4]) {
+    constexpr int D = plan::D;
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_shared_word(tile + tile_offset<D>(tile_row + 16 * m + 8 * half + g, tile_column / 8 + n) + 4 * t,
+                                  pack_bf16x2(acc[m][n][2 * half], acc[m][n][2 * half + 1]));
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < ROWS * COLUMNS / 8 / 32; i++) {
+        const int at = 32 * i + lane, row = at / (COLUMNS / 8), piece = at % (COLUMNS / 8);
+        const struct word_x4 words = load_shared_words(tile + tile_offset<D>(tile_row + row, tile_column / 8 + piece));
+        if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim)) {
+            bf16 *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
+            packed_check(to, true);
+            *(uint4 *)to = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        }
+    }
+}
+
+// --- Products of one warp -----------------------------------------------------------------------------------------
+
+// A warp's 16 M rows of a tile as left operands, either held in registers or read again at each use.
+template <int D, int M, bool IN_REGISTERS> struct left_rows {
+    uint32_t address;
+    struct word_x4 fragment[IN_REGISTERS ? D / 16 : 1][M];
+
+    __device__ __forceinline__ void open(uint32_t tile, int row) {
+        address = block_address<D>(origin_down<D>(tile), row, 0);
+        if (IN_REGISTERS)
+#pragma unroll
+            for (int k = 0; k < D / 16; k++)
+                read(fragment[k], k);
+    }
+    __device__ __forceinline__ void read(struct word_x4 to[M], int k) const {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            to[m] = ldmatrix_x4(block_address<D>(address, 16 * m, 16 * k));
+    }
+    __device__ __forceinline__ void at(struct word_x4 to[M], int k) const {
+        if (IN_REGISTERS)
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                to[m] = fragment[IN_REGISTERS ? k : 0][m];
+        else
+            read(to, k);
+    }
+};
+
+template <int M, int N> DEVICE_FUNCTION void clear(float acc[M][N][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[m][n][i] = 0;
+}
+
+template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float factor) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[m][n][i] *= factor;
+}
+
+// One step k of acc (16 M x 8 N) += left (16 M x D) . rows^T, with `rows` N/2 blocks of 16 rows from row `first` on.
+template <int D, int M, int N>
+DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
+                                         int first, int k) {
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        const struct word_x4 right = ldmatrix_x4(block_address<D>(right_origin, first + 16 * n, 16 * k));
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_m16n8k16(acc[m][2 * n], left[m].x, right.x[0], right.x[1]);
+            mma_m16n8k16(acc[m][2 * n + 1], left[m].x, right.x[2], right.x[3]);
+        }
+    }
+}
+
+// acc (16 M x 8 N) += left (16 M x 16) . the 16 rows of a tile from row `first` on.
+template <int D, int M, int N>
+DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], uint32_t down_origin, int first) {
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        const struct word_x4 right = ldmatrix_x4_trans(block_address<D>(down_origin, first, 16 * n));
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_m16n8k16(acc[m][2 * n], left[m].x, right.x[0], right.x[1]);
+            mma_m16n8k16(acc[m][2 * n + 1], left[m].x, right.x[2], right.x[3]);
+        }
+    }
+}
+
+// Accumulator fragments of columns 16 k .. 16 k + 15, rounded to bf16, as left operands: no lane needs another's
+// values.
+template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
+}
+
+// Element i of fragment (m, n) of a warp is at row 16 m + 8 (i / 2) + lane_row() and column 8 n + i % 2 +
+// lane_column(). The lane's part is kept apart from the constants, so that a comparison takes one register, not one for
+// each column.
+DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
+DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
+DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
+DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i % 2; }
+
+// --- Spans and softcap --------------------------------------------------------------------------------------------
+
+// The first key that a query sees, and the last query that sees a key. Rows past T have those of the last row, so that
+// a query past T sees a key of the first tile that it meets.
+template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
+    return 0;
+}
+template <class plan>
+DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
+    return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
+}
+template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
+    return a.T - 1;
+}
+template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
+    return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
+}
+
+// A capped score is softcap tanh(scale s / softcap): s becomes the tanh, and the softcap takes the scale's place.
+DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
+DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
+template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
+template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
+    return !plan::DROPOUT || a.cap_factor > 0;
+}
+DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
+DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
+// tanh(x) = 1 - 2 / (e^2x + 1), to about 1e-7, where tanh.approx errs by 5e-4: by 0.02 of a score of 50.
+DEVICE_FUNCTION float capped_score(float s, float factor) {
+    return fmaf(-2.0f, reciprocal_approx(exp2_approx(s * factor) + 1.0f), 1.0f);
+}
+
+// --- Dropout ------------------------------------------------------------------------------------------------------
+
+// The four words of block element / 4, as dropout_scale() of kernels/random.cuh makes them.
+DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
+    return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
+                      (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
+}
+// 1 where the element is kept.
+DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct philox_words &words, uint64_t element) {
+    const uint32_t even = element & 2 ? words.word[2] : words.word[0],
+                   odd = element & 2 ? words.word[3] : words.word[1];
+    return uniform_from_word(element & 1 ? odd : even) >= d.p;
+}
+
+// Bits that say which of this lane's elements of 16 M x COLUMNS accumulators are kept. They are made before the
+// accumulators, in a rolled loop, because Philox in the middle of the products would take the accumulators' registers.
+// Fragment (m, n), element i is bit ((2 m + i / 2) COLUMNS / 8 + n) 2 + i % 2.
+template <int M, int COLUMNS> struct dropout_bits {
+    static constexpr int PAIRS = 2 * M * COLUMNS / 8, WORDS = (PAIRS + 15) / 16;
+    uint32_t word[WORDS];
+
+    __device__ __forceinline__ float mask(int m, int n, int i, float kept) const {
+        const int bit = ((2 * m + i / 2) * (COLUMNS / 8) + n) * 2 + i % 2;
+        return word[bit / 32] >> bit % 32 & 1 ? kept : 0.0f;
+    }
+    // first: number of the lane's first element; a step to the right and one down add `right` and `down` to it. The
+    // lane's elements come in pairs side by side; where `right` is 1, mostly both are in one block of four.
+    __device__ __forceinline__ void make(const struct dropout &d, uint32_t step, uint64_t first, uint64_t right,
+                                         uint64_t down) {
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) {
+            uint32_t bits = 0;
+#pragma unroll 1
+            for (int j = 0; j < PAIRS - 16 * w && j < 16; j++) {
+                const int pair = 16 * w + j;
+                const uint64_t e0 =
+                    first + (uint64_t)(pair % (COLUMNS / 8) * 8) * right + (uint64_t)(pair / (COLUMNS / 8) * 8) * down;
+                const uint64_t e1 = e0 + right;
+                const struct philox_words words0 = dropout_words(d, step, e0);
+                const struct philox_words words1 = e0 / 4 == e1 / 4 ? words0 : dropout_words(d, step, e1);
+                bits |= (dropout_keeps(d, words0, e0) | dropout_keeps(d, words1, e1) << 1) << 2 * j;
+            }
+            word[w] = bits;
+        }
+    }
+};

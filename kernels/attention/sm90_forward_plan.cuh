@@ -1,0 +1,146 @@
+// The tiles of attention's forward for Hopper, its arguments, and the order of its tiles.
+#pragma once
+#include "kernels/attention/sm90.cuh" // tiles, pipelines, maps
+#include <math.h>                     // log2f, INFINITY
+
+// Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns,
+// whose products are long beside their softmax. scripts/attention_sweep.sh tries others on a GPU.
+#ifndef SM90_FORWARD_KEYS // up to 128 columns
+#define SM90_FORWARD_KEYS 128
+#endif
+#ifndef SM90_FORWARD_STAGES
+#define SM90_FORWARD_STAGES 2
+#endif
+#ifndef SM90_FORWARD_TURNS
+#define SM90_FORWARD_TURNS (D <= 128)
+#endif
+template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
+    static constexpr int D = HEAD_DIM;
+    static constexpr bool SPANS = WITH_SPANS;          // queries' keys begin where first_key says
+    static constexpr int WARPGROUPS = D == 64 ? 3 : 2; // that multiply
+    static constexpr int THREADS = 128 * (WARPGROUPS + 1);
+    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS,
+                         STAGES = SM90_FORWARD_STAGES;
+    static constexpr bool RESCALES_EARLY = D == 256; // O: see sm90_rescale
+    static constexpr bool TURNS = SM90_FORWARD_TURNS;
+    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
+    static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
+    static constexpr int K_AT = WARPGROUPS * Q_BYTES, V_AT = K_AT + STAGES * KEYS_BYTES;
+    static constexpr int BARRIERS = 2 * (WARPGROUPS + 2 * STAGES);
+    static constexpr int KEYS_END = V_AT + STAGES * KEYS_BYTES;
+    static constexpr bool O_APART = KEYS_END + K_AT + 8 * BARRIERS <= 227 * 1024; // O has a place of its own, not Q's
+    static constexpr int O_AT = O_APART ? KEYS_END : 0, BARRIERS_AT = KEYS_END + (O_APART ? K_AT : 0);
+    static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
+    static_assert(SHARED_BYTES <= 227 * 1024, "what a block can have");
+};
+
+static_assert(sm90_forward_plan<64>::QUERIES == SM90_FORWARD_QUERIES_OF_64, "what plans of memory count with");
+static_assert(sm90_forward_plan<128>::QUERIES == SM90_FORWARD_QUERIES, "what plans of memory count with");
+// A tile is 64 * WARPGROUPS queries of one head.
+struct sm90_forward_arguments {
+    struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 16 rows of out
+    float *lse;                           // (B, H, T), to base 2, or NULL
+    uint32_t *amax;                       // of out, or NULL
+    int T, H, Hkv;
+    bool full;         // no diagonal
+    int heads;         // B * H
+    int section_heads; // 0: all at once
+    int blocks;        // tiles of queries of a head
+    float scale_log2;
+    struct sm90_divisor by_H, by_group; // H; H / Hkv
+    // How rounds are divided, by sm90_forward_divide:
+    int pairs, turns_back;                     // 1: rounds are of halves of pairs; every other one goes backwards
+    int half, middle;                          // blocks / 2; a head's middle tile, -1 where it has none
+    struct sm90_divisor by_items, by_heads[2]; // tiles or pairs of a section; its heads, and the last section's
+    // With plan::SPANS alone:
+    const int32_t *first_key;        // (B, T)
+    struct sm90_forward_item *order; // (heads * blocks): in the workspace
+};
+
+// The tile that a block is at.
+struct sm90_forward_tile {
+    int round, number; // the next round; how many tiles this block had before
+    int head, first;   // as in sm90_forward_item
+};
+
+// Sets what divides rounds into sections.
+static void sm90_forward_divide(struct sm90_forward_arguments &a) {
+    const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
+    a.pairs = a.section_heads > 0 && !a.full;
+    a.turns_back = a.section_heads == 0;
+    a.half = a.blocks / 2;
+    a.middle = a.blocks % 2 ? a.half : -1;
+    a.by_items = sm90_divisor_of(a.pairs ? section * a.half + a.blocks % 2 * ((section + 1) / 2) : section * a.blocks);
+    a.by_heads[0] = sm90_divisor_of(section);
+    a.by_heads[1] = sm90_divisor_of(last);
+}
+
+// This block's place in a round, where every other round goes backwards.
+DEVICE_FUNCTION int sm90_there_and_back(int round) {
+    const int grid = (int)gridDim.x;
+    return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
+}
+// a where all bits of `mask` are set, b where none is.
+DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
+// Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one KV
+// head are neighbours. Of pairs, an even round has the longer half, the odd one after it the shorter: those of tiles at
+// the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
+// False: there is no tile, nor in a later round. Without a branch: ptxas would take what the lanes do from there on to
+// differ, and move all addresses to uniform registers again in each step.
+DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
+                                      const struct sm90_forward_arguments &a) {
+    const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
+    const int grid = (int)gridDim.x, place = (int)blockIdx.x;
+    const int at = item * grid + sm90_either(backwards, grid - 1 - place, place);
+    const int section = sm90_quotient(at, a.by_items), within = at - section * (int)a.by_items.divisor;
+    const int first_head = section * (int)a.by_heads[0].divisor;
+    const struct sm90_divisor &by = a.by_heads[a.heads - first_head < (int)a.by_heads[0].divisor];
+    const int heads = (int)by.divisor, row = sm90_quotient(within, by);
+    const int middle = 2 * (within - heads * a.half) + odd, in_middle = -a.pairs & ~(middle >> 31);
+    const int alone = in_middle & ~((middle + 1 - heads) >> 31) & (1 - odd); // 1: it has no shorter half
+    tile.head = first_head + sm90_either(in_middle, middle, within - row * heads);
+    block = sm90_either(in_middle, a.middle, sm90_either(-odd, row, a.blocks - 1 - row));
+    tile.round = round + 1 + alone;
+    return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
+}
+// Finds the tile of a round where `order` has them.
+DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
+    const int at = sm90_there_and_back(round);
+    if (at >= a.heads * a.blocks)
+        return false;
+    tile.head = a.order[at].head;
+    tile.first = a.order[at].first;
+    tile.number++;
+    return true;
+}
+DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
+    const struct sm90_forward_tile before_first = {0, -1, 0, 0};
+    return before_first;
+}
+// Advances `tile` to this block's next one; false where there is none.
+template <class plan>
+DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
+    if (plan::SPANS)
+        return sm90_in_order(tile, a, tile.round++);
+    int block;
+    if (!sm90_in_sections(tile, block, a))
+        return false;
+    tile.number++;
+    tile.first = block * plan::QUERIES;
+    return true;
+}
+// The last tile of keys that rows first .. first + rows - 1 see.
+template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
+    return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
+}
+// The first key that a row of sequence b sees; past T, where nothing is kept, the last row's.
+template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
+    return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
+}
+
+// How many tiles of keys a tile of queries sees; tile: b * blocks + block.
+template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_forward_arguments &a, int tile) {
+    const int first = tile % a.blocks * plan::QUERIES;
+    return sm90_last_keys<plan>(a, first, plan::QUERIES) + 1 -
+           sm90_first_key<plan>(a, tile / a.blocks, first) / plan::KEYS;
+}

@@ -1,0 +1,63 @@
+// Attention by cuDNN, on a GPU, bf16: memory linear in T, causal or full, grouped queries, without dropout. The library
+// is loaded at run time and may be absent.
+//
+// The forms by which cuDNN is asked: cudnn/attention_graphs.cuh.
+//
+// Q, K and V are read from packed qkv and their gradients written to packed dqkv, by strides. What forward keeps for
+// backward is the log-sum-exp of each row, as flash attention's.
+//
+// An execution plan is made the first time that a shape is asked for, which takes the host some time, and kept until
+// the library is closed: recorded graphs hold its kernels. A call with a plan allocates nothing on the GPU and
+// synchronizes nothing, so that it can be recorded.
+//
+// Determinism. cuDNN states that most of its routines give the same bits in every run of one version on one
+// architecture (its developer guide, "Reproducibility"); an engine that does not carries a note. Forward: the report
+// says whether the engine has the note; without it recomputation should change no bit. Backward: enum fused_order.
+#pragma once
+#include "kernels/attention/shape.cuh" // struct attention_shape
+#include "kernels/device.cuh"          // floatX, struct device
+#include <stdint.h>                    // uint64_t
+#include <sys/cdefs.h>                 // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// Frees the library and its plans; before device_close. May be called where nothing was opened.
+void fused_close(struct device *dev);
+// Names the library and its version; the text is the library's, empty in a build without it.
+const char *fused_describe(struct device *dev);
+// A number that tells the installed library from another one, without opening it; 0: none is installed.
+uint64_t fused_installed(void);
+// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
+// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
+// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
+bool fused_leads(bool own, struct device *dev);
+// The GPU in words, for the report.
+const char *fused_gpu(char *text, size_t size, struct device *dev);
+// Whether fused computes attention of this shape: training has been told why not, prompts and windows ask at each call.
+bool fused_takes(struct attention_shape shape, struct device *dev);
+// The bytes of workspace that fused_forward and fused_backward need at this shape.
+size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
+size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
+// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
+const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
+                                 struct device *dev);
+// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
+// masked, scaled scores s.
+void fused_forward(floatX *out,       // (B, T, H * D)
+                   float *lse,        // (B, H, T); NULL: not written
+                   const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
+                   struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
+// The gradient of fused_forward; dqkv is written in full.
+void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                    const floatX *dout, // (B, T, H * D)
+                    const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                    const floatX *out,  // (B, T, H * D)
+                    const float *lse,   // (B, H, T)
+                    struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace, struct device *dev);
+// Writes to `reason` (size bytes) why fused can't take the shape, forward and backward; an empty text where it can.
+void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
+                              struct device *dev);
+// Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at a
+// shape like this one; an empty text where it does not, or where there is no flash to hold it against. Forward is asked
+// for as a graph of operations from then on where it is not right as one operation.
+void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
+__END_DECLS

@@ -1,0 +1,56 @@
+// The library and its plans, as cudnn/attention.cu and cudnn/attention_check.cu see them.
+#pragma once
+#include "kernels/cudnn/attention_graphs.cuh" // struct fused_key, struct cudnn_builder
+#include "kernels/device.cuh"                 // struct device
+#include <sys/cdefs.h>                        // __BEGIN_DECLS
+
+enum {
+    FUSED_PLANS = 64, // one model has one shape, two of evaluation's, and one for each length of a prompt
+};
+
+struct fused_plan {
+    struct fused_key key;
+    struct cudnn_builder builder;
+    struct cudnn_descriptor *plan; // NULL: builder.reason says why there is none
+    int64_t workspace_bytes;
+    bool may_differ; // the engine says that its bits may differ from run to run
+    bool operation;  // forward, as one operation
+};
+struct fused_library {
+    struct cudnn_functions functions;
+    struct cudnn_context *handle; // NULL: `obstacle` says why
+    char obstacle[256], name[24]; // name: with the version
+    bool composes;                // forward is asked for by a graph of operations alone
+    bool checks;                  // what a call breaks goes to `broken`; else it ends the program
+    char broken[192];
+    size_t version;
+    double most_dp_bytes; // of FUSED_SUM_NONE, where there is a choice
+    int major, minor;     // of the GPU's compute capability
+    cudaStream_t stream;  // the handle's
+    double planning_s;    // what plans took to make, so far
+    double distance;      // the largest from flash attention that cudnn/attention_check.cu has seen
+    int planned;
+    struct fused_plan plans[FUSED_PLANS];
+};
+
+__BEGIN_DECLS
+enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
+struct fused_library *fused_library_of(struct device *dev);
+void fused_forget_plans(struct fused_library *library);
+struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
+// How backward sums dQ for a shape. As cudnn-frontend (pull request 398) says that it is faster, dP is kept up to a
+// limit.
+enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
+void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
+                         struct device *dev);
+// The bytes of workspace of a plan, 0 where the library has none.
+size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
+// The gradient of fused_forward; dqkv is written in full.
+void fused_backward_by(enum fused_order order,
+                       floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                       const floatX *dout, // (B, T, H * D)
+                       const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                       const floatX *out,  // (B, T, H * D)
+                       const float *lse,   // (B, H, T)
+                       struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
+__END_DECLS

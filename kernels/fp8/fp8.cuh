@@ -1,0 +1,180 @@
+// The two 8-bit floating point formats, their scales, and matrices of them.
+//
+//             sign/exponent/mantissa  bias  largest  smallest normal  smallest subnormal  infinities  NaN
+//   E4M3 (fn)        1/4/3              7      448        2^-6              2^-9            none       7f, ff
+//   E5M2             1/5/2             15    57344        2^-14             2^-16          7c, fc      7d..7f, fd..ff
+//
+// (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as fp8(x scale), and read as that times `inverse`,
+// 1 / scale. x is rounded to floatX before, by whatever computes it: a cast that is fused with an op then has the bits
+// of one that is not, and every target has the same bits.
+#pragma once
+#include "kernels/device.cuh" // floatX, HOST_DEVICE
+
+typedef uint8_t fp8;
+enum fp8_format { FP8_E4M3, FP8_E5M2 };
+
+HOST_DEVICE float fp8_largest(enum fp8_format format) {
+    switch (format) {
+    case FP8_E4M3: return 448.0f;
+    case FP8_E5M2: return 57344.0f;
+    }
+    return 0;
+}
+
+// Rounds to nearest, ties to even, then limits the magnitude to the largest finite value, infinities too; every NaN
+// becomes 7f. The sign of zero stays. As PTX's cvt.rn.satfinite.
+HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format);
+HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format);
+
+// ---- the scale of a tensor ----
+
+// The bits of |x|: as integers they are ordered as the magnitudes are, with infinity and NaN on top, so that a maximum
+// of them carries an overflow and does not depend on the order.
+HOST_DEVICE uint32_t fp8_magnitude(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits & 0x7fffffffu;
+}
+
+// The scale of one tensor of one layer, in the device's memory. A cast takes `delayed`, or, where that is 0, the scale
+// of `amax`, and writes `scale` and `inverse`. The first forward of a micro-batch collects amax, which stays until the
+// next micro-batch begins: casts of recomputed values find the same amax, and write the same scale again.
+struct fp8_scale {
+    uint32_t amax;        // fp8_magnitude of the tensor's largest element in this micro-batch; a weight's in this step
+    uint32_t step_amax;   // in the step's micro-batches before; in fp8_scales_update the ranks' largest of the step
+    float delayed;        // the scale by the history of amaxes; 0: other recipes, and an empty history
+    float scale, inverse; // of the last cast; `inverse` is what a product multiplies by
+    uint32_t unused[3];   // 32 bytes: members at 16-byte boundaries stay there in an array
+};
+
+// fp8_largest / amax. 1 for a tensor of zeros; NaN for a magnitude that is infinite or NaN, so that products become
+// NaN and the update is skipped, which saturation would hide. Scale and inverse are normal numbers for any amax.
+HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
+    float largest, scale;
+    memcpy(&largest, &amax, sizeof largest);
+    if (amax == 0)
+        return 1.0f;
+    if (amax >= 0x7f800000u)
+        return largest - largest;
+    scale = fp8_largest(format) / largest;
+    return scale < 0x1p126f ? scale : 0x1p126f;
+}
+
+// ---- matrices ----
+
+// What one scale is of: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` is laid out as cuBLASLt
+// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up
+// to 4).
+enum fp8_scaling { FP8_WHOLE, FP8_1X128, FP8_128X128 };
+enum { FP8_BLOCK = 128 };
+
+// An operand of a product, in the device's memory: rows of `depth` codes, dense; the product sums over the depth.
+struct fp8_matrix {
+    fp8 *codes; // NULL: there is no such matrix
+    float *inverse;
+    enum fp8_format format;
+    enum fp8_scaling scaling;
+};
+// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
+// (FP8_128X128).
+HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
+    switch (scaling) {
+    case FP8_WHOLE: return 1;
+    case FP8_1X128: return (rows + 3) / 4 * 4;
+    case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
+    }
+    return 0;
+}
+// Floats of a matrix's `inverse`.
+static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
+    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
+    switch (scaling) {
+    case FP8_WHOLE: return 1;
+    case FP8_1X128: return (depth + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
+    case FP8_128X128: return (rows + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
+    }
+    return 0;
+}
+
+// ---- casts (kernels/fp8/cast.cuh) ----
+
+// Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
+enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
+
+// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
+struct fp8_cast {
+    struct fp8_matrix rows;    // (M, N): the row form
+    struct fp8_matrix columns; // (N, M): the column form, x transposed
+    float *dbias;              // (N) = column sums of x, before the cast, or
+    bool add_dbias;            // += these
+    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
+    uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
+};
+
+// ---- formats, computed ----
+
+// Of both formats: mantissa bits, and the smallest normal number's exponent.
+struct fp8_bits {
+    int mantissa, least;
+};
+HOST_DEVICE struct fp8_bits fp8_bits_of(enum fp8_format format) {
+    struct fp8_bits bits = {3, -6};
+    switch (format) {
+    case FP8_E4M3: break;
+    case FP8_E5M2:
+        bits.mantissa = 2;
+        bits.least = -14;
+        break;
+    }
+    return bits;
+}
+
+HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format) {
+    const struct fp8_bits f = fp8_bits_of(format);
+    uint32_t bits, sign, magnitude;
+    memcpy(&bits, &x, sizeof bits);
+    sign = bits >> 24 & 0x80u;
+    magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u)
+        return 0x7f;
+    const float largest = fp8_largest(format);
+    float absolute;
+    memcpy(&absolute, &magnitude, sizeof absolute);
+    absolute = absolute < largest ? absolute : largest;
+    const float least = format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f;
+    if (absolute < least) {
+        // subnormals are multiples of 2^(least - mantissa): added to a float whose unit that is, they are rounded to it
+        const float unit = format == FP8_E4M3 ? 0x1p14f : 0x1p7f; // 2^(23 + least - mantissa)
+        const float sum = absolute + unit;
+        uint32_t rounded, base;
+        memcpy(&rounded, &sum, sizeof rounded);
+        memcpy(&base, &unit, sizeof base);
+        return (fp8)(sign | (rounded - base));
+    }
+    memcpy(&magnitude, &absolute, sizeof magnitude);
+    const int drop = 23 - f.mantissa;
+    const uint32_t rounded = magnitude + ((1u << (drop - 1)) - 1) + (magnitude >> drop & 1u);
+    const uint32_t code = (rounded >> drop) - ((uint32_t)(127 + f.least - 1) << f.mantissa);
+    return (fp8)(sign | code);
+}
+
+HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format) {
+    const struct fp8_bits f = fp8_bits_of(format);
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu;
+    const uint32_t exponent = magnitude >> f.mantissa;
+    uint32_t bits;
+    float value;
+    const bool e4m3 = format == FP8_E4M3;
+    if (e4m3 ? magnitude == 0x7fu : magnitude > 0x7cu)
+        bits = 0x7fc00000u;
+    else if (!e4m3 && magnitude == 0x7cu)
+        bits = 0x7f800000u;
+    else if (exponent == 0) {
+        value = (float)magnitude * (e4m3 ? 0x1p-9f : 0x1p-16f);
+        memcpy(&bits, &value, sizeof bits);
+    } else
+        bits = (magnitude << (23 - f.mantissa)) + ((uint32_t)(127 + f.least - 1) << 23);
+    bits |= sign;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}

@@ -1,0 +1,83 @@
+// The scales of a model's FP8 tensors over a step: collected amaxes, and delayed scales by their history.
+#pragma once
+#include "kernels/adamw.cuh"   // struct gradient_check
+#include "kernels/fp8/fp8.cuh" // struct fp8_scale
+#include <math.h>              // ldexpf
+#include <sys/cdefs.h>         // __BEGIN_DECLS
+
+// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin,
+// with the largest of the last `length` steps' amaxes, or the last one.
+struct fp8_delay {
+    int length; // steps; 0: scales are not delayed
+    int margin;
+    bool most_recent;
+};
+
+__BEGIN_DECLS
+// Scale i is of an input, a weight or a gradient where i % 3 is 0, 1 or 2 (enum fp8_operand in model/fp8.cuh).
+//
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0; that of
+// weight i / 3 becomes weight_amaxes[i / 3], where weight_amaxes are given.
+void fp8_scales_begin(struct fp8_scale *scales,      // (n)
+                      const uint32_t *weight_amaxes, // (n / 3); NULL: none is given
+                      int n, struct device *dev);
+
+// Writes what this rank reports of a step: `counts` as doubles and, where there are scales to delay (n > 0), the step's
+// amaxes; counts become 0.
+void fp8_scales_report(double *report,                 // (num_counts + n)
+                       uint64_t *counts,               // (num_counts)
+                       const struct fp8_scale *scales, // (n)
+                       int num_counts, int n, struct device *dev);
+
+// Ends a step of delayed scales, by the amaxes in the ranks' reports, from column `first` on. check->finite becomes 0
+// where one is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history, which
+// drops its oldest, and `delayed` follows from the history; an amax of 0 leaves `delayed` as it is. In any case amax
+// and step_amax become 0.
+void fp8_scales_update(struct fp8_scale *scales,     // (n)
+                       float *history,               // (n, delay.length) newest first; 0: no step
+                       struct gradient_check *check, // (1)
+                       const double *reports,        // (ranks, width)
+                       int ranks, int width, int first, int n, struct fp8_delay delay,
+                       enum fp8_format gradients, // of scale i where i % 3 == 2; others are FP8_E4M3
+                       struct device *dev);
+__END_DECLS
+
+// The delayed scale by the history's amax > 0, limited as fp8_scale_of limits, at both ends, since a margin may make it
+// small. Dividing by 2^margin first is exact.
+HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int margin) {
+    const float scale = ldexpf(fp8_largest(format), -margin) / amax;
+    return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
+}
+HOST_DEVICE enum fp8_format fp8_scale_format(int i, enum fp8_format gradients) {
+    return i % 3 == 2 ? gradients : FP8_E4M3;
+}
+HOST_DEVICE float fp8_float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+// The largest magnitude of column i of the reports' amaxes; on the host and on the device the same bits, NaN on top.
+HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int width, int i) {
+    uint32_t largest = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const uint32_t amax = fp8_magnitude((float)amaxes[(int64_t)rank * width + i]);
+        largest = amax > largest ? amax : largest;
+    }
+    return largest;
+}
+HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
+    if (scale->amax > scale->step_amax)
+        scale->step_amax = scale->amax;
+    scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
+}
+HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
+    return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
+}
+// The end of a step of scale i, whose history has its new amax already, where the step was not skipped.
+HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
+                             enum fp8_format gradients) {
+    if (finite && history_amax > 0)
+        scale->delayed = fp8_delayed_scale(history_amax, fp8_scale_format(i, gradients), margin);
+    scale->amax = 0;
+    scale->step_amax = 0;
+}

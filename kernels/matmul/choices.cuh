@@ -1,0 +1,117 @@
+// The products that cuBLASLt is asked for, the plans by which they run, and the choices of their algorithms, as run/tune.cuh
+// lists, times and keeps them.
+#pragma once
+#include "kernels/fp8/fp8.cuh"     // struct fp8_matrix
+#include "kernels/matmul/gemm.cuh" // struct gemm
+#include <cublasLt.h>              // cublasLtMatmulAlgo_t
+#include <sys/cdefs.h>             // __BEGIN_DECLS
+
+enum {
+    MATMUL_PLANS = 128,     // a training run of one model has some 20, with FP8 some 40
+    MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
+};
+
+// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are
+// in bytes; gelu: enum matmul_gelu.
+#define MATMUL_KEY(X)                                                                                                  \
+    X(rows)                                                                                                            \
+    X(cols)                                                                                                            \
+    X(depth)                                                                                                           \
+    X(a_ld)                                                                                                            \
+    X(b_ld)                                                                                                            \
+    X(ld_out)                                                                                                          \
+    X(a_transposed)                                                                                                    \
+    X(b_transposed)                                                                                                    \
+    X(sums)                                                                                                            \
+    X(has_bias)                                                                                                        \
+    X(has_dbias)                                                                                                       \
+    X(gelu)                                                                                                            \
+    X(a_type)                                                                                                          \
+    X(b_type)                                                                                                          \
+    X(a_scaling)                                                                                                       \
+    X(b_scaling)                                                                                                       \
+    X(fast)                                                                                                            \
+    X(a_alignment)                                                                                                     \
+    X(b_alignment)                                                                                                     \
+    X(c_alignment)                                                                                                     \
+    X(bias_alignment)                                                                                                  \
+    X(gelu_alignment)
+enum matmul_gelu { MATMUL_NO_GELU, MATMUL_GELU, MATMUL_GELU_SUMS }; // the derivative, and then sums of columns
+struct matmul_key {
+#define MATMUL_KEY_MEMBER(name) int64_t name;
+    MATMUL_KEY(MATMUL_KEY_MEMBER)
+#undef MATMUL_KEY_MEMBER
+};
+enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
+
+// What a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
+struct matmul_choice {
+    struct matmul_key key;
+    cublasLtMatmulAlgo_t algorithm;
+    bool fused;
+    int candidate;       // its number among those that were timed, 0: what is taken without a choice
+    double first_us, us; // microseconds of candidate 0, and of this one
+};
+// A product as a call asks for it. a, b: what the gemm's operands point to where they are FP8.
+struct matmul_product {
+    struct gemm gemm;
+    struct fp8_matrix a, b;
+    float *dbias;
+    void *workspace;
+};
+struct matmul_plan {
+    struct matmul_key key;
+    bool fused; // as in matmul_choice
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
+    cublasLtMatmulAlgo_t algorithm;
+};
+struct matmul_library {
+    cublasLtHandle_t handle; // NULL until it is needed: without one nothing asks for a GPU
+    int64_t planned;         // plans made so far; plan i is plans[i % MATMUL_PLANS]
+    struct matmul_plan plans[MATMUL_PLANS];
+    int choice_count;
+    struct matmul_choice choices[MATMUL_PLANS];
+    bool listing; // products are listed, each key once, and not computed
+    int product_count;
+    struct matmul_product products[MATMUL_PLANS];
+    char description[64];
+};
+
+// What operands are filled with: pairs of bf16 numbers, of magnitudes from 0.125 to 2, as fp32 numbers the same. As FP8
+// codes of either format no byte is a NaN or infinity.
+struct matmul_noise {
+    uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
+    char *memory;    // device memory that may be filled
+    size_t bytes;    // of it
+};
+
+__BEGIN_DECLS
+struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
+
+const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
+
+// Begins to list products in place of computing them; matmul_list_end ends it.
+void matmul_list_begin(struct matmul_library *library);
+
+void matmul_list_end(struct matmul_library *library);
+
+// Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
+bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
+
+// Times a product's algorithms and keeps the choice; its times are 0 where it is the heuristics' first untimed.
+// Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false, without a
+// choice, where the library has no algorithm for it.
+bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
+                 struct device *dev);
+
+// Holds the algorithm by which a product is computed from here on against sums in double, and ends the program where it is
+// wrong. One with an epilogue is passed over. Overwrites what matmul_tune does. Nothing is enqueued when it returns.
+void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+                  const struct matmul_noise *noise, struct device *dev);
+
+// Makes noise for operands in `memory`, and fills all of it.
+struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
+
+void matmul_noise_close(struct matmul_noise *noise, struct device *dev);
+__END_DECLS

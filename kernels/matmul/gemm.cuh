@@ -1,0 +1,75 @@
+// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms; and
+// what each target's library offers of it.
+#pragma once
+#include "kernels/device.cuh"  // floatX
+#include "kernels/fp8/fp8.cuh" // struct fp8_matrix
+#include <sys/cdefs.h>         // __BEGIN_DECLS
+
+// A matrix as it is stored. Only the products look inside: another type, a scale or a packed form would be a member.
+struct gemm_operand {
+    const floatX *data;
+    int64_t ld; // elements from one stored row to the next
+    bool transposed;
+    const struct fp8_matrix *fp8; // NULL, or what is multiplied instead of data: of both operands, and on a GPU alone
+};
+struct gemm {
+    int64_t rows, cols, depth;
+    struct gemm_operand a; // (rows, depth), or (depth, rows) when transposed
+    struct gemm_operand b; // (depth, cols), or (cols, depth) when transposed
+    floatX *out;           // (rows, cols) = A B + bias, or NULL: sum is the output
+    int64_t ld_out;        // elements from one row of the output to the next
+    const floatX *bias;    // (cols) or NULL
+    float *sum;            // (rows, cols) = A B
+    bool add;              // the output, which has no bias then, += A B, as matmul/matmul.cuh has it
+    bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
+    // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
+    // product where gemm_applies_gelu says so, else by the caller. gelu_sums: whose columns' sums the caller wants then.
+    const floatX *gelu;
+    bool gelu_sums;
+};
+
+__BEGIN_DECLS
+// Makes the library's handles; the caller destroys them.
+struct matmul_library *matmul_create(struct device *dev);
+void matmul_destroy(struct matmul_library *library);
+// Names the library, its version and the type of the products. The text is the library's.
+const char *matmul_describe(const struct matmul_library *library);
+
+// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
+// its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product.
+// dbias_workspace_bytes is what M rows of N sums need besides the product.
+size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
+size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
+void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
+// Whether gemm_run applies GELU's derivative, too.
+bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
+__END_DECLS
+
+// out = in weight^T + bias
+static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                       int64_t M, int N, int K) {
+    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, N, bias, NULL, false, false};
+    return gemm;
+}
+// out = in weight^T, or += where `add`; ld_*: elements from one row to the next
+static inline struct gemm gemm_forward_strided(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in,
+                                               const floatX *weight, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, add, false};
+    return gemm;
+}
+// din = dout weight, or += where `add`
+static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
+                                              const floatX *weight, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
+    return gemm;
+}
+// dweight = dout^T in, or += where `add`
+static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
+                                               int64_t ld_in, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};
+    return gemm;
+}
+
+static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t gemm_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t gemm_round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

@@ -1,0 +1,123 @@
+// The choice of cuBLASLt's algorithms by timing them: of the algorithms that the heuristics rank first for a product,
+// the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to the
+// product's epilogue or to a kernel of our own.
+//
+// Each algorithm that is chosen multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two may
+// differ from each other. A choice depends on times, which vary, so that whoever wants the same bits again has to keep
+// the choices. Where no algorithm proves to give the same bits, the choice is the heuristics' first, as without timing.
+#pragma once
+#include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
+#include "kernels/matmul/proof.cuh"      // matmul_is_proven
+
+void matmul_list_begin(struct matmul_library *library) {
+    library->listing = true;
+    library->product_count = 0;
+}
+void matmul_list_end(struct matmul_library *library) { library->listing = false; }
+
+// Keeps a choice, which all later calls of its product take. A plan that was made without it is dropped.
+static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
+    if (library->choice_count == MATMUL_PLANS)
+        return;
+    library->choices[library->choice_count++] = *choice;
+    library->planned = 0;
+}
+bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice) {
+    for (int i = 0; i < library->product_count; i++) {
+        const struct matmul_product *product = &library->products[i];
+        const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
+        cublasLtMatmulHeuristicResult_t result;
+        struct matmul_plan plan;
+        if (!matmul_same_key(&key, &choice->key))
+            continue;
+        if (matmul_choice_of(library, &key) || (choice->fused && !matmul_may_fuse(product)))
+            return false;
+        matmul_plan_product(&plan, &product->gemm, product->dbias, choice->fused);
+        if (cublasLtMatmulAlgoCheck(matmul_handle(library), &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c,
+                                    &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+            !matmul_is_allowed(&plan, &choice->algorithm, result.workspaceSize))
+            return false;
+        matmul_keep_choice(library, choice);
+        return true;
+    }
+    return false;
+}
+// The fastest candidate that holds; NULL: none does, or there is nothing to tell that by. Drops candidates.
+static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
+                                                  const struct matmul_product *product, struct device *dev) {
+    for (;;) {
+        matmul_drop_untimed(candidates);
+        if (candidates->count == 0 || candidates->of[0].plan.fused)
+            return NULL;
+        struct matmul_candidate *best = &candidates->of[matmul_fastest(candidates)];
+        struct matmul_candidate *const plain = best->plan.fused ? &candidates->of[0] : best; // what best is judged by
+        if (!matmul_is_proven(plain, product, dev)) {
+            candidates->wrong++;
+            plain->us = INFINITY;
+            continue;
+        }
+        switch (matmul_judge(best, &candidates->of[0], product, dev)) {
+        case MATMUL_HOLDS: return best;
+        case MATMUL_TELLS_NOTHING: return NULL;
+        case MATMUL_FAILS: best->us = INFINITY;
+        }
+    }
+}
+static void matmul_fill_operands(const struct matmul_product *product, const struct matmul_noise *noise,
+                                 struct device *dev) {
+    const struct gemm *gemm = &product->gemm;
+    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
+    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
+}
+static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
+    fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
+         "version of the library or of the driver may not; an algorithm that is known from before is in "
+         "--out's matmul_algorithms.txt and the checkpoint's, without which it is chosen anew",
+         (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, which);
+}
+void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+                  const struct matmul_noise *noise, struct device *dev) {
+    struct matmul_candidate candidate;
+    memset(&candidate, 0, sizeof candidate);
+    candidate.plan = *matmul_plan_for(&product->gemm, product->dbias, library);
+    if (candidate.plan.fused)
+        return;
+    matmul_fill_operands(product, noise, dev);
+    if (!matmul_is_proven(&candidate, product, dev))
+        matmul_fail_wrong(&product->gemm, "its algorithm differs");
+}
+bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
+                 struct device *dev) {
+    const struct gemm *gemm = &product->gemm;
+    struct matmul_candidates candidates;
+    struct matmul_candidate first;
+    candidates.count = candidates.wrong = 0;
+    matmul_fill_operands(product, noise, dev);
+    if (gemm->gelu) {
+        const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
+        matmul_fill_operand(&pre, gemm->rows, gemm->cols, noise, dev);
+    }
+    matmul_add_candidates(&candidates, product, false, library);
+    if (candidates.count == 0)
+        return false;
+    first = candidates.of[0];
+    if (matmul_may_fuse(product))
+        matmul_add_candidates(&candidates, product, true, library);
+    struct matmul_choice choice = {candidates.of[0].plan.key, candidates.of[0].plan.algorithm, false, 0, 0, 0};
+    matmul_time_candidates(&candidates, product, dev);
+    const struct matmul_candidate *best = matmul_best(&candidates, product, dev);
+    if (best) {
+        choice.algorithm = best->plan.algorithm;
+        choice.fused = best->plan.fused;
+        choice.candidate = best->number;
+        choice.first_us = candidates.of[0].us;
+        choice.us = best->us;
+    }
+    if (!best && candidates.wrong > 0 && !matmul_is_proven(&first, product, dev)) {
+        char which[80];
+        snprintf(which, sizeof which, "its first algorithm and %d others differ", candidates.wrong - 1);
+        matmul_fail_wrong(gemm, which);
+    }
+    matmul_keep_choice(library, &choice);
+    return true;
+}

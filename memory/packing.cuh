@@ -1,0 +1,315 @@
+// Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation.
+//
+// Buffers are rectangles (lifetime x bytes) that may move up and down only, packed to the least height. NP-hard in
+// general (Garey & Johnson, problem SR2), but a training step is regular. Two searches share the work: the skyline's
+// (memory/skyline.cuh), and stacks. Activations nest, since what is made first is freed last, so that stacking them,
+// the longest-lived first, is dense. What does not nest, such as the parameters of a ZeRO unit, gathered while the unit
+// before is used, is fitted into gaps above.
+#pragma once
+#include "memory/skyline.cuh" // struct plan_item, struct skyline, its searches
+#include <stdbool.h>          // bool
+#include <stddef.h>           // size_t
+#include <stdint.h>           // int64_t, SIZE_MAX
+#include <stdlib.h>           // free, qsort
+#include <string.h>           // memset, memcpy
+
+// The range of offsets that a placed item occupies.
+struct plan_span {
+    size_t begin, end;
+};
+
+// Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the
+// search, so that the same schedule has the same plan everywhere.
+enum {
+    PLAN_FIT_NEIGHBOURS = 256, // an item with more fitted neighbours is put on top of them
+    PLAN_FIT_PAIRS = 1000000,  // most pairs of fitted items that are live together; beyond it more are stacked
+    PLAN_CLASSES = 32,         // class k: items of more than 2^(k - 1) and up to 2^k slots
+    PLAN_PACK_WORK = 4000000   // limit of work
+};
+
+// The kinds of stacks. The shortest items are never stacked but fitted: as many as are, on average, this many live at a
+// time. With 0 every item that nests is stacked; few are left to fit, which is fast and meets the bound of most plans.
+// The other values are for lifetimes that nest by chance. Of the values tried (0 to 48, alone and together) these leave
+// the fewest plans above their bound.
+enum { PLAN_STACKS = 3 };
+static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
+
+// The state of the search for the lowest packing. Stacked items lie at the bottom, fitted ones above them in gaps.
+struct plan_packing {
+    struct plan_item *items; // by falling length
+    int count, slots;
+    size_t bound; // the largest live sum: no packing is lower
+    size_t *best; // (count) offsets of the best packing so far
+    size_t best_height;
+    size_t *skyline; // (slots) the top of the stack
+    size_t stack_height;
+    int *fitted; // (fitted_count) items that are not stacked
+    int fitted_count;
+    size_t *floor; // (count) of a fitted item: the top of the stack in its slots
+    // A bucket is a list of the placed fitted items of one class that begin in the same 2^class slots, so that finding
+    // an item's neighbours costs by their number, however long other items live.
+    int *newest;                  // (bucket_count) the item of a bucket that was placed last, -1: none
+    int *next;                    // (count) the item of the same bucket that was placed before this one, -1: none
+    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: the class has no fitted item
+    int bucket_count;
+    int64_t work; // slots and neighbours looked at so far
+};
+
+static int plan_compare_lengths(const void *a, const void *b) {
+    const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
+    if (plan_item_length(x) != plan_item_length(y))
+        return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+static int plan_class(const struct plan_item *item) {
+    int k = 0;
+    while (1 << k < plan_item_length(item))
+        k++;
+    return k;
+}
+
+// The top of the stack in an item's slots.
+static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
+    size_t top = 0;
+    for (int s = item->first; s <= item->last; s++)
+        top = packing->skyline[s] > top ? packing->skyline[s] : top;
+    return top;
+}
+
+// Whether an item can be stacked without a gap below it.
+static bool plan_is_flat(const struct plan_packing *packing, const struct plan_item *item) {
+    size_t differ = 0;
+    for (int s = item->first; s <= item->last; s++)
+        differ |= packing->skyline[s] ^ packing->skyline[item->first];
+    return differ == 0;
+}
+
+// Stacks items by falling length: an item goes on top of those stacked in its slots if no gap remains below it, which
+// is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time on
+// average, never. Items that are not stacked are left in `fitted`.
+static void plan_stack(struct plan_packing *packing, int live, int forced) {
+    memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
+    packing->fitted_count = 0;
+    packing->stack_height = 0;
+    int last = packing->count; // the item from which on none is stacked
+    for (int64_t area = 0; last > 0; last--) {
+        area += plan_item_length(&packing->items[last - 1]);
+        if (area > (int64_t)live * packing->slots)
+            break;
+    }
+    for (int i = 0; i < packing->count; i++) {
+        struct plan_item *item = &packing->items[i];
+        packing->work += plan_item_length(item) / 4; // the loops over slots are vectorised
+        if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
+            packing->fitted[packing->fitted_count++] = i;
+            continue;
+        }
+        item->offset = plan_floor(packing, item);
+        const size_t top = item->offset + item->bytes;
+        for (int s = item->first; s <= item->last; s++)
+            packing->skyline[s] = top;
+        packing->stack_height = top > packing->stack_height ? top : packing->stack_height;
+    }
+}
+
+// The number of pairs of fitted items that are live together; one try visits each pair once or twice.
+static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
+    int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: items that began before slot s
+    int64_t pairs = 0;
+    for (int i = 0; i < packing->fitted_count; i++)
+        begun[packing->items[packing->fitted[i]].first + 1]++;
+    for (int s = 0; s < packing->slots; s++)
+        begun[s + 1] += begun[s];
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
+        pairs += begun[item->last + 1] - begun[item->first];
+    }
+    free(begun);
+    return pairs;
+}
+
+// Decides which items are stacked and which are fitted, and gives the fitted ones their floors and buckets.
+static void plan_split(struct plan_packing *packing, int live) {
+    plan_stack(packing, live, 0);
+    for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
+        plan_stack(packing, live, forced);
+    packing->bucket_count = 0;
+    for (int k = 0; k < PLAN_CLASSES; k++)
+        packing->buckets_of[k] = -1;
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
+        const int k = plan_class(item);
+        packing->floor[packing->fitted[i]] = plan_floor(packing, item);
+        packing->work += plan_item_length(item) / 4;
+        if (packing->buckets_of[k] < 0) {
+            packing->buckets_of[k] = packing->bucket_count;
+            packing->bucket_count += (packing->slots >> k) + 1;
+        }
+    }
+}
+
+// Adds a span to `spans`, which are sorted by begin. Beyond PLAN_FIT_NEIGHBOURS spans are only counted, in *count.
+static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
+    if (*count < PLAN_FIT_NEIGHBOURS) {
+        int at = *count;
+        for (; at > 0 && spans[at - 1].begin > span.begin; at--)
+            spans[at] = spans[at - 1];
+        spans[at] = span;
+    }
+    (*count)++;
+}
+
+// Places an item above the stack, in the tightest gap between the fitted items that are live with it; on top of these
+// where no gap is wide enough, or where they are more than PLAN_FIT_NEIGHBOURS.
+static void plan_fit(struct plan_packing *packing, int index) {
+    struct plan_item *item = &packing->items[index];
+    const size_t bottom = packing->floor[index];
+    struct plan_span near[PLAN_FIT_NEIGHBOURS];
+    int count = 0;
+    size_t top = bottom;
+    for (int k = 0; k < PLAN_CLASSES; k++) {
+        if (packing->buckets_of[k] < 0)
+            continue;
+        const int *newest = packing->newest + packing->buckets_of[k], earliest = item->first - (1 << k) + 1;
+        for (int bucket = earliest > 0 ? earliest >> k : 0; bucket <= item->last >> k; bucket++, packing->work++)
+            for (int i = newest[bucket]; i >= 0; i = packing->next[i], packing->work++) {
+                const struct plan_item *other = &packing->items[i];
+                if (other->last < item->first || other->first > item->last)
+                    continue;
+                const struct plan_span span = {other->offset, other->offset + other->bytes};
+                top = span.end > top ? span.end : top;
+                plan_add_span(near, &count, span);
+            }
+    }
+    item->offset = top;
+    size_t base = bottom, tightest = SIZE_MAX;
+    for (int i = 0; i < count && count <= PLAN_FIT_NEIGHBOURS; i++) {
+        if (near[i].begin > base && near[i].begin - base >= item->bytes && near[i].begin - base < tightest) {
+            tightest = near[i].begin - base;
+            item->offset = base;
+        }
+        base = near[i].end > base ? near[i].end : base;
+    }
+    const int k = plan_class(item);
+    int *newest = &packing->newest[packing->buckets_of[k] + (item->first >> k)];
+    packing->next[index] = *newest;
+    *newest = index;
+}
+
+// Makes one packing, by fitting the items that are not stacked in this order, and keeps the lowest so far.
+static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
+    for (int bucket = 0; bucket < packing->bucket_count; bucket++)
+        packing->newest[bucket] = -1;
+    size_t height = packing->stack_height;
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[order[i].item];
+        plan_fit(packing, order[i].item);
+        height = item->offset + item->bytes > height ? item->offset + item->bytes : height;
+    }
+    if (height < packing->best_height) {
+        packing->best_height = height;
+        for (int i = 0; i < packing->count; i++)
+            packing->best[i] = packing->items[i].offset;
+    }
+}
+
+// The initial orders of the fitted items. Those of chains serve lifetimes that overlap in a row, such as what layers
+// keep until it is offloaded: the long items go by the end of their lives, last ones first, each set into the place of
+// the set after the next; the short ones then fill gaps.
+enum plan_order {
+    PLAN_BY_LENGTH,
+    PLAN_BY_AREA,
+    PLAN_BY_BYTES,
+    PLAN_BY_START,
+    PLAN_CHAINS,
+    PLAN_LONG_CHAINS,
+    PLAN_ORDERS
+};
+enum { PLAN_CHAIN_SLOTS = 3, PLAN_LONG_CHAIN_SLOTS = 12 };
+
+static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
+        const double length = plan_item_length(item), bytes = (double)item->bytes,
+                     area = length * bytes / 0x1p80; // below 1
+        keys[i].item = packing->fitted[i];
+        switch (order) {
+        case PLAN_BY_AREA: keys[i].key = length * bytes; break;
+        case PLAN_BY_BYTES: keys[i].key = bytes; break;
+        case PLAN_BY_START: keys[i].key = -item->first; break;
+        case PLAN_BY_LENGTH: keys[i].key = length; break;
+        case PLAN_CHAINS:
+            keys[i].key = length < PLAN_CHAIN_SLOTS ? area : 1 + item->last + length / (packing->slots + 1.0);
+            break;
+        case PLAN_LONG_CHAINS:
+            keys[i].key = length < PLAN_LONG_CHAIN_SLOTS ? area : 1 + item->last + bytes / 0x1p64;
+            break;
+        case PLAN_ORDERS: break;
+        }
+    }
+    qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
+}
+
+// Squeaky-wheel optimisation (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
+// by a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans
+// above the bound, moving to the front ten times).
+static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
+    for (int i = 0; i < count; i++) {
+        const struct plan_item *item = &packing->items[keys[i].item];
+        keys[i].key = item->offset + item->bytes > packing->bound ? 0.5 - 0.8 * i : -i;
+    }
+    qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
+}
+
+// Whether the search goes on: there is no packing yet, or a lower one may exist and the limit of work is not reached.
+static bool plan_goes_on(const struct plan_packing *packing) {
+    return packing->best_height == SIZE_MAX ||
+           plan_is_worth(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
+}
+
+// Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the
+// limit of work is reached.
+static void plan_pack_stacks(struct plan_packing *packing) {
+    enum { ROUNDS = 50 };
+    const size_t count = (size_t)packing->count;
+    struct plan_key *orders = (struct plan_key *)plan_allocate(PLAN_STACKS * PLAN_ORDERS * count, sizeof *orders);
+    for (int round = 0; round < ROUNDS && plan_goes_on(packing); round++)
+        for (int stack = 0; stack < PLAN_STACKS && plan_goes_on(packing); stack++) {
+            plan_split(packing, plan_fitted_live[stack]);
+            for (int i = 0; i < PLAN_ORDERS && plan_goes_on(packing); i++) {
+                struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
+                if (round == 0)
+                    plan_sort(packing, order, (enum plan_order)i);
+                // the second try, after one promotion, is often enough
+                for (int again = 0; again < 2 && plan_goes_on(packing); again++) {
+                    plan_try(packing, order);
+                    plan_promote(packing, order, packing->fitted_count);
+                }
+            }
+        }
+    free(orders);
+}
+
+// Takes over the skyline's packing where it is lower.
+static void plan_take(struct plan_packing *packing, const struct skyline *skyline) {
+    if (skyline->best_height >= packing->best_height)
+        return;
+    packing->best_height = skyline->best_height;
+    memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
+}
+
+// Packs from the bottom up, which meets the bound of most plans at once; then stacks, which a few plans need; then,
+// where both are far above the bound, from the bottom up again, in orders that chance makes.
+static void plan_pack(struct plan_packing *packing) {
+    qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
+    struct skyline skyline;
+    skyline_begin(&skyline, packing->items, packing->count, packing->slots, packing->bound);
+    skyline_search_by_promotion(&skyline);
+    plan_take(packing, &skyline);
+    plan_pack_stacks(packing);
+    if (plan_is_worth(packing->best_height, packing->bound, 0, 0, 1)) {
+        skyline_search_by_chance(&skyline);
+        plan_take(packing, &skyline);
+    }
+    skyline_end(&skyline);
+}

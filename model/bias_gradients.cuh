@@ -1,0 +1,102 @@
+// The gradient of a linear layer's bias, which is the sums of the columns of the gradient of the layer's output. On a
+// GPU the kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage
+// adds them up where the layer's own gradients are made. What no such kernel makes, as the gradient of q, k and v by
+// attention's other backends than Hopper's and of normed q and k, is left to the product of the weight's gradient, as
+// every one is on the CPU, where that product sums it while it packs it. Casts to FP8 sum their own.
+#pragma once
+#include "attention.cuh"           // attention_bias_chunks
+#include "kernels/activation.cuh"  // activation_bias_chunks
+#include "kernels/column_sums.cuh" // column_sums
+#include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
+#include "model/mlp.cuh"           // branch_is_added_as_it_is, mlp_chunk_tokens
+#include "model/state.cuh"         // struct gpt and its buffers
+
+// What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:
+// the kernel that makes what is summed: a norm's backward, a residual addition's, an activation's, or attention's.
+enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
+
+static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
+
+// The source for a branch's projection. The gradient of its output comes from the norm behind it, or is the residual
+// stream's gradient: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
+static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
+    if (s->norm_after)
+        return BIAS_BY_NORM;
+    if (!branch_is_added_as_it_is(m))
+        return BIAS_BY_RESIDUAL;
+    if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
+        return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
+    if (linear == LINEAR_ATT_PROJ && mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) // norm 2 goes by the MLP's chunks
+        return BIAS_BY_PRODUCT;
+    return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
+}
+// Runs of rows that attention's backward sums the gradient of q, k and v over.
+static int64_t attention_chunks(const struct gpt *m) {
+    const struct extent e = extent_of(m, PASS_TRAIN);
+    return attention_bias_chunks(m->backend, attention_shape_of(&m->config, e.B, e.T));
+}
+static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
+    // On the CPU the products that read dout sum its columns while they pack it, at no cost.
+    if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
+        return BIAS_BY_PRODUCT;
+    switch (linear) {
+    case LINEAR_QKV: // the norm of q and k goes on from attention's gradient
+        return attention_chunks(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_PRODUCT;
+    case LINEAR_ATT_PROJ: return bias_source_of_projection(m, l, linear);
+    case LINEAR_FC: return chunked ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
+    case LINEAR_MLP_PROJ: return chunked ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
+    case LINEAR_COUNT: break;
+    }
+    return BIAS_BY_PRODUCT;
+}
+
+static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int C = m->shape.layer.C;
+    switch (bias_source(m, l, linear)) {
+    case BIAS_BY_PRODUCT: return 0;
+    case BIAS_BY_NORM: return norm_backward_chunks(N, C, m->dev);
+    case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C, m->dev);
+    case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
+    case BIAS_BY_ATTENTION: return attention_chunks(m);
+    }
+    return 0;
+}
+// The linear layer under whose slot the partial sums of `linear` are kept: parallel branches that are added as they are
+// share the MLP's.
+static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
+    return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
+}
+// The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
+// and when planning, NULL. To be called in the maker's phase and in the layer's own.
+static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
+    if (source == BIAS_BY_PRODUCT || l < 0 || bias_source(m, l, linear) != source)
+        return NULL;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);
+    const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
+    return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
+}
+// bias_partial for the projection whose output's gradient is the residual stream's as it is.
+static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
+    const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
+    return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
+}
+// Adds up the partial sums of a layer's bias gradient, in the layer's own phase. Returns false where there are none:
+// the weight's product is then to sum it.
+static bool bias_finish(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t chunks = bias_chunks(m, l, linear);
+    if (chunks == 0)
+        return false;
+    const float *partial = bias_partial(m, l, linear, bias_source(m, l, linear));
+    float *db = grad(m, l, row.bias);
+    RUN(m, column_sums(db, partial, chunks, row.outputs, adds(m), m->dev));
+    return true;
+}

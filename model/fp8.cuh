@@ -1,0 +1,213 @@
+// FP8 training: which tensors are quantised, and the state of their scales.
+//
+// In the layers that --fp8-format quantises, the three products of each linear layer multiply FP8 matrices: input and
+// weight in E4M3, the gradient of the output in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention,
+// norms, residual stream, embedding and head in bf16; master weights, moments, gradients of parameters and sums in
+// fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
+#pragma once
+#include "config/config.h"        // struct config
+#include "config/layers.h"        // config_fp8_layers
+#include "kernels/fp8/fp8.cuh"    // struct fp8_matrix, enum fp8_count
+#include "kernels/fp8/scales.cuh" // struct fp8_delay
+#include "memory.cuh"             // plan_add, plan_pointer
+#include "model/parameters.cuh"   // enum linear
+
+// What a linear layer's products multiply.
+enum fp8_operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS };
+enum { FP8_KINDS = LINEAR_COUNT * FP8_OPERANDS }; // kinds of tensors; a layer has one of each
+static_assert((int)FP8_WEIGHT == 1 && (int)FP8_GRADIENT == 2 && (int)FP8_OPERANDS == 3,
+              "kernels/fp8/scales.cuh takes scale i as that of operand i % 3");
+
+struct fp8_state {
+    enum config_fp8_recipe recipe;
+    enum fp8_format gradients; // format of FP8_GRADIENT; the others' is E4M3
+    struct fp8_delay delay;
+    int first_layer, end_layer;      // the layers in FP8; none where they are equal
+    const struct layer_shape *shape; // not owned
+    int num_layers;
+    bool weights_sharded; // no rank updates a whole weight, or not on the device: its amax is taken where it is cast
+    int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
+    // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are counts alone:
+    struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)
+    uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
+    uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
+    float *history;           // (L, LINEAR_COUNT, FP8_OPERANDS, delay.length); NULL: scales are not delayed
+    bool weights_known;       // weight_amaxes are of the weights as they are
+};
+
+static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
+static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
+static int fp8_num_scales(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
+
+static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
+    return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
+}
+
+// ---- what is quantised, and how ----
+
+static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand operand) {
+    switch (operand) {
+    case FP8_INPUT:
+    case FP8_WEIGHT: return FP8_E4M3;
+    case FP8_GRADIENT: return f->gradients;
+    case FP8_OPERANDS: break;
+    }
+    return FP8_E4M3;
+}
+static enum fp8_scaling fp8_scaling_of(const struct fp8_state *f, enum fp8_operand operand) {
+    switch (f->recipe) {
+    case FP8_RECIPE_TENSORWISE:
+    case FP8_RECIPE_DELAYED: break;
+    case FP8_RECIPE_BLOCKWISE: return operand == FP8_WEIGHT ? FP8_128X128 : FP8_1X128;
+    }
+    return FP8_WHOLE;
+}
+// Whether scales are of blocks, each a function of its own elements: no amax is collected.
+static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_scaling_of(f, FP8_WEIGHT) != FP8_WHOLE; }
+static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
+
+// The scale of a tensor; NULL: while planning, and where scales are of blocks.
+static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
+    return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
+}
+// Where the update collects the amax of a weight; NULL: nowhere.
+static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
+    return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
+}
+// The counts of a kind of tensor.
+static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
+    return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
+}
+
+// A matrix of an operand's codes, followed in memory by its blocks' scales.
+static size_t fp8_matrix_bytes(const struct fp8_state *f, enum fp8_operand operand, int64_t rows, int64_t depth) {
+    const enum fp8_scaling scaling = fp8_scaling_of(f, operand);
+    const size_t floats = scaling == FP8_WHOLE ? 0 : (size_t)fp8_inverse_count(scaling, rows, depth);
+    return (size_t)rows * (size_t)depth + floats * sizeof(float);
+}
+// The matrix in a buffer; scale: the tensor's, where it has one.
+static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, enum fp8_operand operand, int64_t rows,
+                                       int64_t depth, struct fp8_scale *scale) {
+    struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_scaling_of(f, operand)};
+    if (buffer && matrix.scaling != FP8_WHOLE)
+        matrix.inverse = (float *)(matrix.codes + rows * depth);
+    else if (scale)
+        matrix.inverse = &scale->inverse;
+    return matrix;
+}
+
+// ---- the state ----
+
+// Sets up the state of a model's training, without memory. shape: of the model, which must outlive it.
+static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
+                       bool weights_sharded) {
+    memset(f, 0, sizeof *f);
+    f->shape = shape;
+    f->recipe = c->fp8_recipe;
+    f->gradients = FP8_E4M3;
+    switch (c->fp8_format) {
+    case FP8_FORMAT_NONE:
+    case FP8_FORMAT_E4M3: break;
+    case FP8_FORMAT_HYBRID: f->gradients = FP8_E5M2; break;
+    }
+    config_fp8_layers(c, &f->first_layer, &f->end_layer);
+    f->num_layers = c->num_layers;
+    f->weights_sharded = weights_sharded;
+    switch (c->fp8_recipe) {
+    case FP8_RECIPE_TENSORWISE:
+    case FP8_RECIPE_BLOCKWISE: break;
+    case FP8_RECIPE_DELAYED:
+        f->delay.length = c->fp8_amax_history_len;
+        f->delay.margin = c->fp8_margin;
+        switch (c->fp8_amax_compute_algo) {
+        case FP8_AMAX_MOST_RECENT: f->delay.most_recent = true; break;
+        case FP8_AMAX_MAX: break;
+        }
+        break;
+    }
+    f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
+}
+
+static size_t fp8_scales_bytes(const struct fp8_state *f) {
+    return (size_t)fp8_num_scales(f) * sizeof(struct fp8_scale);
+}
+static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
+    return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
+}
+enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
+static size_t fp8_history_bytes(const struct fp8_state *f) {
+    return fp8_is_delayed(f) ? (size_t)fp8_num_scales(f) * (size_t)f->delay.length * sizeof(float) : 0;
+}
+
+// Adds the state's buffers to the plan.
+static void fp8_plan(struct fp8_state *f, struct plan *plan) {
+    const char *const category = "fp8 scales";
+    if (!fp8_is_on(f))
+        return;
+    f->counts_id =
+        plan_add(plan, ARENA_OPTIMIZER, category, "counts of saturated and flushed values", -1, FP8_COUNTS_BYTES);
+    if (fp8_by_blocks(f))
+        return;
+    f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));
+    if (!f->weights_sharded)
+        f->amaxes_id = plan_add(plan, ARENA_OPTIMIZER, category, "amaxes of weights", -1, fp8_amaxes_bytes(f));
+    if (fp8_is_delayed(f))
+        f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
+}
+// Sets the state's addresses in the arenas and its initial values: no amax, empty histories.
+static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
+                         struct device *dev) {
+    f->scales = (struct fp8_scale *)plan_pointer(plan, arenas, f->scales_id);
+    f->weight_amaxes = (uint32_t *)plan_pointer(plan, arenas, f->amaxes_id);
+    f->counts = (uint64_t *)plan_pointer(plan, arenas, f->counts_id);
+    f->history = (float *)plan_pointer(plan, arenas, f->history_id);
+    if (f->scales)
+        device_zero(f->scales, fp8_scales_bytes(f), dev);
+    if (f->weight_amaxes)
+        device_zero(f->weight_amaxes, fp8_amaxes_bytes(f), dev);
+    if (f->counts)
+        device_zero(f->counts, FP8_COUNTS_BYTES, dev);
+    if (f->history)
+        device_zero(f->history, fp8_history_bytes(f), dev);
+}
+
+// Sets what products multiply by, which are 0 before the first cast. Waits for the device.
+static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
+    if (f->scales == NULL)
+        return;
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    for (int i = 0; i < fp8_num_scales(f); i++)
+        scales[i].inverse = inverse;
+    device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
+    device_synchronize(dev);
+    free(scales);
+}
+
+// ---- what a checkpoint holds: of delayed scales, each scale's `delayed`, then the history ----
+
+// Floats of that state; 0: there is none.
+static int64_t fp8_state_floats(const struct fp8_state *f) {
+    return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
+}
+// Copies that state to the host's memory, (fp8_state_floats), and back. Both wait for the device.
+static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
+    const int n = fp8_num_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    for (int i = 0; i < n; i++)
+        to[i] = scales[i].delayed;
+    device_download(to + n, f->history, fp8_history_bytes(f), dev);
+    free(scales);
+}
+static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
+    const int n = fp8_num_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    for (int i = 0; i < n; i++)
+        scales[i].delayed = from[i];
+    device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
+    device_upload(f->history, from + n, fp8_history_bytes(f), dev);
+    device_synchronize(dev);
+    free(scales);
+}

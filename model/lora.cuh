@@ -1,0 +1,137 @@
+// The adapters of LoRA beside a linear layer of a block (Hu et al. 2021, arXiv 2106.09685): of each adapted part p of
+// its outputs
+//
+//   out_p += h_p B_p^T,  h = s drop(in) A^T
+//
+// with A (parts x rank, inputs), B (outputs of the parts, rank), s = config_lora_scale, all parts one below the other.
+// h is (N, parts x rank): little, and so recomputed by backward, which with d = out's gradient computes
+//
+//   dB_p = d_p^T h_p;  dh_p = s d_p B_p;  dA = dh^T drop(in);  din += drop(dh A)
+//
+// in the phase of the linear layer's own products, from scratch memory of that phase.
+#pragma once
+#include "kernels/matmul/matmul.cuh" // matmul_forward_strided and the like
+#include "kernels/norm.cuh"          // residual_forward, residual_backward: dropout
+#include "model/parameters.cuh"      // struct lora_layer
+#include "model/state.cuh"           // struct gpt and its buffers
+
+static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
+
+static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linear) {
+    enum dropout_use use = DROPOUT_LORA_QKV;
+    switch (linear) {
+    case LINEAR_QKV: break;
+    case LINEAR_ATT_PROJ: use = DROPOUT_LORA_ATT_PROJ; break;
+    case LINEAR_FC: use = DROPOUT_LORA_FC; break;
+    case LINEAR_MLP_PROJ: use = DROPOUT_LORA_MLP_PROJ; break;
+    case LINEAR_COUNT: break;
+    }
+    return dropout_of(m, m->config.lora_dropout, l, use);
+}
+
+// The scratch memory of an adapter's forward or backward on N tokens, and its places in it.
+struct lora_scratch {
+    floatX *h, *dh;  // (N, parts x rank)
+    floatX *dropped; // (N, inputs) the input after dropout; without dropout not used
+    void *products;  // of the matrix products
+    size_t bytes;    // of all
+};
+static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear linear, int64_t N, void *memory) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int width = lora_a_rows(&m->shape.lora, linear), rank = m->shape.lora.rank;
+    const size_t align = 256, h = ((size_t)N * (size_t)width * sizeof(floatX) + align - 1) / align * align;
+    const size_t dropped =
+        m->config.lora_dropout > 0 ? ((size_t)N * (size_t)row.inputs * sizeof(floatX) + align - 1) / align * align : 0;
+    size_t products = matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev);
+    for (int p = 0; p < m->shape.lora.linear[linear].count; p++) {
+        const int outputs = m->shape.lora.linear[linear].parts[p].rows;
+        products = larger(products, matmul_strided_workspace_bytes(width, row.outputs, N, outputs, rank, m->dev));
+    }
+    char *at = (char *)memory;
+    struct lora_scratch s;
+    s.h = (floatX *)at;
+    s.dh = (floatX *)bytes_behind(at, h);
+    s.dropped = (floatX *)bytes_behind(at, 2 * h);
+    s.products = bytes_behind(at, 2 * h + dropped);
+    s.bytes = 2 * h + dropped + products;
+    return s;
+}
+// Scratch memory of a linear layer's adapter, for chunks of `most` and of `last` tokens.
+static size_t lora_workspace_bytes(const struct gpt *m, enum linear linear, int64_t most, int64_t last) {
+    if (!has_adapter(m, linear))
+        return 0;
+    return larger(lora_scratch_at(m, linear, most, NULL).bytes, lora_scratch_at(m, linear, last, NULL).bytes);
+}
+
+// x *= s, (N, width).
+static void lora_scale(struct gpt *m, floatX *x, int64_t N, int width) {
+    const struct dropout none = {0, 0, 0, 0, 0, NULL};
+    const float scale = (float)config_lora_scale(&m->config);
+    if (scale != 1)
+        RUN(m, residual_backward(x, NULL, x, N, width, scale, none, m->dev));
+}
+// h = s drop(in) A^T. Returns what A multiplied, drop(in).
+static const floatX *lora_project(struct gpt *m, int l, enum linear linear, const struct lora_scratch *s,
+                                  const floatX *in, const floatX *a, int64_t N) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int width = lora_a_rows(&m->shape.lora, linear);
+    const struct dropout dropout = lora_dropout(m, l, linear);
+    const floatX *x = in;
+    if (dropout.p > 0) {
+        RUN(m, residual_backward(s->dropped, NULL, in, N, row.inputs, 1, dropout, m->dev));
+        x = s->dropped;
+    }
+    MATMUL(m, matmul_forward_strided(s->h, width, x, row.inputs, a, N, width, row.inputs, false, s->products, m->dev));
+    lora_scale(m, s->h, N, width);
+    return x;
+}
+
+// Adds the adapter's output on N tokens to out (N, outputs); in (N, inputs). Nothing where the layer has none.
+static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out, const floatX *in,
+                         int64_t N, void *ws) {
+    const struct lora_layer *adapter = &m->shape.lora.linear[linear];
+    if (adapter->count == 0)
+        return;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int rank = m->shape.lora.rank, width = lora_a_rows(&m->shape.lora, linear);
+    const floatX *a = param(m, pass, l, row.lora_a), *b = param(m, pass, l, row.lora_b);
+    const struct lora_scratch s = lora_scratch_at(m, linear, N, ws);
+    lora_project(m, l, linear, &s, in, a, N);
+    for (int p = 0, below = 0; p < adapter->count; below += adapter->parts[p++].rows) {
+        const struct lora_part part = adapter->parts[p];
+        MATMUL(m, matmul_forward_strided(out + part.first, row.outputs, s.h + p * rank, width,
+                                         b + (int64_t)below * rank, N, part.rows, rank, true, s.products, m->dev));
+    }
+}
+
+// The adapter's gradients on N tokens from dout (N, outputs), which are added to where `add`, and its part of the
+// input's gradient, which is added to din (N, inputs). Nothing where the layer has none.
+static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din, const floatX *dout, const floatX *in,
+                          int64_t N, bool add, void *ws) {
+    const struct lora_layer *adapter = &m->shape.lora.linear[linear];
+    if (adapter->count == 0)
+        return;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int rank = m->shape.lora.rank, width = lora_a_rows(&m->shape.lora, linear), k = row.inputs;
+    const floatX *a = param(m, PASS_RECOMPUTE, l, row.lora_a), *b = param(m, PASS_RECOMPUTE, l, row.lora_b);
+    float *da = grad(m, l, row.lora_a), *db = grad(m, l, row.lora_b);
+    const struct lora_scratch s = lora_scratch_at(m, linear, N, ws);
+    const floatX *x = lora_project(m, l, linear, &s, in, a, N);
+    for (int p = 0, below = 0; p < adapter->count; below += adapter->parts[p++].rows) {
+        const struct lora_part part = adapter->parts[p];
+        MATMUL(m, matmul_backward_weight_strided(db + (int64_t)below * rank, dout + part.first, row.outputs,
+                                                 s.h + p * rank, width, N, part.rows, rank, add, s.products, m->dev));
+        MATMUL(m,
+               matmul_backward_input_strided(s.dh + p * rank, width, dout + part.first, row.outputs,
+                                             b + (int64_t)below * rank, N, part.rows, rank, false, s.products, m->dev));
+    }
+    lora_scale(m, s.dh, N, width);
+    MATMUL(m, matmul_backward_weight_strided(da, s.dh, width, x, k, N, width, k, add, s.products, m->dev));
+    const struct dropout dropout = lora_dropout(m, l, linear);
+    if (dropout.p == 0) {
+        MATMUL(m, matmul_backward_input_strided(din, k, s.dh, width, a, N, width, k, true, s.products, m->dev));
+        return;
+    }
+    MATMUL(m, matmul_backward_input_strided(s.dropped, k, s.dh, width, a, N, width, k, false, s.products, m->dev));
+    RUN(m, residual_forward(din, din, s.dropped, N, k, 1, dropout, m->dev));
+}

@@ -1,0 +1,91 @@
+// Activations in host memory between forward and backward (--cpu-offloading-num-layers).
+//
+// What a layer keeps leaves the device after the layer's forward, while the next layer computes; at that layer's end the
+// device's buffers are free. Backward goes by groups of layers, which are recomputed together: what a group needs comes
+// back while the group after it computes, into other buffers. Both ways at most two layers', or groups', are on the
+// device. All transfers begin and end within a micro-step, which therefore can be recorded as a graph.
+#pragma once
+#include "model/state.cuh" // struct gpt, activation, offloaded_activations
+
+// Where the bytes of an activation of layer l are; each is live in this phase.
+struct offload_operands {
+    void *device, *host;
+};
+static struct offload_operands offload_operands(struct gpt *m, enum transfer_direction direction, int l,
+                                                enum activation_id id) {
+    struct offload_operands operands = {NULL, host_activation(m, l, id)};
+    switch (direction) {
+    case TRANSFER_TO_HOST: operands.device = activation(m, PASS_TRAIN, l, id); break;
+    case TRANSFER_TO_DEVICE: operands.device = activation(m, PASS_RECOMPUTE, l, id); break;
+    }
+    return operands;
+}
+
+// Begins the transfers of a set of layer l's activations.
+static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
+    for (int i = 0; i < ACT_COUNT; i++) {
+        const enum activation_id id = (enum activation_id)i;
+        const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
+        if (!(set & (1u << i)) || row.bytes_per_token == 0)
+            continue;
+        const struct offload_operands at = offload_operands(m, direction, l, id);
+        const bool to_host = direction == TRANSFER_TO_HOST;
+        m->transfers[direction] =
+            timeline_transfer(&m->timeline, direction, row.name, to_host ? at.host : at.device,
+                              to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
+    }
+}
+// Keeps the operands of these transfers live up to this phase, which waits for them (offload_wait).
+static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
+    for (int i = 0; i < ACT_COUNT; i++) {
+        const enum activation_id id = (enum activation_id)i;
+        if (set & (1u << i) && activation_row_of(m, PASS_TRAIN, l, id).bytes_per_token > 0)
+            offload_operands(m, direction, l, id);
+    }
+}
+// Waits for all transfers of a direction: they are done in the order in which they began.
+static void offload_wait(struct gpt *m, enum transfer_direction direction) {
+    timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
+}
+
+// To be called after the forward of layer l (-1: the embedding): begins to offload what the layer keeps, and waits for
+// what the layer before it keeps. A phase of its own, where there is any of this.
+static void offload_layer(struct gpt *m, int l) {
+    const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
+    if (!(set | before))
+        return;
+    phase(m, "forward", l, "offload");
+    offload_touch(m, TRANSFER_TO_HOST, l - 1, before);
+    offload_wait(m, TRANSFER_TO_HOST);
+    offload_begin(m, TRANSFER_TO_HOST, l, set);
+}
+
+// The members of layer k's offloaded activations that the backward of the group [first, last] reads: the group's input,
+// and all that its layers keep but the last one's output, which is the input of the group after it.
+static uint32_t fetched_activations(const struct gpt *m, int first, int last, int k) {
+    const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
+    return offloaded_activations(m, k) & members;
+}
+static bool group_is_offloaded(const struct gpt *m, int first, int last) {
+    for (int k = first - 1; k <= last; k++)
+        if (fetched_activations(m, first, last, k))
+            return true;
+    return false;
+}
+// To be called before the recomputation and backward of the group of layers that ends with `last`: waits for what the
+// group needs, and begins to fetch what the group below it needs. Phases of their own, where there is any of this.
+static void fetch_group(struct gpt *m, int last) {
+    const int first = m->policy.group_first[last];
+    if (group_is_offloaded(m, first, last)) {
+        phase(m, "backward", last, "fetched");
+        for (int k = first - 1; k <= last; k++)
+            offload_touch(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
+        offload_wait(m, TRANSFER_TO_DEVICE);
+    }
+    const int below = first - 1, below_first = below < 0 ? 0 : m->policy.group_first[below];
+    if (below >= 0 && group_is_offloaded(m, below_first, below)) {
+        phase(m, "backward", below, "fetch");
+        for (int k = below_first - 1; k <= below; k++)
+            offload_begin(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, below_first, below, k));
+    }
+}

@@ -1,0 +1,589 @@
+// The parameters: one table of tensors, laid out in one flat buffer in the order in which backward finishes them.
+//
+// Gradients, master weights and optimizer moments use the same offsets in buffers of their own. Because the order is
+// that of backward, a range at the front of the gradient buffer is complete while later layers still run: buckets of a
+// gradient reduction, optimizer shards and decay groups are ranges.
+//
+// Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units, which
+// has neither gradients nor optimizer state. An adapter of LoRA (Hu et al. 2021, arXiv 2106.09685) is two rows of the
+// table beside the linear layer that it changes.
+#pragma once
+#include "config/config.h"           // struct config
+#include "config/finetune.h"         // enum lora_module
+#include "config/layers.h"           // config_window
+#include "kernels/frozen_format.cuh" // enum frozen_format
+#include "kernels/random.cuh"        // random_normal
+#include "recompute.cuh"             // struct layer_shape
+#include <stdbool.h>                 // bool
+#include <stdint.h>                  // int64_t
+#include <stdio.h>                   // snprintf
+
+// The linear layers of a block. Columns: id; name; weight; bias; LoRA's A and B; outputs; inputs. `s` is the struct
+// layer_shape.
+#define LINEAR_ROWS(ROW)                                                                                               \
+    ROW(QKV, "qkv", PARAM_QKV_W, PARAM_QKV_B, PARAM_QKV_LORA_A, PARAM_QKV_LORA_B, qkv_width(s), s->C)                  \
+    ROW(ATT_PROJ, "attention projection", PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, PARAM_ATTPROJ_LORA_A,                      \
+        PARAM_ATTPROJ_LORA_B, s->C, s->H * s->D)                                                                       \
+    ROW(FC, "fc", PARAM_FC_W, PARAM_FC_B, PARAM_FC_LORA_A, PARAM_FC_LORA_B, fc_width(s), s->C)                         \
+    ROW(MLP_PROJ, "mlp projection", PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_FCPROJ_LORA_A, PARAM_FCPROJ_LORA_B, s->C,    \
+        s->F)
+
+enum linear {
+#define ENUM_ROW(id, name, weight, bias, a, b, outputs, inputs) LINEAR_##id,
+    LINEAR_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        LINEAR_COUNT
+};
+
+// The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
+// (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts
+// are one below the other in one tensor, and so are the B.
+enum { LORA_PARTS = 3 };
+struct lora_part {
+    int first, rows; // outputs [first, first + rows)
+};
+struct lora_layer {
+    int count; // of adapted parts; 0: the linear layer has no adapter
+    struct lora_part parts[LORA_PARTS];
+};
+struct lora_shape {
+    int rank; // 0: no LoRA
+    struct lora_layer linear[LINEAR_COUNT];
+};
+
+// The shape of a whole model, from the resolved config.
+struct model_shape {
+    struct layer_shape layer;
+    struct lora_shape lora;
+    enum frozen_format frozen_format; // of the frozen weights of linear layers
+    int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
+    enum position_embedding_type positions;
+    enum normalization normalization;
+    enum activation activation;
+    enum qk_layernorm_width qk_norm_width;
+    bool norm_one_plus;    // norm weights are stored as their difference from 1
+    bool zero_projections; // projections onto the residual stream begin at 0
+    bool qkv_bias, attention_proj_bias, mlp_bias, tied;
+};
+static bool uses_rope(const struct model_shape *s) {
+    switch (s->positions) {
+    case POSITION_LEARNED: return false;
+    case POSITION_ROPE: return true;
+    }
+    return false;
+}
+// Elements of the weight and of the bias of a norm of the residual stream or of a branch; 0: there is none. `has`:
+// whether the model has the norm.
+static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
+static int norm_bias_rows(const struct model_shape *s, bool has) {
+    switch (s->normalization) {
+    case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
+    case NORMALIZATION_RMSNORM: return 0;
+    }
+    return 0;
+}
+// Elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
+static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
+    if (s->layer.qk_statistics == 0)
+        return 0;
+    switch (s->qk_norm_width) {
+    case QK_LAYERNORM_HEAD: return s->layer.D;
+    case QK_LAYERNORM_FULL: return heads * s->layer.D;
+    }
+    return 0;
+}
+// Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and
+// k.
+static int qk_norm_statistics(const struct config *c) {
+    if (!c->qk_layernorm)
+        return 0;
+    switch (c->qk_layernorm_width) {
+    case QK_LAYERNORM_HEAD: return c->num_attention_heads + c->num_query_groups;
+    case QK_LAYERNORM_FULL: return 2;
+    }
+    return 0;
+}
+// Whether a branch has a norm of its input, and of its output.
+static bool norm_is_before(enum norm_placement placement) {
+    switch (placement) {
+    case NORM_PLACEMENT_PRE:
+    case NORM_PLACEMENT_SANDWICH: return true;
+    case NORM_PLACEMENT_POST: return false;
+    }
+    return true;
+}
+static bool norm_is_after(enum norm_placement placement) {
+    switch (placement) {
+    case NORM_PLACEMENT_PRE: return false;
+    case NORM_PLACEMENT_POST:
+    case NORM_PLACEMENT_SANDWICH: return true;
+    }
+    return false;
+}
+// Keys that a query sees, on average over the queries of a sequence and the layers; documents are not known here.
+static double mean_keys(const struct config *c) {
+    const double T = c->seq_length, W = config_window(c) < c->seq_length ? config_window(c) : T;
+    double windowed = 0;
+    for (int l = 0; l < c->num_layers; l++)
+        windowed += config_layer_is_windowed(c, l);
+    const double causal = (T + 1) / 2, window = W - W * (W - 1) / (2 * T);
+    return causal + (window - causal) * windowed / c->num_layers;
+}
+
+// Floats per token that the backward of a norm reads: the reciprocal standard deviation and, for LayerNorm, the mean.
+static int norm_statistics(enum normalization kind) {
+    switch (kind) {
+    case NORMALIZATION_LAYERNORM: return 2;
+    case NORMALIZATION_RMSNORM: return 1;
+    }
+    return 0;
+}
+
+// How layers in FP8 keep inputs of linear layers.
+static enum kept_input fp8_input(const struct config *c) {
+    switch (c->fp8_recipe) {
+    case FP8_RECIPE_TENSORWISE:
+    case FP8_RECIPE_DELAYED: return KEPT_FP8;
+    case FP8_RECIPE_BLOCKWISE: return KEPT_FP8_BLOCKS;
+    }
+    return KEPT_FLOATX;
+}
+
+// Rows of a linear layer's A and B; 0: the layer has no adapter.
+static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
+    return lora->linear[linear].count * lora->rank;
+}
+static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
+    int rows = 0;
+    for (int p = 0; p < lora->linear[linear].count; p++)
+        rows += lora->linear[linear].parts[p].rows;
+    return rows;
+}
+
+enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
+
+// Adds the part of outputs [first, first + rows) to a linear layer's adapters, where it has the module's.
+static void lora_add(struct lora_layer *linear, const struct config *c, enum lora_module module, int first, int rows) {
+    const struct lora_part part = {first, rows};
+    if (c->lora_modules & (unsigned)module)
+        linear->parts[linear->count++] = part;
+}
+static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
+    struct lora_shape lora;
+    memset(&lora, 0, sizeof lora);
+    lora.rank = c->lora_rank;
+    if (lora.rank == 0)
+        return lora;
+    struct lora_layer *qkv = &lora.linear[LINEAR_QKV], *fc = &lora.linear[LINEAR_FC];
+    const int q = s->H * s->D, kv = s->G * s->D;
+    lora_add(qkv, c, LORA_QKV, 0, qkv_width(s));
+    lora_add(qkv, c, LORA_Q, 0, q);
+    lora_add(qkv, c, LORA_K, q, kv);
+    lora_add(qkv, c, LORA_V, q + kv, kv);
+    lora_add(&lora.linear[LINEAR_ATT_PROJ], c, LORA_ATT_PROJ, 0, s->C);
+    lora_add(fc, c, LORA_FC, 0, fc_width(s));
+    lora_add(fc, c, LORA_GATE, 0, s->F);
+    lora_add(fc, c, LORA_UP, s->F, s->F);
+    lora_add(&lora.linear[LINEAR_MLP_PROJ], c, LORA_MLP_PROJ, 0, s->C);
+    return lora;
+}
+
+static enum frozen_format frozen_format_of(const struct config *c) {
+    switch (c->frozen_weights_format) {
+    case FROZEN_WEIGHTS_NONE: return FROZEN_FLOATX;
+    case FROZEN_WEIGHTS_FP8: return FROZEN_FP8;
+    case FROZEN_WEIGHTS_NF4: return FROZEN_NF4;
+    }
+    return FROZEN_FLOATX;
+}
+static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
+    struct model_shape shape;
+    shape.layer.C = c->hidden_size;
+    shape.layer.H = c->num_attention_heads;
+    shape.layer.G = c->num_query_groups;
+    shape.layer.D = c->kv_channels;
+    shape.layer.F = c->ffn_hidden_size;
+    shape.layer.T = c->seq_length;
+    shape.layer.x = element_bytes;
+    shape.layer.gated = activation_is_gated(c->activation);
+    shape.layer.activation_name = activation_name(c->activation);
+    shape.layer.norm_statistics = norm_statistics(c->normalization);
+    shape.layer.materialised = materialised;
+    shape.layer.norm_before = norm_is_before(c->norm_placement);
+    shape.layer.norm_after = norm_is_after(c->norm_placement);
+    shape.layer.parallel = c->parallel_residual;
+    shape.layer.qk_statistics = qk_norm_statistics(c);
+    shape.layer.keys = mean_keys(c);
+    shape.layer.kept_input = KEPT_FLOATX;
+    shape.layer.fp8_input = fp8_input(c);
+    config_fp8_layers(c, &shape.layer.fp8_first, &shape.layer.fp8_end);
+    shape.lora = lora_shape_of(c, &shape.layer);
+    shape.frozen_format = frozen_format_of(c);
+    shape.qk_norm_width = c->qk_layernorm_width;
+    shape.norm_one_plus = c->apply_layernorm_1p;
+    shape.zero_projections = c->zero_init_projections;
+    shape.normalization = c->normalization;
+    shape.activation = c->activation;
+    shape.L = c->num_layers;
+    shape.V = c->vocab_size;
+    shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
+    shape.positions = c->position_embedding_type;
+    shape.P = uses_rope(&shape) ? 0 : c->max_position_embeddings;
+    shape.qkv_bias = c->add_qkv_bias;
+    shape.attention_proj_bias = c->add_attention_proj_bias;
+    shape.mlp_bias = c->add_mlp_bias;
+    shape.tied = !c->untie_embeddings_and_output_weights;
+    return shape;
+}
+
+enum initialisation {
+    INIT_NORMAL,   // normal, --init-method-std
+    INIT_RESIDUAL, // normal, the std divided by sqrt(2 L): projections onto the residual stream (GPT-2)
+    INIT_UNIFORM,  // uniform, up to 1 / sqrt(columns) either way: LoRA's A (Kaiming's rule with a = sqrt(5))
+    INIT_ONE,
+    INIT_ZERO,
+};
+// Initial weights of norms, which multiply by 1.
+#define INIT_NORM (s->norm_one_plus ? INIT_ZERO : INIT_ONE)
+#define INIT_PROJECTION (s->zero_projections ? INIT_ZERO : INIT_RESIDUAL)
+
+// A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
+// layer's from the last layer on, then the embeddings'.
+enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
+
+// One row per kind of tensor; those of a unit in the order in which its backward finishes them. Columns: id; name; unit
+// (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector); rows
+// without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
+// NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
+// training.
+#define PARAMETER_ROWS(ROW)                                                                                            \
+    ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_NORM, NO_STREAM)                               \
+    ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s, true), 1, s->layer.C, INIT_ZERO, NO_STREAM)                    \
+    ROW(LM_HEAD, "lm_head", UNIT_HEAD, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL, 2)                          \
+    ROW(POST2_W, "post2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
+        NO_STREAM)                                                                                                     \
+    ROW(POST2_B, "post2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
+        NO_STREAM)                                                                                                     \
+    ROW(FCPROJ_LORA_B, "fcproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_MLP_PROJ), s->lora.rank,              \
+        lora_b_rows(&s->lora, LINEAR_MLP_PROJ), INIT_ZERO, NO_STREAM)                                                  \
+    ROW(FCPROJ_LORA_A, "fcproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_MLP_PROJ), s->layer.F,                \
+        lora_a_rows(&s->lora, LINEAR_MLP_PROJ), INIT_UNIFORM, 0)                                                       \
+    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_PROJECTION, 3)                 \
+    ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->mlp_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
+    ROW(FC_LORA_B, "fc.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_FC), s->lora.rank,                            \
+        lora_b_rows(&s->lora, LINEAR_FC), INIT_ZERO, NO_STREAM)                                                        \
+    ROW(FC_LORA_A, "fc.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_FC), s->layer.C,                              \
+        lora_a_rows(&s->lora, LINEAR_FC), INIT_UNIFORM, 1)                                                             \
+    ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
+    ROW(FC_B, "fc.bias", UNIT_LAYER, s->mlp_bias ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,         \
+        NO_STREAM)                                                                                                     \
+    ROW(LN2_W, "ln2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
+    ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
+    ROW(POST1_W, "post1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
+        NO_STREAM)                                                                                                     \
+    ROW(POST1_B, "post1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
+        NO_STREAM)                                                                                                     \
+    ROW(ATTPROJ_LORA_B, "attproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_ATT_PROJ), s->lora.rank,            \
+        lora_b_rows(&s->lora, LINEAR_ATT_PROJ), INIT_ZERO, NO_STREAM)                                                  \
+    ROW(ATTPROJ_LORA_A, "attproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_ATT_PROJ), s->layer.H * s->layer.D, \
+        lora_a_rows(&s->lora, LINEAR_ATT_PROJ), INIT_UNIFORM, 4)                                                       \
+    ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_PROJECTION, 9)  \
+    ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
+        NO_STREAM)                                                                                                     \
+    ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.H), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.H), INIT_NORM, NO_STREAM)                                                      \
+    ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.G), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.G), INIT_NORM, NO_STREAM)                                                      \
+    ROW(QKV_LORA_B, "qkv.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_QKV), s->lora.rank,                         \
+        lora_b_rows(&s->lora, LINEAR_QKV), INIT_ZERO, NO_STREAM)                                                       \
+    ROW(QKV_LORA_A, "qkv.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_QKV), s->layer.C,                           \
+        lora_a_rows(&s->lora, LINEAR_QKV), INIT_UNIFORM, 6)                                                            \
+    ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
+    ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
+        NO_STREAM)                                                                                                     \
+    ROW(LN1_W, "ln1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
+    ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
+    ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
+    ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)
+
+// Random streams of each layer, and of the rest of the model. Fixed: another number would change the initial values.
+enum { RANDOM_STREAMS = 17, NO_STREAM = -1 };
+
+enum parameter {
+#define ENUM_ROW(id, name, unit, rows, cols, visible, init, stream) PARAM_##id,
+    PARAMETER_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        PARAM_COUNT
+};
+
+struct linear_row {
+    const char *name;
+    enum parameter weight, bias, lora_a, lora_b;
+    int outputs, inputs;
+};
+static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
+    switch (id) {
+#define CASE_ROW(id, name, weight, bias, a, b, outputs, inputs)                                                        \
+    case LINEAR_##id: {                                                                                                \
+        const struct linear_row row = {name, weight, bias, a, b, outputs, inputs};                                     \
+        return row;                                                                                                    \
+    }
+        LINEAR_ROWS(CASE_ROW)
+#undef CASE_ROW
+    case LINEAR_COUNT: break;
+    }
+    const struct linear_row none = {"", PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, 0, 0};
+    return none;
+}
+
+static bool parameter_is_adapter(enum parameter id) {
+#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
+    if (id == (a) || id == (b))                                                                                        \
+        return true;
+    LINEAR_ROWS(IS_ROW)
+#undef IS_ROW
+    return false;
+}
+
+static bool parameter_is_linear_weight(enum parameter id) {
+#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
+    if (id == (weight))                                                                                                \
+        return true;
+    LINEAR_ROWS(IS_ROW)
+#undef IS_ROW
+    return false;
+}
+
+struct tensor {
+    char name[40]; // "layer.3.qkv.weight"
+    enum parameter parameter;
+    enum unit_kind unit;
+    int layer;        // -1: of the whole model
+    int rows, cols;   // cols = 1: a vector
+    int visible_rows; // the rest is padding
+    enum initialisation init;
+    int stream;            // random stream of the initial values, NO_STREAM: constants
+    bool frozen;           // not trained: in the flat buffer of frozen tensors
+    int64_t offset, count; // in elements of the flat buffers; count includes padded rows
+    // Of a frozen weight of a linear layer: not FROZEN_FLOATX, it has no elements in a flat buffer, but is at byte
+    // stored_at of the stored weights.
+    enum frozen_format format;
+    int64_t stored_at;
+};
+
+// Matrices, among them the B of an adapter of rank 1.
+static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
+
+// The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
+#define LR_GROUPS(X)                                                                                                   \
+    X(LR_EMBEDDING, embedding_lr_mult)                                                                                 \
+    X(LR_HEAD, head_lr_mult)                                                                                           \
+    X(LR_MATRIX, matrix_lr_mult)                                                                                       \
+    X(LR_VECTOR, vector_lr_mult)
+#define ENUM_ROW(enumerator, field) enumerator,
+enum lr_group { LR_GROUPS(ENUM_ROW) };
+#undef ENUM_ROW
+// A tied head is the embedding; matrices are those of the blocks, LoRA's too; vectors are norms and biases.
+static enum lr_group tensor_lr_group(const struct tensor *t) {
+    if (t->unit == UNIT_EMBEDDINGS)
+        return LR_EMBEDDING;
+    if (t->parameter == PARAM_LM_HEAD)
+        return LR_HEAD;
+    return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
+}
+static double lr_multiplier(const struct config *c, enum lr_group group) {
+    switch (group) {
+#define CASE_ROW(enumerator, field)                                                                                    \
+    case enumerator: return c->field;
+        LR_GROUPS(CASE_ROW)
+#undef CASE_ROW
+    }
+    return 1;
+}
+
+// One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
+// elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.
+struct flat_layout {
+    int64_t flat;        // elements of a flat buffer, alignment gaps included
+    int64_t *unit_begin; // (num_units + 1)
+};
+
+struct parameters {
+    struct tensor *tensors; // the trained ones in flat order, then the frozen ones in the order of theirs
+    int num_tensors;        // trained
+    int num_frozen;
+    int *index; // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
+    int L;
+    int num_units;
+    struct flat_layout trained, frozen;
+    int64_t stored_bytes; // of the frozen weights that are not in floatX
+    int64_t visible;      // parameters without padding, as published counts have them, trained or frozen
+    int64_t visible_trained;
+};
+
+enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
+
+// A row of the table for this shape, as a tensor of no layer, whose offset and count are not set.
+static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
+    struct tensor t;
+    memset(&t, 0, sizeof t);
+    t.parameter = id;
+    t.layer = -1;
+    switch (id) {
+#define CASE_ROW(id, text, unit_, rows_, cols_, visible_, init_, stream_)                                              \
+    case PARAM_##id:                                                                                                   \
+        snprintf(t.name, sizeof t.name, "%s", text);                                                                   \
+        t.unit = unit_;                                                                                                \
+        t.rows = rows_;                                                                                                \
+        t.cols = cols_;                                                                                                \
+        t.visible_rows = visible_;                                                                                     \
+        t.init = init_;                                                                                                \
+        t.stream = stream_;                                                                                            \
+        break;
+        PARAMETER_ROWS(CASE_ROW)
+#undef CASE_ROW
+    case PARAM_COUNT: break;
+    }
+    return t;
+}
+
+// The number of parameters of a shape, without padding. A double, since options may ask for more than 64 bits count.
+static double parameters_number(const struct model_shape *s) {
+    double number = 0;
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        const struct tensor t = tensor_row((enum parameter)id, s);
+        if (t.rows > 0)
+            number += (double)t.visible_rows * t.cols * (t.unit == UNIT_LAYER ? s->L : 1);
+    }
+    return number;
+}
+
+// The indices of the units, in flat order.
+static int unit_of_head(void) { return 0; }
+static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
+static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
+
+static int unit_of(const struct parameters *p, const struct tensor *t) {
+    switch (t->unit) {
+    case UNIT_HEAD: return unit_of_head();
+    case UNIT_LAYER: return unit_of_layer(p, t->layer);
+    case UNIT_EMBEDDINGS: return unit_of_embeddings(p);
+    }
+    return 0;
+}
+
+// Adds a tensor to one of the layouts.
+static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
+                           enum frozen_format format) {
+    if (layer >= 0) {
+        char name[sizeof t.name + 32];
+        snprintf(name, sizeof name, "layer.%d.%s", layer, t.name);
+        memcpy(t.name, name, sizeof t.name - 1);
+    }
+    t.layer = layer;
+    t.frozen = layout == &p->frozen;
+    t.count = (int64_t)t.rows * t.cols;
+    t.offset = layout->flat;
+    t.format = t.frozen && parameter_is_linear_weight(t.parameter) ? format : FROZEN_FLOATX;
+    t.stored_at = p->stored_bytes;
+    if (t.format == FROZEN_FLOATX)
+        layout->flat += (t.count + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
+    else
+        p->stored_bytes += (int64_t)frozen_bytes(t.format, t.rows, t.cols);
+    p->visible += (int64_t)t.visible_rows * t.cols;
+    p->visible_trained += t.frozen ? 0 : (int64_t)t.visible_rows * t.cols;
+    const int i = p->num_tensors + p->num_frozen;
+    p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + t.parameter] = i;
+    p->tensors[i] = t;
+    if (t.frozen)
+        p->num_frozen++;
+    else
+        p->num_tensors++;
+}
+
+// Adds the trained or the frozen tensors of a unit to their layout. layer -1: of the whole model. The unit is padded to
+// a multiple of `multiple` elements. frozen: as for parameters_create.
+static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
+                                enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
+    const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        const struct tensor t = tensor_row((enum parameter)id, s);
+        if (t.unit == unit && t.rows > 0 && (row && row[id]) == (layout == &p->frozen))
+            parameters_add(p, layout, t, layer, s->frozen_format);
+    }
+    layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
+    layout->unit_begin[++p->num_units] = layout->flat;
+}
+static void parameters_add_layout(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
+                                  const bool *frozen, int64_t multiple) {
+    p->num_units = 0;
+    parameters_add_unit(p, layout, s, UNIT_HEAD, -1, frozen, multiple);
+    for (int l = s->L - 1; l >= 0; l--)
+        parameters_add_unit(p, layout, s, UNIT_LAYER, l, frozen, multiple);
+    parameters_add_unit(p, layout, s, UNIT_EMBEDDINGS, -1, frozen, multiple);
+}
+
+// Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
+// it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none. Ends
+// the program where the model is too large to be addressed. parameters_free frees it.
+static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
+    const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
+    struct parameters p;
+    memset(&p, 0, sizeof p);
+    if (parameters_number(s) >= 0x1p50)
+        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, "
+             "--hidden-size, --ffn-hidden-size or --vocab-size",
+             parameters_number(s));
+    p.L = s->L;
+    p.trained.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.trained.unit_begin);
+    p.frozen.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.frozen.unit_begin);
+    p.tensors = (struct tensor *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.tensors);
+    p.index = (int *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.index);
+    if (!p.tensors || !p.index || !p.trained.unit_begin || !p.frozen.unit_begin)
+        fail("out of memory for the table of parameters");
+    for (int i = 0; i < (s->L + 1) * PARAM_COUNT; i++)
+        p.index[i] = -1;
+    parameters_add_layout(&p, &p.trained, s, frozen, multiple);
+    parameters_add_layout(&p, &p.frozen, s, frozen, multiple);
+    return p;
+}
+static void parameters_free(struct parameters *p) {
+    free(p->tensors);
+    free(p->index);
+    free(p->trained.unit_begin);
+    free(p->frozen.unit_begin);
+    memset(p, 0, sizeof *p);
+}
+
+// The tensor of a layer (-1: of the whole model), or NULL where this model has none.
+static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
+    const int at = p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + id];
+    return at < 0 ? NULL : &p->tensors[at];
+}
+
+// out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the
+// tensor.
+static void tensor_initialise(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
+                              uint64_t seed) {
+    int64_t visible = (int64_t)t->visible_rows * t->cols - first;
+    visible = visible < 0 ? 0 : visible < n ? visible : n;
+    memset(out, 0, (size_t)n * sizeof *out);
+    const uint64_t stream = (uint64_t)(t->layer + 1) * RANDOM_STREAMS + (uint64_t)t->stream;
+    switch (t->init) {
+    case INIT_NORMAL: random_normal(out, visible, (float)std, seed, stream, (uint64_t)first); break;
+    case INIT_RESIDUAL: random_normal(out, visible, (float)(std / sqrt(2.0 * L)), seed, stream, (uint64_t)first); break;
+    case INIT_UNIFORM: {
+        const float bound = 1 / sqrtf((float)t->cols);
+        for (int64_t i = 0; i < visible; i++)
+            out[i] = bound * (2 * random_uniform(seed, stream, (uint64_t)(first + i)) - 1);
+        break;
+    }
+    case INIT_ONE:
+        for (int64_t i = 0; i < visible; i++)
+            out[i] = 1;
+        break;
+    case INIT_ZERO: break;
+    }
+}

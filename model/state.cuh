@@ -1,0 +1,481 @@
+// The model's state: struct gpt, and its buffers by pass, layer and slot.
+//
+// Functions run in two modes (model/timeline.cuh): when planning, a phase only records the buffers that it touches;
+// when running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by
+// RUN.
+//
+// Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
+#pragma once
+#include "attention.cuh"             // struct attention_shape
+#include "config/config.h"           // struct config
+#include "kernels/device_queue.cuh"  // struct work_graph
+#include "kernels/loss.cuh"          // struct loss_sum
+#include "kernels/norm_kind.cuh"     // struct norm_options
+#include "kernels/positions.cuh"     // struct token_positions
+#include "kernels/work_segments.cuh" // struct work_segments
+#include "model/fp8.cuh"             // struct fp8_state
+#include "model/frozen_weights.cuh"  // struct frozen_weights
+#include "model/parameters.cuh"      // struct parameters, struct model_shape
+#include "model/timeline.cuh"        // phases and their buffers
+#include "optimizer/copy.cuh"        // struct optimizer_copy
+#include "optimizer/optimizer.cuh"   // struct optimizer
+#include "recompute.cuh"             // struct recompute_policy
+#include "zero/zero.cuh"             // parameters and gradients, whole or sharded
+#include <math.h>                    // sqrt
+
+// Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
+// EVENT_START: a step begins that no other was in flight before.
+enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
+
+// Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
+#define GRADIENT_SLOTS(ROW)                                                                                            \
+    ROW(D_MLP_ADDED, "d mlp addend")    /* before residual dropout and multiplier */                                   \
+    ROW(D_MLP_PROJ, "d mlp projection") /* before the norm after it */                                                 \
+    ROW(D_ACT, "d activation")                                                                                         \
+    ROW(D_FC, "d fc")                                                                                                  \
+    ROW(D_NORM2, "d norm 2")                                                                                           \
+    ROW(D_ATT_ADDED, "d attention addend")                                                                             \
+    ROW(D_ATT_PROJ, "d attention projection")                                                                          \
+    ROW(D_ATT, "d attention")                                                                                          \
+    ROW(D_QKV, "d qkv")                                                                                                \
+    ROW(D_NORM1, "d norm 1")                                                                                           \
+    ROW(D_LNF, "d final norm")                                                                                         \
+    ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
+
+// The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. The
+// column form is the transposed matrix.
+#define FP8_BUFFER_ROWS(ROW)                                                                                           \
+    ROW(VALUES, "fp8 sources")      /* the input in floatX, until it is cast */                                        \
+    ROW(ROWS, "fp8 row form")       /* the input */                                                                    \
+    ROW(COLUMNS, "fp8 column form") /* the input, where it is kept in floatX */                                        \
+    ROW(WEIGHT_ROWS, "fp8 weight")                                                                                     \
+    ROW(WEIGHT_COLUMNS, "fp8 weight")                                                                                  \
+    ROW(GRADIENT_ROWS, "fp8 gradients") /* of the output */                                                            \
+    ROW(GRADIENT_COLUMNS, "fp8 gradients")
+enum fp8_buffer {
+#define ENUM_ROW(id, category) FP8_##id,
+    FP8_BUFFER_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        FP8_BUFFERS
+};
+
+// Buffers of a layer besides its activations, and of the whole model.
+enum slot {
+    SLOT_BEFORE_GRADIENTS = ACT_COUNT - 1,
+#define ENUM_ROW(id, name) SLOT_##id,
+    GRADIENT_SLOTS(ENUM_ROW)
+#undef ENUM_ROW
+        SLOT_PARALLEL_SUM, // residual stream and attention's branch, which the MLP's joins
+    SLOT_KEYS,             // the KV cache
+    SLOT_VALUES,
+    SLOT_TOKENS,
+    SLOT_TARGETS,
+    SLOT_POSITIONS,       // (B) generation: of the new tokens; prefill: the lengths of the prompts
+    SLOT_DOCUMENT_STARTS, // (B, T) the row of its sequence at which a token's document begins
+    SLOT_FIRST_KEY,       // the spans of attention/spans.cuh, of layers without a window
+    SLOT_LAST_QUERY,
+    SLOT_WINDOW_FIRST_KEY, // of layers with the window
+    SLOT_WINDOW_LAST_QUERY,
+    SLOT_LNF,
+    SLOT_LAST_ROWS, // (B, C) prefill: LNF's rows of the prompts' last tokens
+    SLOT_LNF_STATS,
+    SLOT_LOGITS,
+    SLOT_LOSSES,
+    SLOT_LARGEST, // (N) evaluation that scores tasks: whether the target's logit is the largest
+    SLOT_FP8,     // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
+    SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
+    SLOT_CHUNK = SLOT_HOST + ACT_COUNT, // what backward recomputes of a chunk of the MLP, by enum activation_id
+    SLOT_BIAS_SUMS =
+        SLOT_CHUNK + ACT_COUNT, // partial sums of bias gradients (model/bias_gradients.cuh), by enum linear
+    SLOT_COUNT = SLOT_BIAS_SUMS + LINEAR_COUNT
+};
+
+// The results of a step, in the device's memory until the host fetches them, up to a step later.
+struct step_results {
+    struct gradient_check check;
+    struct loss_sum loss; // of the last micro-batch
+    uint64_t micro_step;  // counted over the run: the counter of the dropout masks
+};
+
+// The mean over the targets that count; 0: there are none.
+static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
+
+// What one layer's attention has: a window, rotary positions.
+struct layer_kind {
+    bool windowed, rotary;
+};
+
+// A batch in host memory; it may be reused as soon as the function that takes it returns.
+struct batch {
+    const int32_t *inputs;          // (B, T)
+    const int32_t *targets;         // (B, T); a target below 0 is not counted
+    const int32_t *document_starts; // (B, T) the row at which a token's document begins; NULL: all 0
+};
+static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
+    const struct batch batch = {inputs, targets, NULL};
+    return batch;
+}
+
+// What an evaluation finds of each target, in the caller's host memory.
+struct token_scores {
+    float *losses;    // (B, T); 0 where the target is not counted
+    int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
+};
+
+// Kinds of micro-steps, each of which enqueues the same work whenever it runs: MICRO_STEP_ADDS, gradients are added to
+// those of the step's earlier micro-steps; MICRO_STEP_LAST, what only the step's last one does is done.
+enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
+// The recorded work of a kind of micro-steps: one graph, or, where it has collectives, several.
+struct micro_step_graph {
+    struct work_graph work;
+    struct work_segments segments;
+    bool warm; // one has run, and with it the libraries' first calls, which can't be recorded
+};
+
+struct gpt {
+    struct config config;
+    struct model_shape shape;
+    struct parameters table;
+    struct recompute_policy policy;
+    enum attention_backend backend;
+    struct device *dev;
+    struct timeline timeline;
+    struct zero zero;             // the trained parameters and their gradients
+    struct zero frozen;           // the frozen parameters, but for
+    struct frozen_weights stored; // those that are stored in FP8 or NF4
+    int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
+    struct optimizer optimizer;
+    struct muon muon;           // its matrices; without Muon there are none
+    struct optimizer_copy copy; // for checkpoints
+    struct fp8_state fp8;
+
+    struct layer_kind *kinds; // (L)
+    int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
+
+    int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
+    int params_id, frozen_id, stored_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    int host_batches_id, host_results_id, host_reports_id, host_requests_id;
+    const float *rope;            // (T, D) cosines and sines
+    const float *local_rope;      // (T, D) of windowed layers; NULL: rope
+    struct step_results *results; // device memory
+    double *reports;              // (ranks, report_width) device memory: each rank's report of a step
+    struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
+
+    bool trains;          // has gradients and an optimizer; false: validates and generates only
+    int sequences;        // generation: sequences at a time
+    int prompt_tokens;    // generation: of the longest prompt
+    int decode_tokens;    // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;        // tokens of a logits chunk
+    int micro_steps;      // the most of a step, on each rank
+    int step_micro_steps; // of this step: fewer while the batch warms up
+    uint64_t micro_step;  // micro-batches so far in the run, over all ranks
+    bool last_micro_step; // the current micro-step is its step's last: gradients are reduced
+    bool scores;          // an evaluation that also looks whether targets have the largest logits
+    bool dropout;         // on in training, off in evaluation and generation
+    struct micro_step_graph graphs[MICRO_STEP_KINDS];
+    double graphs_scale; // of the loss, with which they were recorded
+
+    // Ticket of the last activation on its way to the host, and from there; 0: none is.
+    uint64_t transfers[TRANSFER_DIRECTIONS];
+
+    // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
+    int32_t *host_batches; // (2, 3, host_batch_tokens): batch; inputs, targets, document starts
+    int64_t host_batch_tokens;
+    unsigned batches;                  // uploaded so far
+    unsigned updates;                  // enqueued so far
+    struct step_results *host_results; // (2)
+    double *host_reports;              // (2, ranks, report_width)
+    int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
+    double *host_requests; // (2) requests in flight
+};
+
+// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct
+// loss_sum of each micro-batch (from REPORT_LOSSES on), its request (at report_request), and with FP8 its counts
+// (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
+static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->micro_steps; }
+static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
+static int report_fp8_amaxes(const struct gpt *m) {
+    return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
+}
+static int report_width(const struct gpt *m) {
+    return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_scales(&m->fp8) : 0);
+}
+
+// ---- Phases and buffers ----
+
+#define RUN(m, op) TIMELINE_RUN(&(m)->timeline, op)
+#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
+#define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
+
+static void region(struct gpt *m, enum region r) {
+    timeline_region(&m->timeline, r);
+    zero_begin_region(&m->zero);
+    zero_begin_region(&m->frozen);
+}
+// A buffer of a layer (-1: of the whole model) in a pass; NULL when planning. slot: enum slot or enum activation_id.
+static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
+                    const char *name) {
+    int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
+    return timeline_buffer(&m->timeline, id, bytes, category, name, layer);
+}
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
+
+static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
+
+// The tokens of a pass: B sequences of T tokens.
+struct extent {
+    int B, T;
+    int64_t N; // B * T
+};
+static struct extent extent_of(const struct gpt *m, enum pass pass) {
+    const int B = generates(pass) ? m->sequences : m->config.micro_batch_size;
+    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->prompt_tokens : 1;
+    const struct extent e = {B, T, (int64_t)B * T};
+    return e;
+}
+
+// The pass whose inputs a pass reads: recomputation reads the training batch.
+static enum pass input_pass(enum pass pass) { return pass == PASS_RECOMPUTE ? PASS_TRAIN : pass; }
+// An integer for each of a pass's N tokens.
+static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
+    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
+    return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
+}
+static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
+}
+static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
+}
+// (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
+static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
+    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
+                             pass == PASS_PREFILL ? "lengths" : "positions");
+}
+// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
+// tasks pack them as documents.
+static bool masks_documents(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
+}
+static bool restarts_positions(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
+}
+// Whether a pass needs to know where the tokens' documents begin.
+static bool has_documents(const struct gpt *m, enum pass pass) {
+    return masks_documents(m, pass) || restarts_positions(m, pass);
+}
+// (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
+static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
+    return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
+}
+static struct token_positions positions_of(struct gpt *m, enum pass pass) {
+    struct token_positions positions = {NULL, NULL};
+    if (pass == PASS_GENERATE)
+        positions.starts = positions_buffer(m, pass);
+    else if (restarts_positions(m, pass))
+        positions.document_starts = documents_buffer(m, pass);
+    return positions;
+}
+
+// Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
+static bool shows_window(const struct gpt *m, enum pass pass, int l) {
+    return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
+}
+// Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
+// or documents do not see each other.
+static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
+struct spans {
+    int32_t *first_key, *last_query; // (B, T)
+};
+static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
+    struct spans spans;
+    spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
+                                     window ? "first keys, window" : "first keys");
+    spans.last_query = integer_buffer(m, pass, window ? SLOT_WINDOW_LAST_QUERY : SLOT_LAST_QUERY, "attention spans",
+                                      window ? "last queries, window" : "last queries");
+    return spans;
+}
+// The shape of a model's attention without spans, by the options alone.
+static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
+    struct attention_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.B = B;
+    shape.T = T;
+    shape.num_heads = c->num_attention_heads;
+    shape.num_query_groups = c->num_query_groups;
+    shape.head_dim = c->kv_channels;
+    shape.scale = (float)(c->softmax_scale > 0 ? c->softmax_scale : 1 / sqrt((double)c->kv_channels));
+    shape.softcap = (float)c->attn_logit_softcapping;
+    return shape;
+}
+// The shape of layer l's attention in a pass; its spans are live in this phase.
+static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
+    const struct extent e = extent_of(m, pass);
+    struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
+    const bool window = shows_window(m, pass, l);
+    if (has_spans(m, pass, window)) {
+        const struct spans spans = spans_buffers(m, pass, window);
+        shape.first_key = spans.first_key;
+        shape.last_query = spans.last_query;
+    }
+    return shape;
+}
+// The rotary table of layer l; NULL: its q and k are not rotated.
+static const float *rope_of(const struct gpt *m, int l) {
+    if (!m->kinds[l].rotary)
+        return NULL;
+    return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
+}
+
+// Whether the linear layers of layer l multiply FP8 matrices in a pass.
+static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
+    return (pass == PASS_TRAIN || pass == PASS_RECOMPUTE) && fp8_has_layer(&m->fp8, l);
+}
+
+// ---- Activations ----
+
+// The activations of layer l that its policy keeps from forward to backward.
+static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
+// The first layer of the lowest group that backward recomputes, whose input is the lowest one that it reads.
+static int first_backward_layer(const struct gpt *m) {
+    if (m->lowest_trained <= 0)
+        return 0;
+    return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
+}
+// Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer.
+// The last group of layers stays: its backward comes next.
+static uint32_t offloaded_activations(const struct gpt *m, int l) {
+    const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
+    const int layers = wanted < last_group ? wanted : last_group;
+    const int first = first_backward_layer(m);
+    if (l < first - 1)
+        return 0;
+    const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
+    return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
+}
+static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
+    return activation_row(id, &s);
+}
+static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
+    return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
+}
+// An activation of layer l. One that stays on the device has one buffer for forward and backward. One that the policy
+// drops, or that is offloaded, has a buffer in the forward and another in the backward: for what is recomputed, or
+// comes back.
+static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
+    if (pass == PASS_RECOMPUTE && kept & ~offloaded & (1u << id))
+        pass = PASS_TRAIN;
+    if (!m->timeline.planning)
+        return buffer(m, pass, l, id, 0, NULL, NULL);
+    const struct activation_row row = activation_row_of(m, pass, l, id);
+    char category[64];
+    if (pass == PASS_TRAIN)
+        snprintf(category, sizeof category, "activations: %s", row.category);
+    else if (pass == PASS_RECOMPUTE)
+        snprintf(category, sizeof category, "%s activations", offloaded & (1u << id) ? "offloaded" : "recomputed");
+    else
+        snprintf(category, sizeof category, "%s", pass_name(pass));
+    return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
+}
+// The place of an offloaded activation in host memory.
+static void *host_activation(struct gpt *m, int l, enum activation_id id) {
+    const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
+    int *slot = &m->slots[((int)PASS_TRAIN * (m->shape.L + 1) + l + 1) * SLOT_COUNT + SLOT_HOST + (int)id];
+    return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
+                                row.name, l);
+}
+// The buffer of the gradient of an activation, (N, width).
+static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
+    static const char *const names[] = {
+#define NAME_ROW(id, name) name,
+        GRADIENT_SLOTS(NAME_ROW)
+#undef NAME_ROW
+    };
+    const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
+    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - ACT_COUNT]);
+}
+static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
+
+// A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model
+// has none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
+static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
+}
+static bool is_trained(const struct gpt *m, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t && !t->frozen;
+}
+static float *grad(struct gpt *m, int l, enum parameter id) {
+    return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
+}
+// zero_use and zero_prefetch of a unit's trained and frozen parameters.
+static void use_unit(struct gpt *m, enum pass pass, int unit) {
+    zero_use(&m->zero, pass, unit);
+    zero_use(&m->frozen, pass, unit);
+}
+static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
+    zero_prefetch(&m->zero, pass, unit);
+    zero_prefetch(&m->frozen, pass, unit);
+}
+// Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
+static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
+
+static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
+    const struct dropout d = {m->dropout ? (float)p : 0, m->config.seed, 0,
+                              (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
+    return d;
+}
+// amax: see struct norm_options.
+static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
+    struct norm_options options;
+    options.kind = NORM_LAYERNORM;
+    switch (m->shape.normalization) {
+    case NORMALIZATION_LAYERNORM: break;
+    case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
+    }
+    options.one_plus = m->shape.norm_one_plus;
+    options.epsilon = (float)m->config.norm_epsilon;
+    options.amax = amax;
+    return options;
+}
+static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
+// The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
+// exact in either type.
+static float embedding_scale(const struct gpt *m) { return to_float(to_floatX((float)m->config.embedding_multiplier)); }
+static struct logit_transform logit_transform_of(const struct gpt *m) {
+    const struct logit_transform transform = {(float)m->config.logit_multiplier,
+                                              (float)m->config.final_logit_softcapping};
+    return transform;
+}
+// A norm's parameters.
+struct norm_weights {
+    enum parameter weight, bias;
+};
+static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
+                                 NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
+                                 NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
+// Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
+static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
+    return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;
+}
+static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
+// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
+// again for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
+static enum pass head_pass(const struct gpt *m, enum pass pass) {
+    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
+}
+static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
+
+static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
+                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
+}
+static float *final_norm_stats(struct gpt *m, enum pass pass) {
+    const size_t floats = (size_t)m->shape.layer.norm_statistics;
+    return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
+                           pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
+}

@@ -1,0 +1,93 @@
+// What a checkpoint is made of, as it is stored: the parameters and the states of the optimizer, of the elements that
+// this rank writes; and their copy in the host's memory, from which a checkpoint is written while the training goes on.
+//
+// From ZeRO stage 1 on each rank writes its shards, in every stage the same ones; below it rank 0 writes everything.
+#pragma once
+#include "kernels/device_memory.cuh" // device_download
+#include "optimizer/state.cuh"       // optimizer_download
+
+// The states, and the parameters behind them.
+enum { PART_PARAMETERS = STATE_COUNT, STATE_PARTS };
+
+struct optimizer_copy {
+    bool keeps;
+    int ids[STATE_PARTS];     // buffers in the plan, -1: none
+    char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
+};
+
+// How many ranks write a checkpoint, from rank 0 on; and whether this rank is one of them.
+static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
+static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
+
+// Whether the part is there: of states those that the optimizer keeps beside the parameters.
+static bool part_is_kept(const struct optimizer *o, int part) {
+    return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
+}
+
+// The next range of [*at, end) that this rank writes, as shards_next. Ranges begin and end with whole blocks.
+static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
+    return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
+}
+
+// Where element `place` of what this rank writes stands in the copy: bytes.
+static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
+    return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
+                                   : state_offset(o, (enum optimizer_state)part, place);
+}
+
+// native = parameters [at, at + n) of the flat buffer, which this rank holds. The device has been waited for since the
+// last update.
+static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *native) {
+    int64_t first = at, place = 0;
+    shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);
+    if (z->params_on_host)
+        memcpy(native, z->params + place, (size_t)n * sizeof *z->params);
+    else
+        device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
+}
+// native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
+static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
+    if (part == PART_PARAMETERS)
+        parameters_download(o->zero, at, n, (floatX *)native);
+    else
+        optimizer_download(o, (enum optimizer_state)part, at, n, native);
+}
+
+// Adds the copy to the plan.
+static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
+    struct zero *z = o->zero;
+    c->keeps = keeps;
+    for (int part = 0; part < STATE_PARTS; part++)
+        c->ids[part] = keeps && part_is_kept(o, part)
+                           ? plan_add(&z->timeline->plan, ARENA_HOST_STAGING, "copy for checkpoints",
+                                      part == PART_PARAMETERS ? "copy of parameters" : optimizer_state_rows[part].name,
+                                      -1, part_offset(o, part, o->elements))
+                           : -1;
+}
+static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optimizer *o) {
+    const struct timeline *t = o->zero->timeline;
+    for (int part = 0; part < STATE_PARTS; part++)
+        c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
+}
+
+// Copies what this rank writes. No update may be in flight.
+static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
+    for (int part = 0; part < STATE_PARTS; part++) {
+        int64_t at = 0, place, n;
+        for (; part_is_kept(o, part) && (n = part_next(o, &at, o->zero->shards.flat, &place)) > 0; at += n)
+            part_download(o, part, at, n, c->parts[part] + part_offset(o, part, place));
+    }
+}
+
+// Elements [at, at + n) of a part as they are stored, whole blocks of one range that this rank writes: in the copy
+// where there is one, else downloaded to `room`.
+static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
+                                       int64_t n, void *room) {
+    int64_t place = 0;
+    if (!c->keeps) {
+        part_download(o, part, at, n, room);
+        return room;
+    }
+    part_next(o, &at, at + n, &place);
+    return c->parts[part] + part_offset(o, part, place);
+}
