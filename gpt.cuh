@@ -1,206 +1,22 @@
-// The model: the embedding, the blocks, the head, and the steps that are made of them: a micro-step, the update, an
-// evaluation. Generation is made of them in model/generation.cuh, one block is in block.cuh.
+// The model: its steps (a micro-step, the update, an evaluation), the plan of its memory, its memory.
+//
+// A micro-step is embedding, blocks, head and their backward: model/embedding.cuh, block.cuh, model/head.cuh. The plan
+// is what the steps touch when they run in planning mode (model/timeline.cuh).
 #pragma once
-#include "block.cuh"                   // block_forward, block_backward
-#include "kernels/attention/spans.cuh" // attention_spans
-#include "kernels/device_memory.cuh"   // device_upload, device_download, device_copy
-#include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
-#include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
-#include "kernels/loss.cuh"            // cross_entropy, losses_sum
-#include "kernels/work_segments.cuh"   // segments_begin
-#include "model/offload.cuh"           // offload_layer, fetch_group
-
-// ---- Embedding and head ----
-
-// Uploads n integers by way of pinned memory, so that the caller may reuse `from` at once.
-static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
-    if (from) // planning passes none, which gcc would warn of
-        memcpy(pinned, from, (size_t)n * sizeof *to);
-    else
-        memset(pinned, 0, (size_t)n * sizeof *to);
-    device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
-}
-// Begins the upload of a batch: its inputs (B, T). Two batches can be in flight; a third waits for the first. Returns
-// the pinned memory of what is uploaded beside the inputs, host_batch_tokens apart.
-static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
-    const int slot = (int)(m->batches % 2);
-    phase(m, pass_name(pass), -1, "batch");
-    int32_t *pinned = m->host_batches + (int64_t)slot * 3 * m->host_batch_tokens;
-    int32_t *tokens = tokens_buffer(m, pass);
-    RUN(m, device_event_wait(m->dev, EVENT_BATCH + slot));
-    RUN(m, upload_integers(m, tokens, pinned, inputs, extent_of(m, pass).N));
-    return pinned + m->host_batch_tokens;
-}
-static void upload_end(struct gpt *m) {
-    RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->batches % 2)));
-    if (!m->timeline.planning)
-        m->batches++;
-}
-// Uploads a batch of a training step or an evaluation.
-static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
-    const int64_t N = extent_of(m, pass).N;
-    int32_t *pinned = upload_begin(m, pass, batch.inputs);
-    int32_t *targets = targets_buffer(m, pass);
-    RUN(m, upload_integers(m, targets, pinned, batch.targets, N));
-    if (has_documents(m, pass)) {
-        int32_t *documents = documents_buffer(m, pass);
-        RUN(m, upload_integers(m, documents, pinned + m->host_batch_tokens, batch.document_starts, N));
-    }
-    upload_end(m);
-}
-
-// Makes the spans of attention of the layers with the window, or of those without, where there are any.
-static void make_spans(struct gpt *m, enum pass pass, bool window) {
-    const struct extent e = extent_of(m, pass);
-    bool used = false;
-    for (int l = 0; l < m->shape.L; l++)
-        used = used || shows_window(m, pass, l) == window;
-    if (!used || !has_spans(m, pass, window))
-        return;
-    const struct spans spans = spans_buffers(m, pass, window);
-    const int32_t *documents = masks_documents(m, pass) ? documents_buffer(m, pass) : NULL;
-    RUN(m, attention_spans(spans.first_key, spans.last_query, documents, window ? m->window : 0, e.B, e.T, m->dev));
-}
-
-static void embed(struct gpt *m, enum pass pass) {
-    const struct extent e = extent_of(m, pass);
-    use_unit(m, pass, unit_of_embeddings(&m->table));
-    phase(m, pass_name(pass), -1, "embedding");
-    prefetch_unit(m, pass, unit_of_layer(&m->table, 0));
-    make_spans(m, pass, false);
-    make_spans(m, pass, true);
-    const floatX *wte = param(m, pass, -1, PARAM_WTE), *wpe = param(m, pass, -1, PARAM_WPE);
-    const int32_t *tokens = tokens_buffer(m, pass);
-    if (!generates(pass))
-        timeline_touch(targets_buffer(m, pass));
-    const struct token_positions positions = positions_of(m, pass);
-    floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
-    RUN(m, embedding_forward(out, tokens, wte, wpe, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
-                             dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
-}
-
-static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
-    return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
-                            "logits");
-}
-static float *losses_buffer(struct gpt *m, enum pass pass) {
-    return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
-                           "losses");
-}
-static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
-    return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
-                             "logits and loss", "targets with the largest logit");
-}
-
-// The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
-static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
-    const int C = m->shape.layer.C, Vp = m->shape.Vp;
-    const int64_t rest = extent_of(m, pass).N % m->chunk;
-    const size_t whole = matmul_workspace_bytes(m->chunk, Vp, C, m->dev);
-    const size_t last = rest > 0 ? matmul_workspace_bytes(rest, Vp, C, m->dev) : 0;
-    return whole > last ? whole : last;
-}
-
-// Logits, loss and, in training, their gradients for `rows` tokens from `first` on, in two phases.
-static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
-    const int C = m->shape.layer.C, Vp = m->shape.Vp;
-    const enum parameter weight = head_weight(m);
-    const int64_t row = first * C;
-
-    phase(m, "head", -1, "logits and loss");
-    floatX *logits = logits_buffer(m, pass, m->chunk);
-    const floatX *lnf = final_norm_buffer(m, pass);
-    float *losses = losses_buffer(m, pass);
-    int32_t *largest = m->scores ? largest_buffer(m, pass) : NULL;
-    const int32_t *targets = targets_buffer(m, pass);
-    const floatX *w = param(m, head_pass(m, pass), -1, weight);
-    void *ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.z_loss, rows, m->shape.V, Vp,
-                         logit_transform_of(m), pass == PASS_TRAIN, m->dev));
-    if (m->scores)
-        RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
-    if (pass != PASS_TRAIN)
-        return;
-
-    phase(m, "head", -1, "gradients");
-    logits = logits_buffer(m, pass, m->chunk);
-    lnf = final_norm_buffer(m, pass);
-    floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
-    w = param(m, head_pass(m, pass), -1, weight);
-    float *dw = grad(m, -1, weight);
-    ws = workspace(m, head_workspace_bytes(m, pass));
-    if (is_trained(m, -1, weight))
-        MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
-    MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
-}
-
-// Writes the sum of the tokens' losses into results->loss and, in training, the gradient of the residual stream. Logits
-// are materialised for one chunk of tokens at a time.
-static void head(struct gpt *m, enum pass pass, float dloss) {
-    const int64_t N = extent_of(m, pass).N;
-    use_unit(m, head_pass(m, pass), head_unit(m));
-    if (pass == PASS_TRAIN) {
-        zero_begin_gradients(&m->zero, unit_of_head());
-        if (m->shape.tied)
-            zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
-    }
-    // One chunk is planned, and every chunk runs in its two phases. Buffers that outlive a chunk must be live in both
-    // phases: the phase before touches those that chunks write, the phase after those that they read.
-    phase(m, "head", -1, "begin");
-    timeline_touch(final_norm_buffer(m, pass));
-    timeline_touch(losses_buffer(m, pass));
-    if (m->scores)
-        timeline_touch(largest_buffer(m, pass));
-    if (pass == PASS_TRAIN)
-        timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
-    const int chunk_phase = m->timeline.phase;
-    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->chunk) {
-        m->timeline.phase = chunk_phase;
-        head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
-    }
-    phase(m, "head", -1, "final norm");
-    timeline_touch(final_norm_buffer(m, pass));
-    const int32_t *targets = targets_buffer(m, pass);
-    const float *losses = losses_buffer(m, pass);
-    RUN(m, losses_sum(&m->results->loss, losses, targets, N, m->dev));
-    if (pass == PASS_TRAIN) {
-        const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
-        floatX *dres = d_residual(m);
-        const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
-        norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
-                      final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
-        if (next_backward_layer(m, m->shape.L) >= 0)
-            prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
-        zero_reduce(&m->zero, unit_of_head());
-    }
-}
+#include "block.cuh"                 // block_forward, block_backward
+#include "config/layers.h"           // config_layer_is_windowed, config_layer_is_rotary
+#include "kernels/device_memory.cuh" // device_upload, device_download, device_copy
+#include "kernels/device_queue.cuh"  // device_event_record, device_event_wait
+#include "model/embedding.cuh"       // embed, embedding_gradients
+#include "model/generation.cuh"      // gpt_prefill, gpt_decode
+#include "model/head.cuh"            // head
+#include "model/initial.cuh"         // gpt_initialise
+#include "model/offload.cuh"         // offload_layer, fetch_group
+#include "model/recorded.cuh"        // enqueue_recorded
 
 // ---- The step ----
 
-static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
-    const struct tensor *t = parameters_find(&m->table, -1, id);
-    const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, adds(m)};
-    return table;
-}
-static void embedding_gradients(struct gpt *m) {
-    const struct extent e = extent_of(m, PASS_TRAIN);
-    const int unit = unit_of_embeddings(&m->table);
-    if (!m->shape.tied)
-        zero_begin_gradients(&m->zero, unit);
-    phase(m, "backward", -1, "embedding");
-    struct table_gradient dwte = table_gradient(m, PARAM_WTE), dwpe = table_gradient(m, PARAM_WPE);
-    dwte.add = dwte.add || m->shape.tied; // to the gradient of the tied head
-    const floatX *dres = d_residual(m);
-    const int32_t *tokens = tokens_buffer(m, PASS_TRAIN);
-    const struct token_positions positions = positions_of(m, PASS_TRAIN);
-    void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T, m->dev));
-    RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
-                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
-    zero_reduce(&m->zero, unit);
-}
-
-// The work of a micro-step that never changes, and so can be recorded: forward and backward of scale times the loss.
+// Forward and backward of scale times the loss.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -232,63 +48,7 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Whether micro-step `index` of a step begins collectives, or waits for any.
-static bool has_collectives(const struct gpt *m, int index) {
-    const struct shards *s = &m->zero.shards;
-    return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
-}
-// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on
-// the host; else it is as others. Sharded gradients are reduced in each.
-static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
-    const struct shards *s = &m->zero.shards;
-    const bool reduces = s->ranks > 1 && !shards_gradients(s);
-    const bool last = m->last_micro_step && (reduces || m->zero.grads_on_host);
-    return &m->graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
-}
-static void gpt_free_graphs(struct gpt *m) {
-    for (int i = 0; i < MICRO_STEP_KINDS; i++) {
-        graph_free(&m->graphs[i].work);
-        segments_free(&m->graphs[i].segments);
-    }
-}
-// Returns whether the work is enqueued: not where it was recorded and CUDA does not take the graph.
-static bool forward_backward_as_graph(struct gpt *m, struct micro_step_graph *graph, double scale) {
-    if (!graph_recorded(&graph->work)) {
-        const bool begun = graph_begin(m->dev);
-        forward_backward(m, scale);
-        if (!begun || !graph_end(&graph->work, m->dev))
-            return !begun;
-    }
-    graph_launch(&graph->work, m->dev);
-    return true;
-}
-static void forward_backward_as_segments(struct gpt *m, struct micro_step_graph *graph, double scale) {
-    segments_begin(&graph->segments, m->dev);
-    forward_backward(m, scale);
-    segments_end(m->dev);
-}
-// forward_backward as a graph: recorded once, then enqueued by one call, or, with collectives, by one call for what is
-// between two of them. Not recorded are the first micro-step of each kind, since the libraries' first calls can't be,
-// and one that is watched phase by phase. Returns as forward_backward_as_graph does.
-static bool forward_backward_recorded(struct gpt *m, int index, double scale) {
-    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
-    struct micro_step_graph *const graph = graph_of_micro_step(m);
-    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || graphs_are_refused(m->dev) || !graph->warm || watched) {
-        forward_backward(m, scale);
-        graph->warm = !m->timeline.planning;
-        return true;
-    }
-    if (m->graphs_scale != scale) { // the batch has grown: all kinds are freed, also those that will not run again
-        gpt_free_graphs(m);
-        m->graphs_scale = scale;
-    }
-    if (!has_collectives(m, index))
-        return forward_backward_as_graph(m, graph, scale);
-    forward_backward_as_segments(m, graph, scale);
-    return true;
-}
-
-// Enqueues what gpt_micro_step does, but for its end. Returns as forward_backward_as_graph does.
+// Enqueues what gpt_micro_step does, but for its end. Returns as enqueue_as_graph does.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
@@ -298,7 +58,7 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
-    return forward_backward_recorded(m, index, scale);
+    return enqueue_recorded(m, index, forward_backward, scale);
 }
 // Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
 // losses overwrite those of the step before where index is 0, and are added to the step's where it is not; gpt_update
@@ -425,4 +185,223 @@ static void gpt_evaluate_nothing(struct gpt *m) {
         gpt_score(m, batch_of(NULL, NULL), none);
     else
         gpt_evaluate(m, batch_of(NULL, NULL));
+}
+
+// ---- The plan ----
+
+// The library that does the collectives, on a GPU that is planned for NCCL where nothing else is asked for.
+static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
+    if (!device_is_gpu(dev))
+        return COLLECTIVES_HOST;
+    switch (c->collectives) {
+    case BY_AUTO: return COLLECTIVES_HAVE_NCCL ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
+    case BY_NCCL: return COLLECTIVES_NCCL;
+    case BY_MPI:
+    case BY_SOCKETS: return COLLECTIVES_HOST;
+    }
+    return COLLECTIVES_HOST;
+}
+
+// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in
+// flight.
+static void plan_staging(struct gpt *m) {
+    struct plan *plan = &m->timeline.plan;
+    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
+    m->host_batches_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "batches in flight", -1,
+                                  6 * (size_t)m->host_batch_tokens * sizeof(int32_t));
+    m->host_results_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "step results in flight", -1, 2 * sizeof(struct step_results));
+    m->host_reports_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "reports of the ranks in flight", -1, 2 * reports_bytes);
+    m->host_requests_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
+}
+
+// Records the memory plan: runs the timeline in planning mode. Allocates no memory of the model.
+static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
+    const struct shards *s = &m->zero.shards;
+    struct plan *plan = &m->timeline.plan;
+    timeline_begin_planning(&m->timeline, m->dev);
+    for (int i = 0; i < PASS_COUNT * (m->shape.L + 1) * SLOT_COUNT; i++)
+        m->slots[i] = -1;
+    const enum plan_arena params_arena = m->zero.params_on_host ? ARENA_HOST_PARAMETERS : ARENA_PARAMETERS;
+    m->params_id = plan_add(plan, params_arena, "parameters", "parameters", -1,
+                            (size_t)shards_elements(s, shards_parameters(s)) * sizeof(floatX));
+    m->frozen_id = -1;
+    if (m->table.num_frozen > 0)
+        m->frozen_id = plan_add(plan, params_arena, "frozen parameters", "frozen parameters", -1,
+                                (size_t)shards_elements(&m->frozen.shards, shards_parameters(s)) * sizeof(floatX));
+    m->stored_id = -1;
+    if (m->table.stored_bytes > 0)
+        m->stored_id =
+            plan_add(plan, ARENA_PARAMETERS, "frozen weights", "frozen weights", -1, (size_t)m->table.stored_bytes);
+    m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
+    const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
+    if (uses_rope(&m->shape))
+        m->rope_id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
+    if (m->config.rotary_base_local > 0)
+        m->local_rope_id =
+            plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
+    if (m->trains)
+        m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
+                               "gradients", -1, zero_gradients_bytes(&m->zero));
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
+    muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
+    optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
+    if (s->ranks > 1)
+        m->scratch_id =
+            plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
+                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config, m->dev),
+                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon), m->dev));
+    m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
+    m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
+                             (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
+    fp8_plan(&m->fp8, plan);
+    plan_staging(m);
+
+    if (m->trains) {
+        gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
+        gpt_update(m, 1, 0);
+        gpt_swap_averages(m);
+    }
+    if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
+        gpt_evaluate_nothing(m);
+    if (m->config.sample_every > 0 || config_generates(&m->config)) {
+        gpt_prefill(m, NULL, NULL);
+        gpt_decode(m, NULL, NULL);
+    }
+    m->timeline.planning = false;
+    m->micro_step = 0;
+}
+
+static struct zero_options zero_options_of(const struct config *c) {
+    struct zero_options options = {c->offload_weights, c->offload_gradients, FORMAT_FP32, c->seed};
+    switch (c->main_grads_dtype) {
+    case MAIN_FP32: break;
+    case MAIN_BF16: options.grads_format = FORMAT_BF16; break;
+    }
+    return options;
+}
+
+// The lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has.
+static int lowest_trained(const struct parameters *table) {
+    int lowest = table->L;
+    for (int i = 0; i < table->num_tensors; i++) {
+        const struct tensor *t = &table->tensors[i];
+        switch (t->unit) {
+        case UNIT_HEAD: break;
+        case UNIT_LAYER: lowest = t->layer < lowest ? t->layer : lowest; break;
+        case UNIT_EMBEDDINGS: lowest = -1; break;
+        }
+    }
+    return lowest;
+}
+// Makes a model whose plan is recorded and not placed; gpt_destroy frees it. frozen: parameters_create's. Takes over
+// the policy.
+static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
+                            enum attention_backend backend, struct device *dev) {
+    struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
+    if (!m)
+        fail("out of memory");
+    m->config = *config;
+    m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
+    const int ranks = config->ranks > 1 ? config->ranks : 1;
+    m->table = parameters_create(&m->shape, ranks, frozen);
+    const int64_t bucket_bytes = (int64_t)(config->bucket_mib * 0x1p20);
+    zero_create(&m->zero, &m->table, &m->table.trained, &m->timeline, config->rank, ranks, config->zero_stage,
+                bucket_bytes, zero_options_of(config));
+    zero_create(&m->frozen, &m->table, &m->table.frozen, &m->timeline, config->rank, ranks, config->zero_stage,
+                bucket_bytes, zero_options_of(config));
+    m->lowest_trained = lowest_trained(&m->table);
+    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host);
+    m->policy = policy;
+    m->backend = backend;
+    m->dev = dev;
+    m->chunk = loss_chunk(config, m->shape.Vp, dev);
+    m->trains = config_trains(config);
+    m->sequences =
+        config->chat ? 1 : config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
+    m->prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
+    m->decode_tokens = config->sample_tokens;
+    m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
+    if (extent_of(m, PASS_PREFILL).N > m->host_batch_tokens)
+        m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
+    m->micro_steps = m->step_micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
+    m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
+    m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
+    if (!m->slots || !m->kinds)
+        fail("out of memory");
+    m->window = config_window(config);
+    for (int l = 0; l < m->shape.L; l++) {
+        m->kinds[l].windowed = config_layer_is_windowed(config, l);
+        m->kinds[l].rotary = config_layer_is_rotary(config, l);
+    }
+    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no
+    // frozen parameters, which are in a checkpoint unless it is one of adapters.
+    gpt_record_plan(m, m->trains && config->checkpoint_async && !*config->freeze && config->checkpoint_every > 0 &&
+                           config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
+    return m;
+}
+
+// ---- Memory ----
+
+// Allocates the arenas and fills in initial parameters.
+static void gpt_allocate(struct gpt *m) {
+    arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
+    transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
+    m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
+    m->frozen.params = (floatX *)gpt_pointer(m, m->frozen_id);
+    m->stored.memory = (char *)gpt_pointer(m, m->stored_id);
+    m->zero.grads = gpt_pointer(m, m->grads_id);
+    fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
+    optimizer_allocate(&m->optimizer);
+    muon_allocate(&m->muon);
+    optimizer_copy_allocate(&m->copy, &m->optimizer);
+    m->results = (struct step_results *)gpt_pointer(m, m->results_id);
+    m->reports = (double *)gpt_pointer(m, m->reports_id);
+    m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
+    m->zero.squares = m->reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
+    m->zero.micro_step = &m->results->micro_step;
+    m->zero.tensors = m->optimizer.tensors;
+    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
+    device_zero(m->results, sizeof *m->results, m->dev);
+    device_zero(m->reports, reports_bytes, m->dev);
+    if (uses_rope(&m->shape))
+        m->rope = gpt_initialise_rope(m, m->rope_id, false);
+    if (m->config.rotary_base_local > 0)
+        m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);
+    m->host_batches = (int32_t *)gpt_pointer(m, m->host_batches_id);
+    m->host_results = (struct step_results *)gpt_pointer(m, m->host_results_id);
+    m->host_reports = (double *)gpt_pointer(m, m->host_reports_id);
+    m->host_requests = (double *)gpt_pointer(m, m->host_requests_id);
+    gpt_initialise(m);
+    device_synchronize(m->dev);
+}
+
+// Connects the model with those of the other ranks. The collectives must outlive the model.
+static void gpt_connect(struct gpt *m, struct collectives *collectives) {
+    m->zero.collectives = m->frozen.collectives = collectives;
+    collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
+}
+
+// Makes the state that a checkpoint holds complete, and copies this rank's part of it where there is a copy.
+static void gpt_copy_state(struct gpt *m) {
+    zero_wait_for_updates(&m->zero);
+    device_synchronize(m->dev);
+    if (m->copy.keeps)
+        optimizer_copy_take(&m->copy, &m->optimizer);
+}
+
+static void gpt_destroy(struct gpt *m) {
+    gpt_free_graphs(m);
+    timeline_free(&m->timeline);
+    policy_free(&m->policy);
+    zero_free(&m->zero);
+    zero_free(&m->frozen);
+    frozen_weights_free(&m->stored);
+    optimizer_free(&m->optimizer);
+    muon_free(&m->muon);
+    parameters_free(&m->table);
+    free(m->slots);
+    free(m->kinds);
+    free(m);
 }

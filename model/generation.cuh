@@ -1,7 +1,8 @@
 // Generation: prompts are fed whole, then one token of each sequence at a time. Each sequence has its own position, as
 // prompts may have different lengths.
 #pragma once
-#include "gpt.cuh" // struct gpt, block_forward
+#include "model/embedding.cuh" // embed, upload_begin, upload_end
+#include "model/head.cuh"      // final_norm_buffer, logits_buffer
 
 // Makes the KV cache live in this phase: called in the first phase of the prefill and in the last one of a token, so
 // that the cache outlives both.

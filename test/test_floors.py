@@ -8,7 +8,7 @@ import unittest
 
 from environment import ROOT
 
-# Name of a floor, its files (folder/ is all below it), and the floors that these may include; files of one floor may include
+# Name of a floor, its files (folder/ is all below it that no floor names), and the floors that these may include; files of one floor may include
 # each other as far as no circle comes of it. From the top: the program, what a run does, the model, the model's parts, what
 # they are computed with and read from, and at the bottom what any trainer needs. The order is not a straight line: kernels
 # know no option and no file format, files and data no kernel, so that each is read and tested without the other. Of the
@@ -17,10 +17,9 @@ from environment import ROOT
 # which lists its modules.
 PARTS = ["attention", "optimizer", "zero", "fp8", "parameters", "recompute", "timeline", "memory"]
 FLOORS = [
-    ("program", ["train_gpt.c"], ["run", "generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
-    ("run", ["run/"], ["generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
-    ("generation", ["model/generation.cuh"], ["gpt", *PARTS, "config", "kernels", "runtime"]),
-    ("gpt", ["gpt.cuh", "block.cuh", "model/bias_gradients.cuh", "model/mlp.cuh", "model/linear.cuh", "model/lora.cuh", "model/offload.cuh", "model/state.cuh"], [*PARTS, "config", "kernels", "runtime"]),
+    ("program", ["train_gpt.c"], ["run", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("run", ["run/"], ["gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("gpt", ["gpt.cuh", "block.cuh", "model/"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
     ("optimizer", ["optimizer/"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero/"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
@@ -46,6 +45,7 @@ LONGER = {
     "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes them
     "kernels/attention/sm90_backward.cu": None,  # one backend's kernels
 }
+READ_LINES = 4500            # what README lists for who changes a model
 RUNTIME_HEADER_LINES = 1400  # what a reader meets of runtime/, together
 
 NOT_OURS = {"build", "test", "docs", "scripts"}
@@ -71,10 +71,9 @@ def read_tree():
 
 
 def floor_of(path):
-    for name, files, _ in FLOORS:
-        if any(path.startswith(file) if file.endswith("/") else path == file for file in files):
-            return name
-    return None
+    """The floor that names the file, else the one that names its folder."""
+    folder = path[:path.find("/") + 1]
+    return next((name for place in (path, folder) for name, files, _ in FLOORS if place in files), None)
 
 
 def wrong_includes(tree):
@@ -124,6 +123,18 @@ def too_long(tree):
         yield "the headers of runtime/ have %d lines, more than %d" % (headers, RUNTIME_HEADER_LINES)
 
 
+def lines_to_read(readme, tree):
+    """README's number of lines that are to be read to change a model, and the number in the files that it names for that."""
+    sentence = re.search(r"To change a model, read it(.*?)([\d,]+)\s+lines", readme, re.S)
+    files, folder = ["train_gpt.c"], ""
+    for name in re.findall(r"`([^`]+)`", sentence[1]):
+        if name.endswith("/"):
+            folder = name
+        else:
+            files.append(folder + name)
+    return int(sentence[2].replace(",", "")), sum(tree[file].count("\n") for file in files)
+
+
 class Floors(unittest.TestCase):
     maxDiff = None
 
@@ -144,6 +155,12 @@ class Floors(unittest.TestCase):
 
     def test_no_file_is_too_long(self):
         self.no_fault(too_long(self.tree))
+
+    def test_readme_counts_the_lines_to_read(self):
+        with open(ROOT + "/README.md", encoding="utf-8") as file:
+            said, counted = lines_to_read(file.read(), self.tree)
+        self.assertLessEqual(abs(said - counted), 50, "README says %d, its files have %d" % (said, counted))
+        self.assertLessEqual(counted, READ_LINES)
 
     def test_every_file_of_a_floor_is_there(self):
         named = {file for _, files, _ in FLOORS for file in files if not file.endswith("/")}

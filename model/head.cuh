@@ -1,0 +1,120 @@
+// The head: the final norm's gradient, the logits, a chunk of tokens at a time, and the loss.
+#pragma once
+#include "block.cuh"        // struct gpt, norm_gradient
+#include "kernels/loss.cuh" // cross_entropy, losses_sum
+
+// Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
+// each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free,
+// chunks are larger (fit_loss_chunk).
+// A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
+// matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
+enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
+
+static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
+    const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
+    const int64_t N = (int64_t)c->micro_batch_size * c->seq_length;
+    if (c->loss_chunk_tokens > 0)
+        return c->loss_chunk_tokens < N ? c->loss_chunk_tokens : N;
+    const int64_t by_bytes = (N * Vp * (int64_t)sizeof(floatX) + chunk_bytes - 1) / chunk_bytes;
+    const int64_t by_tokens = (N + LOGITS_CHUNK_TOKENS - 1) / LOGITS_CHUNK_TOKENS;
+    const int64_t chunks = by_bytes < by_tokens ? by_bytes : by_tokens;
+    const int64_t chunk = ((N + chunks - 1) / chunks + 63) / 64 * 64;
+    return chunk < N ? chunk : N;
+}
+
+static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
+                            "logits");
+}
+static float *losses_buffer(struct gpt *m, enum pass pass) {
+    return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
+                           "losses");
+}
+static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
+    return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
+                             "logits and loss", "targets with the largest logit");
+}
+
+// The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
+static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
+    const int C = m->shape.layer.C, Vp = m->shape.Vp;
+    const int64_t rest = extent_of(m, pass).N % m->chunk;
+    const size_t whole = matmul_workspace_bytes(m->chunk, Vp, C, m->dev);
+    const size_t last = rest > 0 ? matmul_workspace_bytes(rest, Vp, C, m->dev) : 0;
+    return whole > last ? whole : last;
+}
+
+// Logits, loss and, in training, their gradients for `rows` tokens from `first` on, in two phases.
+static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
+    const int C = m->shape.layer.C, Vp = m->shape.Vp;
+    const enum parameter weight = head_weight(m);
+    const int64_t row = first * C;
+
+    phase(m, "head", -1, "logits and loss");
+    floatX *logits = logits_buffer(m, pass, m->chunk);
+    const floatX *lnf = final_norm_buffer(m, pass);
+    float *losses = losses_buffer(m, pass);
+    int32_t *largest = m->scores ? largest_buffer(m, pass) : NULL;
+    const int32_t *targets = targets_buffer(m, pass);
+    const floatX *w = param(m, head_pass(m, pass), -1, weight);
+    void *ws = workspace(m, head_workspace_bytes(m, pass));
+    MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.z_loss, rows, m->shape.V, Vp,
+                         logit_transform_of(m), pass == PASS_TRAIN, m->dev));
+    if (m->scores)
+        RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
+    if (pass != PASS_TRAIN)
+        return;
+
+    phase(m, "head", -1, "gradients");
+    logits = logits_buffer(m, pass, m->chunk);
+    lnf = final_norm_buffer(m, pass);
+    floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
+    w = param(m, head_pass(m, pass), -1, weight);
+    float *dw = grad(m, -1, weight);
+    ws = workspace(m, head_workspace_bytes(m, pass));
+    if (is_trained(m, -1, weight))
+        MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
+    MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
+}
+
+// Writes the sum of the tokens' losses into results->loss and, in training, the gradient of the residual stream. Logits
+// are materialised for one chunk of tokens at a time.
+static void head(struct gpt *m, enum pass pass, float dloss) {
+    const int64_t N = extent_of(m, pass).N;
+    use_unit(m, head_pass(m, pass), head_unit(m));
+    if (pass == PASS_TRAIN) {
+        zero_begin_gradients(&m->zero, unit_of_head());
+        if (m->shape.tied)
+            zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
+    }
+    // One chunk is planned, and every chunk runs in its two phases. Buffers that outlive a chunk must be live in both
+    // phases: the phase before touches those that chunks write, the phase after those that they read.
+    phase(m, "head", -1, "begin");
+    timeline_touch(final_norm_buffer(m, pass));
+    timeline_touch(losses_buffer(m, pass));
+    if (m->scores)
+        timeline_touch(largest_buffer(m, pass));
+    if (pass == PASS_TRAIN)
+        timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
+    const int chunk_phase = m->timeline.phase;
+    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->chunk) {
+        m->timeline.phase = chunk_phase;
+        head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
+    }
+    phase(m, "head", -1, "final norm");
+    timeline_touch(final_norm_buffer(m, pass));
+    const int32_t *targets = targets_buffer(m, pass);
+    const float *losses = losses_buffer(m, pass);
+    RUN(m, losses_sum(&m->results->loss, losses, targets, N, m->dev));
+    if (pass == PASS_TRAIN) {
+        const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
+        floatX *dres = d_residual(m);
+        const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
+        norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
+                      final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
+        if (next_backward_layer(m, m->shape.L) >= 0)
+            prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
+        zero_reduce(&m->zero, unit_of_head());
+    }
+}

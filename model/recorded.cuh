@@ -1,0 +1,65 @@
+// Forward and backward of a micro-step as CUDA graphs: recorded once, then enqueued by one call, or, with collectives,
+// by one call for what is between two of them.
+#pragma once
+#include "kernels/device_queue.cuh"  // work graphs
+#include "kernels/work_segments.cuh" // segments_begin
+#include "model/state.cuh"           // struct gpt
+
+// Whether micro-step `index` of a step begins collectives, or waits for any.
+static bool has_collectives(const struct gpt *m, int index) {
+    const struct shards *s = &m->zero.shards;
+    return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
+}
+// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on
+// the host; else it is as others. Sharded gradients are reduced in each.
+static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
+    const struct shards *s = &m->zero.shards;
+    const bool reduces = s->ranks > 1 && !shards_gradients(s);
+    const bool last = m->last_micro_step && (reduces || m->zero.grads_on_host);
+    return &m->graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
+}
+static void gpt_free_graphs(struct gpt *m) {
+    for (int i = 0; i < MICRO_STEP_KINDS; i++) {
+        graph_free(&m->graphs[i].work);
+        segments_free(&m->graphs[i].segments);
+    }
+}
+// The work of a micro-step that never changes, and so can be recorded.
+typedef void micro_step_work(struct gpt *m, double scale);
+
+// Returns whether the work is enqueued: not where it was recorded and CUDA does not take the graph.
+static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
+    if (!graph_recorded(&graph->work)) {
+        const bool begun = graph_begin(m->dev);
+        work(m, scale);
+        if (!begun || !graph_end(&graph->work, m->dev))
+            return !begun;
+    }
+    graph_launch(&graph->work, m->dev);
+    return true;
+}
+static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
+    segments_begin(&graph->segments, m->dev);
+    work(m, scale);
+    segments_end(m->dev);
+}
+// Enqueues the work of micro-step `index` of a step as its graph, recorded where it is the first of its kind. Not
+// recorded are the very first micro-step of each kind, since the libraries' first calls can't be, and one that is
+// watched phase by phase. Returns as enqueue_as_graph does.
+static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
+    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
+    struct micro_step_graph *const graph = graph_of_micro_step(m);
+    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || graphs_are_refused(m->dev) || !graph->warm || watched) {
+        work(m, scale);
+        graph->warm = !m->timeline.planning;
+        return true;
+    }
+    if (m->graphs_scale != scale) { // the batch has grown: all kinds are freed, also those that will not run again
+        gpt_free_graphs(m);
+        m->graphs_scale = scale;
+    }
+    if (!has_collectives(m, index))
+        return enqueue_as_graph(m, graph, work, scale);
+    enqueue_as_segments(m, graph, work, scale);
+    return true;
+}
