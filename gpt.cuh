@@ -236,7 +236,7 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
             plan_add(plan, ARENA_PARAMETERS, "frozen weights", "frozen weights", -1, (size_t)m->table.stored_bytes);
     m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
     const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
-    if (uses_rope(&m->shape))
+    if (config_rotates(&m->config))
         m->rope_id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
     if (m->config.rotary_base_local > 0)
         m->local_rope_id =
@@ -365,7 +365,7 @@ static void gpt_allocate(struct gpt *m) {
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
     device_zero(m->reports, reports_bytes, m->dev);
-    if (uses_rope(&m->shape))
+    if (config_rotates(&m->config))
         m->rope = gpt_initialise_rope(m, m->rope_id, false);
     if (m->config.rotary_base_local > 0)
         m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);

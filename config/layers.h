@@ -70,10 +70,25 @@ static inline bool config_layer_is_windowed(const struct config *c, int layer) {
     return config_window(c) > 0 &&
            config_marks_layer("--window-attn-skip-freq", c->window_attn_skip_freq, layer, c->num_layers, true);
 }
+// Whether each position has a learned vector, which the embedding adds.
+static inline bool config_learns_positions(const struct config *c) {
+    switch (c->position_embedding_type) {
+    case POSITION_LEARNED: return true;
+    case POSITION_ROPE: return false;
+    }
+    return false;
+}
+// Whether RoPE rotates q and k of any layer.
+static inline bool config_rotates(const struct config *c) {
+    switch (c->position_embedding_type) {
+    case POSITION_LEARNED: return false;
+    case POSITION_ROPE: return true;
+    }
+    return false;
+}
 // Whether RoPE rotates q and k of this layer.
 static inline bool config_layer_is_rotary(const struct config *c, int layer) {
-    return c->position_embedding_type == POSITION_ROPE &&
-           !config_marks_layer("--no-rope-freq", c->no_rope_freq, layer, c->num_layers, false);
+    return config_rotates(c) && !config_marks_layer("--no-rope-freq", c->no_rope_freq, layer, c->num_layers, false);
 }
 // Elements of a head that RoPE rotates.
 static inline int config_rotary_dims(const struct config *c) { return (int)(c->kv_channels * c->rotary_percent); }

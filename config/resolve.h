@@ -77,12 +77,12 @@ static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
     double factors[1 << 12];
-    if (c->position_embedding_type != POSITION_ROPE && (type != SCALING_NONE || c->rotary_percent != 1 ||
-                                                        c->rotary_base_local != 0 || strcmp(c->no_rope_freq, "none")))
+    if (!config_rotates(c) && (type != SCALING_NONE || c->rotary_percent != 1 || c->rotary_base_local != 0 ||
+                               strcmp(c->no_rope_freq, "none")))
         fail(
             "--rope-scaling-type, --rotary-percent, --rotary-base-local and --no-rope-freq are of rotary positions; add "
             "--position-embedding-type rope");
-    if (c->position_embedding_type != POSITION_ROPE && config_given(c, rotary_base) && c->rotary_base != 10000)
+    if (!config_rotates(c) && config_given(c, rotary_base) && c->rotary_base != 10000)
         fail("--rotary-base %g is of rotary positions; add --position-embedding-type rope", (double)c->rotary_base);
     if (dims < 2 || dims % 2 != 0)
         fail("--rotary-percent %g rotates %d of a head's %d elements; expected an even number of them, 2 at least",
@@ -141,8 +141,7 @@ static inline void config_resolve_model(struct config *c) {
             activation_is_gated(c->activation) ? (c->hidden_size * 8 / 3 + 127) / 128 * 128 : 4 * c->hidden_size;
     // A preset's positions grow with a longer sequence; a number that the user gave does not.
     if (c->max_position_embeddings < c->seq_length) {
-        if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
-            config_given(c, max_position_embeddings))
+        if (config_learns_positions(c) && c->max_position_embeddings > 0 && config_given(c, max_position_embeddings))
             fail("--max-position-embeddings %d is less than --seq-length %d; raise it or shorten the sequence",
                  c->max_position_embeddings, c->seq_length);
         c->max_position_embeddings = c->seq_length;

@@ -186,7 +186,7 @@ static char *plain_numbers(const char *list) {
 static void plain_rope(struct plain_model *m, const struct config *defaults) {
     struct config *c = &m->config;
     const enum rope_scaling_type type = c->rope_scaling_type;
-    const bool rope = c->position_embedding_type == POSITION_ROPE, yarn = type == SCALING_YARN;
+    const bool rope = config_rotates(c), yarn = type == SCALING_YARN;
     if (!rope)
         c->rotary_base = defaults->rotary_base;
     if (type == SCALING_NONE || type == SCALING_LINEAR)

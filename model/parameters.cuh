@@ -57,7 +57,6 @@ struct model_shape {
     struct lora_shape lora;
     enum frozen_format frozen_format; // of the frozen weights of linear layers
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
-    enum position_embedding_type positions;
     enum normalization normalization;
     enum activation activation;
     enum qk_layernorm_width qk_norm_width;
@@ -65,13 +64,6 @@ struct model_shape {
     bool zero_projections; // projections onto the residual stream begin at 0
     bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
-static bool uses_rope(const struct model_shape *s) {
-    switch (s->positions) {
-    case POSITION_LEARNED: return false;
-    case POSITION_ROPE: return true;
-    }
-    return false;
-}
 // Elements of the weight and of the bias of a norm of the residual stream or of a branch; 0: there is none. `has`:
 // whether the model has the norm.
 static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
@@ -198,6 +190,7 @@ static enum frozen_format frozen_format_of(const struct config *c) {
 }
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
     struct model_shape shape;
+    memset(&shape, 0, sizeof shape);
     shape.layer.C = c->hidden_size;
     shape.layer.H = c->num_attention_heads;
     shape.layer.G = c->num_query_groups;
@@ -227,8 +220,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.L = c->num_layers;
     shape.V = c->vocab_size;
     shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
-    shape.positions = c->position_embedding_type;
-    shape.P = uses_rope(&shape) ? 0 : c->max_position_embeddings;
+    shape.P = config_learns_positions(c) ? c->max_position_embeddings : 0;
     shape.qkv_bias = c->add_qkv_bias;
     shape.attention_proj_bias = c->add_attention_proj_bias;
     shape.mlp_bias = c->add_mlp_bias;

@@ -1,5 +1,6 @@
 // Text from the model: samples during training, and --generate as a run of its own.
 #pragma once
+#include "config/layers.h"       // config_learns_positions
 #include "run/run.cuh"           // struct run
 #include "run/sample.cuh"        // gpt_generate
 #include "run/text_files.cuh"    // find_text_file
@@ -89,7 +90,7 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
         c->sample_tokens = left;
         return;
     }
-    if (c->position_embedding_type == POSITION_LEARNED)
+    if (config_learns_positions(c))
         fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
              "%d positions; shorten one of them",
              longest, c->sample_tokens, positions);

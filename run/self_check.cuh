@@ -7,7 +7,8 @@
 // start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
 // (kernels/cudnn/attention_check.cu), and so flash is judged first.
 #pragma once
-#include "run/run.cuh" // struct run
+#include "config/layers.h" // config_rotates, config_window
+#include "run/run.cuh"     // struct run
 
 #ifdef TARGET_CUDA
 #include "run/check_attention.cuh"   // check_attention
@@ -417,11 +418,12 @@ static enum attention_backend self_check_simpler(enum attention_backend backend,
 static struct attention_check self_check_of(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     struct attention_check check;
+    memset(&check, 0, sizeof check);
     check.backend = backend;
     check.shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     check.simpler = self_check_simpler(backend, check.shape, &r->dev);
     check.hides_keys = c->reset_attention_mask || *c->eval_tasks || *c->perplexity || config_window(c) > 0;
-    check.rotary = c->position_embedding_type == POSITION_ROPE;
+    check.rotary = config_rotates(c);
     check.biases = c->add_qkv_bias;
     check.amax = c->fp8_format != FP8_FORMAT_NONE;
     check.any_order = !c->deterministic_mode;

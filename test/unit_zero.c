@@ -18,7 +18,6 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
     s.layer.gated = llama;
     s.activation = llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
     s.normalization = llama ? NORMALIZATION_RMSNORM : NORMALIZATION_LAYERNORM;
-    s.positions = llama ? POSITION_ROPE : POSITION_LEARNED;
     s.L = L;
     s.V = V;
     s.Vp = (V + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
