@@ -130,10 +130,10 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
 #define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, pass).N;
-    const char *group = pass_name(pass);
+    const enum phase_group group = forward_group(pass);
     const bool norm_1 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM1), BIT(QKV));
     // in a first forward the layer before has computed norm 1, with its own residual addition
-    if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_RECOMPUTE || l == 0)) {
+    if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_BACKWARD || l == 0)) {
         phase(m, group, l, "norm 1");
         floatX *out = norm_1 ? linear_input(m, pass, l, LINEAR_QKV) : NULL;
         float *stats = (float *)WANTED(NORM1_STATS);
@@ -208,7 +208,7 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
 static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uint32_t product) {
     const int64_t N = extent_of(m, pass).N;
     const bool rows = produce & product, kept = produce & BIT(ACT);
-    phase(m, pass_name(pass), l, "activation");
+    phase(m, forward_group(pass), l, "activation");
     const floatX *fc = (const floatX *)ACT(FC);
     if (activation_is_fused(m, pass, l)) {
         const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
@@ -223,7 +223,7 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
 // The MLP up to its second projection, all tokens at once; a projection straight into the layer's output is left to
 // mlp_branch_forward. product: what the second projection makes.
 static void mlp_forward(struct gpt *m, int l, uint32_t produce, uint32_t product, enum pass pass) {
-    const char *group = pass_name(pass);
+    const enum phase_group group = forward_group(pass);
     quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
     if (produce & BIT(FC)) {
         phase(m, group, l, "fc");
@@ -240,7 +240,7 @@ static void mlp_forward(struct gpt *m, int l, uint32_t produce, uint32_t product
 // the layer's.
 static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
     const struct layer_shape *s = &m->shape.layer;
-    const char *group = pass_name(pass);
+    const enum phase_group group = forward_group(pass);
     const uint32_t product = s->norm_after ? BIT(MLP_PROJ) : BIT(OUT); // what the second projection makes
     const bool chunks = mlp_chunk_tokens(m, pass, l) > 0;
     if (!chunks)
@@ -248,7 +248,7 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
     else if (produce & product)
         mlp_chunks_forward(m, pass, l, s->norm_after ? ACT_MLP_PROJ : ACT_OUT);
     if (produce & BIT(OUT)) {
-        if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
+        if (pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
             use_unit(m, pass, next);
         phase(m, group, l, s->norm_after ? "post-mlp norm" : chunks ? "residual after mlp" : "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
@@ -259,7 +259,7 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         const floatX *mid = middle(m, pass, l);
         const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
         const bool last = l + 1 == m->shape.L;
-        if (pass == PASS_RECOMPUTE || (!last && !s->norm_before))
+        if (pass == PASS_BACKWARD || (!last && !s->norm_before))
             residual(m, pass, out, mid, out, dropout);
         else if (!last) {
             float *const stats = (float *)activation(m, pass, l + 1, ACT_NORM1_STATS);
@@ -288,7 +288,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     produce &= activation_present(&m->shape.layer) & ~left_to_chunks(m, pass, l, produce);
     if (produce)
         use_unit(m, pass, unit);
-    if (pass != PASS_RECOMPUTE) {
+    if (pass != PASS_BACKWARD) {
         prefetch_unit(m, pass, next);
         if (next == unit_of_head())
             prefetch_unit(m, head_pass(m, pass), head_unit(m));
@@ -310,7 +310,7 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, float *dx_partial, c
                           uint32_t *amax) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
-    const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
+    const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_BACKWARD, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C, m->dev));
     RUN(m, norm_backward(dx, dx_partial, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C,
@@ -360,19 +360,19 @@ static const struct branch MLP_BRANCH = {LINEAR_MLP_PROJ,
 // `name`, in which the result is live.
 static const floatX *d_projection(struct gpt *m, int l, const struct branch *branch, const char *name) {
     if (!m->shape.layer.norm_after) {
-        phase(m, "backward", l, name);
+        phase(m, GROUP_BACKWARD, l, name);
         return d_added(m, l, branch->d_added, branch->use, bias_partial(m, l, branch->linear, BIAS_BY_RESIDUAL));
     }
-    phase(m, "backward", l, branch->name);
+    phase(m, GROUP_BACKWARD, l, branch->name);
     const int C = m->shape.layer.C;
     const floatX *dadded = d_added(m, l, branch->d_added, branch->use, NULL);
     float *partial = bias_partial(m, l, branch->linear, BIAS_BY_NORM);
     floatX *dproj = d_buffer(m, l, branch->d_projection, C);
     norm_gradient(m, l, dproj, partial, NULL, dadded,
-                  (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
-                  (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm,
+                  (const floatX *)activation(m, PASS_BACKWARD, l, branch->projection),
+                  (const float *)activation(m, PASS_BACKWARD, l, branch->statistics), branch->norm,
                   gradient_amax(m, l, branch->linear));
-    phase(m, "backward", l, name);
+    phase(m, GROUP_BACKWARD, l, name);
     return d_buffer(m, l, branch->d_projection, C);
 }
 
@@ -397,12 +397,12 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
                            struct norm_weights weights, int x_layer, enum activation_id x, int next,
                            enum linear projection) {
     const struct layer_shape *s = &m->shape.layer;
-    phase(m, "backward", l, name);
+    phase(m, GROUP_BACKWARD, l, name);
     floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
     if (s->norm_before)
         norm_gradient(m, l, dres, stream_bias_partial(m, next, projection), dres, din,
-                      (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
-                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights,
+                      (const floatX *)activation(m, PASS_BACKWARD, x_layer, x),
+                      (const float *)activation(m, PASS_BACKWARD, l, statistics), weights,
                       stream_amax(m, next, projection));
     else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
@@ -420,18 +420,18 @@ static void d_mlp_input(struct gpt *m, int l) {
 static struct gelu_input gelu_input_of(struct gpt *m, int l) {
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) || is_quantised(m, PASS_TRAIN, l))
         return NO_GELU;
-    const struct gelu_input gelu = {(const floatX *)activation(m, PASS_RECOMPUTE, l, ACT_FC),
+    const struct gelu_input gelu = {(const floatX *)activation(m, PASS_BACKWARD, l, ACT_FC),
                                     bias_source(m, l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
 // parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
 static void mlp_branch_backward(struct gpt *m, int l) {
-#define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
+#define ACT(id) activation(m, PASS_BACKWARD, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, PASS_TRAIN).N;
-    if (mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) {
-        phase(m, "backward", l, "mlp");
+    if (mlp_chunk_tokens(m, PASS_BACKWARD, l) > 0) {
+        phase(m, GROUP_BACKWARD, l, "mlp");
         d_added(m, l, MLP_BRANCH.d_added, MLP_BRANCH.use, NULL);
         mlp_chunks_backward(m, l);
         return;
@@ -440,7 +440,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     const bool sums_bias = !bias_finish(m, l, LINEAR_MLP_PROJ);
     const bool applied = linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, sums_bias, gelu_input_of(m, l));
 
-    phase(m, "backward", l, "activation");
+    phase(m, GROUP_BACKWARD, l, "activation");
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
     const floatX *fc = (const floatX *)ACT(FC);
     if (activation_is_fused(m, PASS_TRAIN, l)) {
@@ -460,7 +460,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     else
         RUN(m, mlp_activation_backward(dfc, partial, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
 
-    phase(m, "backward", l, "fc");
+    phase(m, GROUP_BACKWARD, l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
     linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc, !bias_finish(m, l, LINEAR_FC), NO_GELU);
     d_mlp_input(m, l);
@@ -468,10 +468,10 @@ static void mlp_branch_backward(struct gpt *m, int l) {
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
 static void attention_core_backward(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
-    phase(m, "backward", l, "attention");
+    phase(m, GROUP_BACKWARD, l, "attention");
     const floatX *datt = d_buffer(m, l, SLOT_D_ATT, s->H * s->D);
     floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    const floatX *qkv = attention_input(m, PASS_RECOMPUTE, l), *att = (const floatX *)ACT(ATT);
+    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = (const floatX *)ACT(ATT);
     const void *saved = ACT(SOFTMAX);
     const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
@@ -486,13 +486,13 @@ static void attention_core_backward(struct gpt *m, int l) {
     if (!s->qk_statistics)
         return;
 
-    phase(m, "backward", l, "q and k norm");
+    phase(m, GROUP_BACKWARD, l, "q and k norm");
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
     dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
     const floatX *raw = (const floatX *)ACT(QKV);
     const float *stats = (const float *)ACT(QKN_STATS);
-    const floatX *wq = param(m, PASS_RECOMPUTE, l, PARAM_QNORM_W), *wk = param(m, PASS_RECOMPUTE, l, PARAM_KNORM_W);
+    const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, adds(m), ws, m->dev));
@@ -503,16 +503,16 @@ static void block_backward(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
 
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
-    use_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
+    use_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, l));
     if (next_backward_layer(m, l) >= 0)
-        prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
+        prefetch_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, next_backward_layer(m, l)));
     mlp_branch_backward(m, l);
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
     linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
     attention_core_backward(m, l);
 
-    phase(m, "backward", l, "qkv");
+    phase(m, GROUP_BACKWARD, l, "qkv");
     const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
     linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
     d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? -1 : l - 1,

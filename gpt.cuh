@@ -34,7 +34,7 @@ static void forward_backward(struct gpt *m, double scale) {
         if (policy_is_group_last(&m->policy, l)) {
             fetch_group(m, l);
             for (int k = m->policy.group_first[l]; k <= l; k++)
-                block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
+                block_forward(m, k, policy_missing(&m->policy, k, s), PASS_BACKWARD);
         }
         block_backward(m, l);
         zero_reduce(&m->zero, unit_of_layer(&m->table, l));
@@ -104,7 +104,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.grad_scale = 1;
     adamw.seed = c->seed;
     region(m, REGION_UPDATE);
-    phase(m, "update", -1, "gradient norm");
+    phase(m, GROUP_UPDATE, -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
     const double targets = (double)m->zero.shards.ranks * m->step_micro_steps * (double)extent_of(m, PASS_TRAIN).N;
@@ -114,17 +114,17 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->results->check, m->reports, m->zero.shards.ranks,
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
-    phase(m, "update", -1, "adamw");
+    phase(m, GROUP_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
     if (m->muon.count > 0) {
-        phase(m, "update", -1, "muon");
+        phase(m, GROUP_UPDATE, -1, "muon");
         slots = optimizer_slots(&m->optimizer, false);
         const struct gradient_check *check = m->results ? &m->results->check : NULL; // NULL when planning
         optimizer_update_matrices(&m->muon, adamw, check, slots);
     }
     if (c->ema_decay > 0) {
-        phase(m, "update", -1, "moving averages");
+        phase(m, GROUP_UPDATE, -1, "moving averages");
         slots = optimizer_slots(&m->optimizer, false);
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->results->check, slots));
     }
@@ -135,7 +135,7 @@ static void gpt_swap_averages(struct gpt *m) {
     if (m->config.ema_decay <= 0 || !m->trains)
         return;
     region(m, REGION_AVERAGES);
-    phase(m, "averages", -1, "swap");
+    phase(m, GROUP_AVERAGES, -1, "swap");
     void *slots = optimizer_slots(&m->optimizer, false);
     RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }

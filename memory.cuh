@@ -73,13 +73,19 @@ struct plan_prediction {
     const char *rates;                     // what it is predicted by
 };
 
+// A phase of a step. group: the number of a kind of phases, the caller's; layer: -1 where the phase is of none.
+struct plan_phase {
+    int group, layer;
+    char name[PLAN_NAME_CHARS];
+};
+
 // A memory plan: recorded by plan_add, plan_phase and plan_touch, placed by plan_place.
 struct plan {
     struct plan_buffer *buffers;
     int count, capacity;
     char (*categories)[PLAN_NAME_CHARS]; // in the order of first appearance
     int category_count, category_capacity;
-    char (*phases)[PLAN_NAME_CHARS];
+    struct plan_phase *phases;
     int phase_count, phase_capacity;
     struct plan_transfer *transfers;
     int transfer_count, transfer_capacity;
@@ -105,8 +111,8 @@ static void plan_free(struct plan *plan);
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index. Phases whose names agree up to ": " are one group in the picture.
-static int plan_phase(struct plan *plan, const char *name);
+// Begins a phase and returns its index.
+static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
 // Makes a buffer live in the current phase and in all since its first touch. A negative id, of a buffer that this
 // configuration does not have, is ignored.
@@ -229,17 +235,20 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
     return plan->count++;
 }
 
-static int plan_phase(struct plan *plan, const char *name) {
-    plan->phases = (char(*)[PLAN_NAME_CHARS])plan_grow(plan->phases, plan->phase_count, &plan->phase_capacity,
-                                                       sizeof *plan->phases);
-    plan_copy_name(plan->phases[plan->phase_count], name);
+static int plan_phase(struct plan *plan, int group, int layer, const char *name) {
+    plan->phases =
+        (struct plan_phase *)plan_grow(plan->phases, plan->phase_count, &plan->phase_capacity, sizeof *plan->phases);
+    struct plan_phase *phase = &plan->phases[plan->phase_count];
+    phase->group = group;
+    phase->layer = layer;
+    plan_copy_name(phase->name, name);
     return plan->phase_count++;
 }
 
 static void plan_touch(struct plan *plan, int id) {
     if (id < 0)
         return;
-    const int phase = plan->phase_count > 0 ? plan->phase_count - 1 : plan_phase(plan, "start");
+    const int phase = plan->phase_count > 0 ? plan->phase_count - 1 : plan_phase(plan, 0, -1, "start");
     struct plan_buffer *buffer = &plan->buffers[id];
     if (buffer->first_phase < 0)
         buffer->first_phase = phase;

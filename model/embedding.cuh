@@ -20,7 +20,7 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
 // the pinned memory of what is uploaded beside the inputs, host_batch_tokens apart.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->batches % 2);
-    phase(m, pass_name(pass), -1, "batch");
+    phase(m, forward_group(pass), -1, "batch");
     int32_t *pinned = m->host_batches + (int64_t)slot * 3 * m->host_batch_tokens;
     int32_t *tokens = tokens_buffer(m, pass);
     RUN(m, device_event_wait(m->dev, EVENT_BATCH + slot));
@@ -63,7 +63,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
-    phase(m, pass_name(pass), -1, "embedding");
+    phase(m, forward_group(pass), -1, "embedding");
     prefetch_unit(m, pass, unit_of_layer(&m->table, 0));
     make_spans(m, pass, false);
     make_spans(m, pass, true);
@@ -87,7 +87,7 @@ static void embedding_gradients(struct gpt *m) {
     const int unit = unit_of_embeddings(&m->table);
     if (!m->shape.tied)
         zero_begin_gradients(&m->zero, unit);
-    phase(m, "backward", -1, "embedding");
+    phase(m, GROUP_BACKWARD, -1, "embedding");
     struct table_gradient dwte = table_gradient(m, PARAM_WTE), dwpe = table_gradient(m, PARAM_WPE);
     dwte.add = dwte.add || m->shape.tied; // to the gradient of the tied head
     const floatX *dres = d_residual(m);

@@ -26,7 +26,7 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, head_unit(m));
-    phase(m, pass_name(pass), -1, "logits");
+    phase(m, forward_group(pass), -1, "logits");
     const floatX *lnf = final_norm_buffer(m, pass);
     floatX *logits = logits_buffer(m, pass, B);
     const floatX *w = param(m, pass, -1, head_weight(m));

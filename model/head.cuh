@@ -50,7 +50,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const enum parameter weight = head_weight(m);
     const int64_t row = first * C;
 
-    phase(m, "head", -1, "logits and loss");
+    phase(m, GROUP_HEAD, -1, "logits and loss");
     floatX *logits = logits_buffer(m, pass, m->chunk);
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
@@ -66,7 +66,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     if (pass != PASS_TRAIN)
         return;
 
-    phase(m, "head", -1, "gradients");
+    phase(m, GROUP_HEAD, -1, "gradients");
     logits = logits_buffer(m, pass, m->chunk);
     lnf = final_norm_buffer(m, pass);
     floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
@@ -90,7 +90,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     }
     // One chunk is planned, and every chunk runs in its two phases. Buffers that outlive a chunk must be live in both
     // phases: the phase before touches those that chunks write, the phase after those that they read.
-    phase(m, "head", -1, "begin");
+    phase(m, GROUP_HEAD, -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
     if (m->scores)
@@ -102,7 +102,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         m->timeline.phase = chunk_phase;
         head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
     }
-    phase(m, "head", -1, "final norm");
+    phase(m, GROUP_HEAD, -1, "final norm");
     timeline_touch(final_norm_buffer(m, pass));
     const int32_t *targets = targets_buffer(m, pass);
     const float *losses = losses_buffer(m, pass);
@@ -114,7 +114,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
                       final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
         if (next_backward_layer(m, m->shape.L) >= 0)
-            prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
+            prefetch_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head());
     }
 }

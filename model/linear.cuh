@@ -106,7 +106,7 @@ static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum lin
     struct fp8_cast to = cast_by(fp8_scale(&m->fp8, l, linear, FP8_INPUT), counts_of(m, pass, linear, FP8_INPUT));
     if (rows)
         to.rows = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
-    const bool kept = pass == PASS_RECOMPUTE || m->policy.kept[l] & (1u << source.id);
+    const bool kept = pass == PASS_BACKWARD || m->policy.kept[l] & (1u << source.id);
     if (columns && kept && !source.shared)
         to.columns = fp8_matrix_in(&m->fp8, activation(m, pass, l, source.id), FP8_INPUT, k, N, to.scale);
     return to;
@@ -120,7 +120,7 @@ static void quantise_input(struct gpt *m, enum pass pass, int l, enum linear lin
     if (!is_quantised(m, pass, l) || !(rows || (columns && !source.shared)))
         return;
     snprintf(name, sizeof name, "cast for %s", row.name);
-    phase(m, pass_name(pass), l, name);
+    phase(m, forward_group(pass), l, name);
     const floatX *in = linear_input(m, pass, l, linear);
     const struct fp8_cast to = input_cast(m, pass, l, linear, rows, columns);
     uint32_t *amax = amax_of(m, pass, l, linear, FP8_INPUT);
@@ -257,10 +257,10 @@ static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear)
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_scale *scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
     if (!source.shared)
-        return fp8_matrix_in(&m->fp8, activation(m, PASS_RECOMPUTE, l, source.id), FP8_INPUT, k, N, scale);
+        return fp8_matrix_in(&m->fp8, activation(m, PASS_BACKWARD, l, source.id), FP8_INPUT, k, N, scale);
     struct fp8_cast to = cast_by(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_COLUMNS, FP8_INPUT, k, N);
-    const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
+    const floatX *in = (const floatX *)activation(m, PASS_BACKWARD, source.layer, source.id);
     RUN(m, fp8_cast(to, in, N, k, NULL, m->dev));
     return to.columns;
 }
@@ -273,16 +273,16 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     char name[PLAN_NAME_CHARS];
 
     snprintf(name, sizeof name, "%s, input", row.name);
-    phase(m, "backward", l, name);
+    phase(m, GROUP_BACKWARD, l, name);
     floatX *din = d_buffer(m, l, din_slot, k);
-    const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
+    const floatX *w = param(m, PASS_BACKWARD, l, row.weight);
     void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
     const struct fp8_matrix dout = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
     const struct fp8_matrix weight = quantise_weight(m, PASS_TRAIN, l, linear, FP8_WEIGHT_COLUMNS, w);
     MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
 
     snprintf(name, sizeof name, "%s, weight", row.name);
-    phase(m, "backward", l, name);
+    phase(m, GROUP_BACKWARD, l, name);
     float *dw = grad(m, l, row.weight);
     ws = workspace(m, matmul_fp8_workspace_bytes(n, k, N, m->dev));
     const struct fp8_matrix x = input_columns(m, l, linear);
@@ -316,12 +316,12 @@ static bool linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     floatX *din = d_buffer(m, l, din_slot, k);
     const floatX *in = NULL; // what a frozen layer without an adapter read is not kept for it
     if (trains || has_adapter(m, linear))
-        in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
+        in = (const floatX *)activation(m, PASS_BACKWARD, source.layer, source.id);
     const size_t weight_bytes = linear_weight_bytes(m, l, linear);
     const size_t bytes = larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N));
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
     void *memory = workspace(m, weight_bytes + bytes), *ws = bytes_behind(memory, weight_bytes);
-    const floatX *w = linear_weight(m, PASS_RECOMPUTE, l, linear, memory);
+    const floatX *w = linear_weight(m, PASS_BACKWARD, l, linear, memory);
     bool applied = false;
     if (gelu.pre)
         MATMUL(m, applied = matmul_backward_input_gelu(din, dout, w, gelu.pre, gelu.sums, N, n, k, ws, m->dev));

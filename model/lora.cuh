@@ -113,7 +113,7 @@ static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din,
         return;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int rank = m->shape.lora.rank, width = lora_a_rows(&m->shape.lora, linear), k = row.inputs;
-    const floatX *a = param(m, PASS_RECOMPUTE, l, row.lora_a), *b = param(m, PASS_RECOMPUTE, l, row.lora_b);
+    const floatX *a = param(m, PASS_BACKWARD, l, row.lora_a), *b = param(m, PASS_BACKWARD, l, row.lora_b);
     float *da = grad(m, l, row.lora_a), *db = grad(m, l, row.lora_b);
     const struct lora_scratch s = lora_scratch_at(m, linear, N, ws);
     const floatX *x = lora_project(m, l, linear, &s, in, a, N);

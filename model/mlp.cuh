@@ -60,13 +60,13 @@ static void mlp_activation_backward_fp8(struct fp8_cast to, const floatX *dact, 
 // Tokens of a chunk of layer l's MLP in a pass; 0: all at once.
 static int64_t mlp_chunk_tokens(const struct gpt *m, enum pass pass, int l) {
     const int64_t tokens = m->config.mlp_chunk_tokens;
-    const bool trains = pass == PASS_TRAIN || pass == PASS_RECOMPUTE;
+    const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantised(m, pass, l) ? tokens : 0;
 }
 // Those of `produce` that block_forward leaves to the backward of the MLP's chunks.
 static uint32_t left_to_chunks(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
-    if (pass != PASS_RECOMPUTE || mlp_chunk_tokens(m, pass, l) == 0)
+    if (pass != PASS_BACKWARD || mlp_chunk_tokens(m, pass, l) == 0)
         return 0;
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
@@ -87,7 +87,7 @@ static floatX *chunk_buffer(struct gpt *m, enum pass pass, int l, int slot, int6
 // An activation that a chunk's backward recomputes.
 static floatX *chunk_activation(struct gpt *m, int l, enum activation_id id, struct chunk c) {
     const struct activation_row row = activation_row_of(m, PASS_EVALUATE, l, id);
-    return (floatX *)buffer(m, PASS_RECOMPUTE, l, SLOT_CHUNK + (int)id, (size_t)(row.bytes_per_token * c.most),
+    return (floatX *)buffer(m, PASS_BACKWARD, l, SLOT_CHUNK + (int)id, (size_t)(row.bytes_per_token * c.most),
                             "chunk of the mlp", row.name);
 }
 // Scratch memory of a chunk's products, behind what linear_weight needs.
@@ -116,7 +116,7 @@ static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floa
     float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
     void *memory = chunk_matmul_workspace(m, l, c, linear),
          *ws = bytes_behind(memory, linear_weight_bytes(m, l, linear));
-    const floatX *w = linear_weight(m, PASS_RECOMPUTE, l, linear, memory);
+    const floatX *w = linear_weight(m, PASS_BACKWARD, l, linear, memory);
     const bool add = adds(m) || c.first > 0;
     MATMUL(m, matmul_backward_input(din, dout, w, c.rows, n, k, ws, m->dev));
     if (is_trained(m, l, row.weight))
@@ -129,7 +129,7 @@ static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floa
 // Rows of the second projection's output, in the activation `product`, from the MLP's input.
 static void mlp_forward_chunk(struct gpt *m, enum pass pass, int l, enum activation_id product, struct chunk c) {
     const struct layer_shape *s = &m->shape.layer;
-    const char *group = pass_name(pass);
+    const enum phase_group group = forward_group(pass);
     const int64_t row = c.first * s->C;
 
     phase(m, group, l, "fc of a chunk");
@@ -172,14 +172,14 @@ static floatX *d_mlp_added(struct gpt *m, int l) {
 // (N, C) what the MLP reads, before its norm.
 static floatX *mlp_source(struct gpt *m, int l) {
     const bool parallel = m->shape.layer.parallel;
-    return (floatX *)activation(m, PASS_RECOMPUTE, parallel ? l - 1 : l, parallel ? ACT_OUT : ACT_MID);
+    return (floatX *)activation(m, PASS_BACKWARD, parallel ? l - 1 : l, parallel ? ACT_OUT : ACT_MID);
 }
 // Rows of the MLP's input: of the whole one, where that is kept or there is no norm, or a chunk's.
 static bool mlp_input_is_whole(const struct gpt *m, int l) {
     return !m->shape.layer.norm_before || kept_activations(m, l) & BIT(NORM2);
 }
 static floatX *mlp_whole_input(struct gpt *m, int l) {
-    return m->shape.layer.norm_before ? (floatX *)activation(m, PASS_RECOMPUTE, l, ACT_NORM2) : mlp_source(m, l);
+    return m->shape.layer.norm_before ? (floatX *)activation(m, PASS_BACKWARD, l, ACT_NORM2) : mlp_source(m, l);
 }
 static floatX *chunk_input(struct gpt *m, int l, struct chunk c) {
     return mlp_input_is_whole(m, l) ? mlp_whole_input(m, l) + c.first * m->shape.layer.C
@@ -193,7 +193,7 @@ static floatX *chunk_d_input(struct gpt *m, int l, struct chunk c) {
 }
 
 // Begins a phase of a chunk's backward, in which all that outlives the chunk is live.
-static void chunk_phase(struct gpt *m, const char *group, int l, const char *name) {
+static void chunk_phase(struct gpt *m, enum phase_group group, int l, const char *name) {
     const struct layer_shape *s = &m->shape.layer;
     phase(m, group, l, name);
     timeline_touch(d_residual(m));
@@ -202,9 +202,9 @@ static void chunk_phase(struct gpt *m, const char *group, int l, const char *nam
     if (mlp_input_is_whole(m, l))
         timeline_touch(mlp_whole_input(m, l));
     if (s->norm_before)
-        timeline_touch(activation(m, PASS_RECOMPUTE, l, ACT_NORM2_STATS));
+        timeline_touch(activation(m, PASS_BACKWARD, l, ACT_NORM2_STATS));
     if (s->norm_after && kept_activations(m, l) & BIT(POST2_STATS))
-        timeline_touch(activation(m, PASS_RECOMPUTE, l, ACT_POST2_STATS));
+        timeline_touch(activation(m, PASS_BACKWARD, l, ACT_POST2_STATS));
     if (s->parallel)
         timeline_touch(d_buffer(m, l, SLOT_D_NORM2, s->C));
 }
@@ -215,7 +215,7 @@ static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *
                                 const floatX *x, float *stats, int64_t n, int64_t first, struct norm_weights weights,
                                 struct chunk c) {
     const int C = m->shape.layer.C;
-    const floatX *w = param(m, PASS_RECOMPUTE, l, weights.weight);
+    const floatX *w = param(m, PASS_BACKWARD, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias), *mean = mean_of(m, stats, n);
     void *ws = workspace(
         m, larger(norm_backward_workspace_bytes(c.most, C, m->dev), norm_backward_workspace_bytes(c.last, C, m->dev)));
@@ -226,18 +226,18 @@ static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *
 // What a chunk's backward reads, from the MLP's norm to its activation.
 static void chunk_recompute(struct gpt *m, int l, struct chunk c) {
     const struct layer_shape *s = &m->shape.layer;
-    const char *group = pass_name(PASS_RECOMPUTE);
+    const enum phase_group group = forward_group(PASS_BACKWARD);
     if (!mlp_input_is_whole(m, l)) {
         chunk_phase(m, group, l, "norm 2 of a chunk");
         floatX *in = chunk_input(m, l, c);
-        const floatX *x = mlp_source(m, l), *w = param(m, PASS_RECOMPUTE, l, NORM_2.weight),
-                     *b = param(m, PASS_RECOMPUTE, l, NORM_2.bias);
+        const floatX *x = mlp_source(m, l), *w = param(m, PASS_BACKWARD, l, NORM_2.weight),
+                     *b = param(m, PASS_BACKWARD, l, NORM_2.bias);
         RUN(m, norm_forward(in, NULL, NULL, x + c.first * s->C, w, b, c.rows, s->C, norm_options_of(m, NULL), m->dev));
     }
     chunk_phase(m, group, l, "fc of a chunk");
     const floatX *in = chunk_input(m, l, c);
     floatX *fc = chunk_activation(m, l, ACT_FC, c);
-    chunk_linear_forward(m, PASS_RECOMPUTE, l, LINEAR_FC, fc, in, c);
+    chunk_linear_forward(m, PASS_BACKWARD, l, LINEAR_FC, fc, in, c);
 
     chunk_phase(m, group, l, "activation of a chunk");
     fc = chunk_activation(m, l, ACT_FC, c);
@@ -248,19 +248,19 @@ static void chunk_recompute(struct gpt *m, int l, struct chunk c) {
 static void chunk_norm_after_backward(struct gpt *m, int l, struct chunk c) {
     const int C = m->shape.layer.C;
     const bool kept = kept_activations(m, l) & BIT(POST2_STATS);
-    chunk_phase(m, pass_name(PASS_RECOMPUTE), l, "mlp projection of a chunk");
+    chunk_phase(m, forward_group(PASS_BACKWARD), l, "mlp projection of a chunk");
     const floatX *act = chunk_activation(m, l, ACT_ACT, c);
     floatX *proj = chunk_activation(m, l, ACT_MLP_PROJ, c);
-    chunk_linear_forward(m, PASS_RECOMPUTE, l, LINEAR_MLP_PROJ, proj, act, c);
+    chunk_linear_forward(m, PASS_BACKWARD, l, LINEAR_MLP_PROJ, proj, act, c);
 
-    chunk_phase(m, "backward", l, "post-mlp norm of a chunk");
+    chunk_phase(m, GROUP_BACKWARD, l, "post-mlp norm of a chunk");
     proj = chunk_activation(m, l, ACT_MLP_PROJ, c);
-    float *stats = kept ? (float *)activation(m, PASS_RECOMPUTE, l, ACT_POST2_STATS)
+    float *stats = kept ? (float *)activation(m, PASS_BACKWARD, l, ACT_POST2_STATS)
                         : (float *)chunk_activation(m, l, ACT_POST2_STATS, c);
     const int64_t n = kept ? extent_of(m, PASS_TRAIN).N : c.most;
     if (!kept) {
-        const floatX *w = param(m, PASS_RECOMPUTE, l, NORM_POST_2.weight),
-                     *b = param(m, PASS_RECOMPUTE, l, NORM_POST_2.bias);
+        const floatX *w = param(m, PASS_BACKWARD, l, NORM_POST_2.weight),
+                     *b = param(m, PASS_BACKWARD, l, NORM_POST_2.bias);
         RUN(m,
             norm_forward(NULL, mean_of(m, stats, n), stats, proj, w, b, c.rows, C, norm_options_of(m, NULL), m->dev));
     }
@@ -275,7 +275,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     if (s->norm_after)
         chunk_norm_after_backward(m, l, c);
 
-    chunk_phase(m, "backward", l, "mlp projection of a chunk");
+    chunk_phase(m, GROUP_BACKWARD, l, "mlp projection of a chunk");
     const floatX *dproj =
         s->norm_after ? chunk_buffer(m, PASS_TRAIN, l, SLOT_D_MLP_PROJ, C, c, NULL) : d_mlp_added(m, l) + c.first * C;
     const floatX *act = chunk_activation(m, l, ACT_ACT, c);
@@ -283,14 +283,14 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     floatX *dact = chunk_buffer(m, PASS_TRAIN, l, SLOT_D_ACT, s->F, c, "d activation");
     chunk_linear_backward(m, l, LINEAR_MLP_PROJ, dact, dproj, act, c);
 
-    chunk_phase(m, "backward", l, "activation of a chunk");
+    chunk_phase(m, GROUP_BACKWARD, l, "activation of a chunk");
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT; // as in mlp_branch_backward
     const floatX *fc = chunk_activation(m, l, ACT_FC, c);
     dact = chunk_buffer(m, PASS_TRAIN, l, SLOT_D_ACT, s->F, c, NULL);
     floatX *dfc = chunk_buffer(m, PASS_TRAIN, l, slot_dfc, fc_width(s), c, "d fc");
     RUN(m, mlp_activation_backward(dfc, NULL, dact, fc, c.rows, &m->shape, NULL, m->dev));
 
-    chunk_phase(m, "backward", l, "fc of a chunk");
+    chunk_phase(m, GROUP_BACKWARD, l, "fc of a chunk");
     dfc = chunk_buffer(m, PASS_TRAIN, l, slot_dfc, fc_width(s), c, NULL);
     const floatX *in = chunk_input(m, l, c);
     floatX *din = chunk_d_input(m, l, c);
@@ -298,12 +298,12 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     if (s->parallel)
         return;
 
-    chunk_phase(m, "backward", l, "norm 2 of a chunk");
+    chunk_phase(m, GROUP_BACKWARD, l, "norm 2 of a chunk");
     din = chunk_d_input(m, l, c);
     floatX *dres = d_residual(m) + c.first * C;
     if (s->norm_before) {
         const floatX *x = mlp_source(m, l) + c.first * C;
-        float *stats = (float *)activation(m, PASS_RECOMPUTE, l, ACT_NORM2_STATS);
+        float *stats = (float *)activation(m, PASS_BACKWARD, l, ACT_NORM2_STATS);
         chunk_norm_gradient(m, l, dres, dres, din, x, stats, extent_of(m, PASS_TRAIN).N, c.first, NORM_2, c);
     } else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
@@ -313,7 +313,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream, or, with
 // parallel branches, D_NORM2 that of the MLP's input. D_MLP_ADDED is the gradient of what the MLP adds.
 static void mlp_chunks_backward(struct gpt *m, int l) {
-    const int64_t N = extent_of(m, PASS_TRAIN).N, tokens = mlp_chunk_tokens(m, PASS_RECOMPUTE, l);
+    const int64_t N = extent_of(m, PASS_TRAIN).N, tokens = mlp_chunk_tokens(m, PASS_BACKWARD, l);
     const int chunk_phases = m->timeline.phase;
     for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += tokens) {
         m->timeline.phase = chunk_phases;

@@ -16,7 +16,7 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     struct offload_operands operands = {NULL, host_activation(m, l, id)};
     switch (direction) {
     case TRANSFER_TO_HOST: operands.device = activation(m, PASS_TRAIN, l, id); break;
-    case TRANSFER_TO_DEVICE: operands.device = activation(m, PASS_RECOMPUTE, l, id); break;
+    case TRANSFER_TO_DEVICE: operands.device = activation(m, PASS_BACKWARD, l, id); break;
     }
     return operands;
 }
@@ -54,7 +54,7 @@ static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
         return;
-    phase(m, "forward", l, "offload");
+    phase(m, GROUP_FORWARD, l, "offload");
     offload_touch(m, TRANSFER_TO_HOST, l - 1, before);
     offload_wait(m, TRANSFER_TO_HOST);
     offload_begin(m, TRANSFER_TO_HOST, l, set);
@@ -77,14 +77,14 @@ static bool group_is_offloaded(const struct gpt *m, int first, int last) {
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {
-        phase(m, "backward", last, "fetched");
+        phase(m, GROUP_BACKWARD, last, "fetched");
         for (int k = first - 1; k <= last; k++)
             offload_touch(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
         offload_wait(m, TRANSFER_TO_DEVICE);
     }
     const int below = first - 1, below_first = below < 0 ? 0 : m->policy.group_first[below];
     if (below >= 0 && group_is_offloaded(m, below_first, below)) {
-        phase(m, "backward", below, "fetch");
+        phase(m, GROUP_BACKWARD, below, "fetch");
         for (int k = below_first - 1; k <= below; k++)
             offload_begin(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, below_first, below, k));
     }

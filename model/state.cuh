@@ -236,7 +236,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 }
 
 // The pass whose inputs a pass reads: recomputation reads the training batch.
-static enum pass input_pass(enum pass pass) { return pass == PASS_RECOMPUTE ? PASS_TRAIN : pass; }
+static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
 // An integer for each of a pass's N tokens.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
@@ -330,7 +330,7 @@ static const float *rope_of(const struct gpt *m, int l) {
 
 // Whether the linear layers of layer l multiply FP8 matrices in a pass.
 static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
-    return (pass == PASS_TRAIN || pass == PASS_RECOMPUTE) && fp8_has_layer(&m->fp8, l);
+    return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
 
 // ---- Activations ----
@@ -366,7 +366,7 @@ static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const st
 // comes back.
 static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
-    if (pass == PASS_RECOMPUTE && kept & ~offloaded & (1u << id))
+    if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
         pass = PASS_TRAIN;
     if (!m->timeline.planning)
         return buffer(m, pass, l, id, 0, NULL, NULL);
@@ -374,7 +374,7 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
     char category[64];
     if (pass == PASS_TRAIN)
         snprintf(category, sizeof category, "activations: %s", row.category);
-    else if (pass == PASS_RECOMPUTE)
+    else if (pass == PASS_BACKWARD)
         snprintf(category, sizeof category, "%s activations", offloaded & (1u << id) ? "offloaded" : "recomputed");
     else
         snprintf(category, sizeof category, "%s", pass_name(pass));
@@ -464,9 +464,9 @@ static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
 }
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
 // The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
-// again for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
+// again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
-    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
+    return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }
 static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
 

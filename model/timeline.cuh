@@ -4,7 +4,7 @@
 // nothing: the memory plan is made from these records. When running, the same code finds the buffers at their planned
 // addresses. A phase:
 //
-//     timeline_phase(t, "forward", layer, "norm 1");      // the next phase of the timeline begins
+//     timeline_phase(t, GROUP_FORWARD, layer, "norm 1");   // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
@@ -19,20 +19,47 @@
 #include <stdio.h>                    // snprintf
 
 // A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
-// PASS_RECOMPUTE: the recomputation of dropped activations before a layer's backward; PASS_EVALUATE: validation;
-// PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
-enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
-static const char *pass_name(enum pass pass) {
+// PASS_BACKWARD: its backward, which makes a layer's dropped activations again and then gradients; PASS_EVALUATE:
+// validation; PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
+enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
+
+// What a phase is a part of: id, name in plans.
+#define PHASE_GROUPS(ROW)                                                                                              \
+    ROW(FORWARD, "forward")                                                                                            \
+    ROW(RECOMPUTE, "recompute") /* of activations that the forward has dropped */                                      \
+    ROW(HEAD, "head")           /* forward and backward */                                                             \
+    ROW(BACKWARD, "backward")                                                                                          \
+    ROW(UPDATE, "update")                                                                                              \
+    ROW(AVERAGES, "averages")                                                                                          \
+    ROW(EVALUATE, "evaluate")                                                                                          \
+    ROW(PREFILL, "prefill")                                                                                            \
+    ROW(GENERATE, "generate")
+enum phase_group {
+#define ENUM_ROW(id, name) GROUP_##id,
+    PHASE_GROUPS(ENUM_ROW)
+#undef ENUM_ROW
+};
+static const char *group_name(enum phase_group group) {
+    static const char *const names[] = {
+#define NAME_ROW(id, name) name,
+        PHASE_GROUPS(NAME_ROW)
+#undef NAME_ROW
+    };
+    return names[group];
+}
+// The group of a pass's forward ops, which in PASS_BACKWARD are recomputation's.
+static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
-    case PASS_TRAIN: return "forward";
-    case PASS_RECOMPUTE: return "recompute";
-    case PASS_EVALUATE: return "evaluate";
-    case PASS_PREFILL: return "prefill";
-    case PASS_GENERATE: return "generate";
+    case PASS_TRAIN: return GROUP_FORWARD;
+    case PASS_BACKWARD: return GROUP_RECOMPUTE;
+    case PASS_EVALUATE: return GROUP_EVALUATE;
+    case PASS_PREFILL: return GROUP_PREFILL;
+    case PASS_GENERATE: return GROUP_GENERATE;
     case PASS_COUNT: break;
     }
-    return "";
+    return GROUP_FORWARD;
 }
+static const char *pass_name(enum pass pass) { return group_name(forward_group(pass)); }
 
 // Stretches of the timeline, each entered at its own first phase.
 enum region {
@@ -66,7 +93,7 @@ struct timeline {
 #ifndef TIMELINE_EXECUTE
 #define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
     do {                                                                                                               \
-        range_begin((t)->plan.phases[(t)->phase]);                                                                     \
+        range_begin((t)->plan.phases[(t)->phase].name);                                                                \
         op;                                                                                                            \
         range_end();                                                                                                   \
     } while (0)
@@ -124,7 +151,7 @@ static void timeline_region(struct timeline *t, enum region r) {
 }
 
 // Begins the next phase of the region, named "GROUP layer 3: OP", or "GROUP: OP" for layer -1.
-static void timeline_phase(struct timeline *t, const char *group, int layer, const char *op) {
+static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;
     if (!t->planning) {
@@ -134,10 +161,10 @@ static void timeline_phase(struct timeline *t, const char *group, int layer, con
     if (t->rehearsing)
         return;
     if (layer >= 0)
-        snprintf(name, sizeof name, "%s layer %d: %s", group, layer, op);
+        snprintf(name, sizeof name, "%s layer %d: %s", group_name(group), layer, op);
     else
-        snprintf(name, sizeof name, "%s: %s", group, op);
-    plan_phase(&t->plan, name);
+        snprintf(name, sizeof name, "%s: %s", group_name(group), op);
+    plan_phase(&t->plan, (int)group, layer, name);
 }
 
 // The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts

@@ -209,7 +209,8 @@ static void fit_set_estimates(struct fit_auto *a) {
     const struct shards *shards = &m->zero.shards;
     const double weights = (double)shards_elements(shards, shards_parameters(shards)),
                  frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
-    s->head_s = fit_group_cost(m, "head:", r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
+    s->head_s =
+        fit_group_cost(m, GROUP_HEAD, -1, r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
     s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->num_layers - s->forward_s, 0);
     s->weights_bytes = (weights + frozen) * sizeof(floatX);
     s->updated_bytes = weights * sizeof(floatX);

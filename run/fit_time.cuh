@@ -120,62 +120,47 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
 // ---------------------------------------------------------------------------------------------------------------------
 // Prediction
 
-// The cost of all phases of a phase's group, "forward layer 3", in flops a token.
-static double fit_group_cost(const struct gpt *m, const char *phase, double flops_per_byte) {
-    const struct layer_shape *s = &m->shape.layer;
-    char group[16];
-    int l = -1;
-    if (strncmp(phase, "head:", 5) == 0)
-        return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
-    if (sscanf(phase, "%15s layer %d:", group, &l) != 2)
-        return 0;
-    const struct layer_shape layer = layer_shape_at(s, l);
-    if (strcmp(group, pass_name(PASS_RECOMPUTE)) == 0)
-        return activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
-    const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
-    bool trains = false; // weights of this layer; else backward has the gradients of inputs alone
+// Whether a weight of layer l's linear layers is trained; else its backward has only the gradients of inputs.
+static bool fit_trains_products(const struct gpt *m, int l) {
+    bool trains = false;
     for (int i = 0; i < LINEAR_COUNT; i++)
-        trains = trains || is_trained(m, l, linear_row((enum linear)i, s).weight);
-    return strcmp(group, "backward") == 0              ? (trains ? 2 : 1) * forward
-           : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward
-                                                       : 0;
+        trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
+    return trains;
 }
-// Phases in a row of one group; other phases may interrupt a group.
-struct fit_run {
-    int begin, end;
-    size_t chars; // of the group's name
-};
-// runs = those of phases [first, end); returns their number.
-static int fit_list_runs(const struct plan *plan, int first, int end, struct fit_run *runs) {
-    int count = 0;
-    for (int p = first; p < end; p = runs[count++].end) {
-        struct fit_run *run = &runs[count];
-        run->begin = p;
-        run->chars = strcspn(plan->phases[p], ":");
-        for (run->end = p + 1; run->end < end; run->end++)
-            if (strncmp(plan->phases[run->end], plan->phases[p], run->chars + 1) != 0)
-                break;
+// The cost of all phases of a group and layer (-1: of none) in a micro-step, in flops a token. What the groups of other
+// regions cost is not asked.
+static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
+    const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
+    const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
+    switch (group) {
+    case GROUP_HEAD: return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
+    case GROUP_FORWARD: return l < 0 ? 0 : forward;
+    case GROUP_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
+    case GROUP_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;
+    case GROUP_UPDATE:
+    case GROUP_AVERAGES:
+    case GROUP_EVALUATE:
+    case GROUP_PREFILL:
+    case GROUP_GENERATE: break;
     }
-    return count;
+    return 0;
 }
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
-    const struct plan *plan = &m->timeline.plan;
+    enum { GROUPS = GROUP_BACKWARD + 1 }; // of a micro-step
+    const struct plan_phase *phases = m->timeline.plan.phases;
+    const int layers = m->shape.L + 1; // the last one of none
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
-    struct fit_run *runs = (struct fit_run *)plan_allocate((size_t)(end - first) + 1, sizeof *runs);
+    int *count = (int *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *count); // (GROUPS, layers) phases
     const double tokens = (double)m->config.micro_batch_size * m->config.seq_length;
-    const int num_runs = fit_list_runs(plan, first, end, runs);
-    for (int i = 0; i < num_runs; i++) {
-        const char *name = plan->phases[runs[i].begin];
-        const double cost = fit_group_cost(m, name, r->flops / r->traffic);
-        int count = 0;
-        for (int k = 0; k < num_runs && cost > 0; k++)
-            if (strncmp(plan->phases[runs[k].begin], name, runs[i].chars + 1) == 0)
-                count += runs[k].end - runs[k].begin;
-        for (int p = runs[i].begin; p < runs[i].end && cost > 0; p++)
-            cost_s[p - first] = cost * tokens / r->flops / count;
+    for (int p = first; p < end; p++)
+        count[phases[p].group * layers + (phases[p].layer < 0 ? layers - 1 : phases[p].layer)]++;
+    for (int p = first; p < end; p++) {
+        const int l = phases[p].layer, group = phases[p].group;
+        const double cost = fit_group_cost(m, (enum phase_group)group, l, r->flops / r->traffic);
+        cost_s[p - first] = cost * tokens / r->flops / count[group * layers + (l < 0 ? layers - 1 : l)];
     }
-    free(runs);
+    free(count);
     return cost_s;
 }
 

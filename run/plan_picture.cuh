@@ -3,11 +3,12 @@
 // placed (plan_place).
 #pragma once
 #include "memory.cuh"          // struct plan
+#include "model/timeline.cuh"  // enum phase_group
 #include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
 #include "run/report_file.h"   // report_file_open
 #include "runtime/text/log.h"  // log_bytes
 #include <stdio.h>             // FILE, fprintf
-#include <stdlib.h>            // free, atoi
+#include <stdlib.h>            // free
 #include <string.h>            // strcmp, strncmp, strstr, strcspn
 
 // Draws the plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line. Ends the
@@ -189,27 +190,17 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
             buffer->offset);
     plan_svg_text(picture->file, plan->categories[buffer->category]);
     fprintf(picture->file, "\nphases %d to %d: ", buffer->first_phase, buffer->last_phase);
-    plan_svg_text(picture->file, plan->phases[buffer->first_phase]);
+    plan_svg_text(picture->file, plan->phases[buffer->first_phase].name);
     fputs(" ... ", picture->file);
-    plan_svg_text(picture->file, plan->phases[buffer->last_phase]);
+    plan_svg_text(picture->file, plan->phases[buffer->last_phase].name);
     fputs("</title></rect>\n", picture->file);
 }
 
 // The number of characters of a phase's name that name its section, as "forward" of "forward layer 3: qkv".
 static int plan_section_chars(const char *phase) { return (int)strcspn(phase, " :"); }
-// Whether two phases are of one section; recomputation is a part of backward.
-static bool plan_same_section(const char *a, const char *b) {
-    const char *const section_a = strncmp(a, "recompute", 9) == 0 ? "backward" : a, *const section_b =
-                                                                                        strncmp(b, "recompute", 9) == 0
-                                                                                            ? "backward"
-                                                                                            : b;
-    const int chars = plan_section_chars(section_a);
-    return chars == plan_section_chars(section_b) && strncmp(section_a, section_b, (size_t)chars) == 0;
-}
-// Finds the layer of a phase, as 3 of "forward layer 3: qkv"; -1: of none.
-static int plan_phase_layer(const char *phase) {
-    const char *const at = strstr(phase, "layer ");
-    return at && at < phase + strcspn(phase, ":") ? atoi(at + 6) : -1;
+// The section of a phase: its group, but recomputation is a part of backward.
+static int plan_section(const struct plan_phase *phase) {
+    return phase->group == GROUP_RECOMPUTE ? GROUP_BACKWARD : phase->group;
 }
 
 // Draws the numbers of a section's layers, each below the first of its phases, as many as have room.
@@ -217,7 +208,7 @@ static void plan_svg_layers(const struct plan_picture *picture, int first, int e
     double free_from = 0;
     int last = -1;
     for (int p = first; p < end; p++) {
-        const int layer = plan_phase_layer(picture->plan->phases[p]);
+        const int layer = picture->plan->phases[p].layer;
         const double x = plan_x(picture, p);
         if (layer < 0 || layer == last || x < free_from)
             continue;
@@ -238,10 +229,10 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
     bool shaded = false;
     for (int first = 0, next; first < plan->phase_count; first = next, shaded = !shaded) {
         for (next = first + 1; next < plan->phase_count; next++)
-            if (!plan_same_section(plan->phases[first], plan->phases[next]))
+            if (plan_section(&plan->phases[first]) != plan_section(&plan->phases[next]))
                 break;
         const double x = plan_x(picture, first), end = plan_x(picture, next), middle = (x + end) / 2;
-        const int chars = plan_section_chars(plan->phases[first]);
+        const int chars = plan_section_chars(plan->phases[first].name);
         const double half = chars * PLAN_TEXT_WIDTH / 2.0;
         if (shaded)
             fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"#f0f0f0\"/>\n", x,
@@ -253,7 +244,7 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
             if (middle - half < free_from[row])
                 continue;
             free_from[row] = middle + half + 2 * PLAN_TEXT_WIDTH;
-            snprintf(name, sizeof name, "%.*s", chars, plan->phases[first]);
+            snprintf(name, sizeof name, "%.*s", chars, plan->phases[first].name);
             fprintf(picture->file, "<text class=\"section\" x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\">", middle, y);
             plan_svg_text(picture->file, name);
             fputs("</text>\n", picture->file);
@@ -347,7 +338,7 @@ static void plan_svg_title(const struct plan_picture *picture) {
             log_bytes(peak, (int64_t)plan->peak_bytes), plan->peak_bytes);
     if (plan->peak_phase >= 0) {
         fputs(", reached in '", picture->file);
-        plan_svg_text(picture->file, plan->phases[plan->peak_phase]);
+        plan_svg_text(picture->file, plan->phases[plan->peak_phase].name);
         fputc('\'', picture->file);
     }
     fputs("</text>\n", picture->file);

@@ -109,7 +109,7 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
     plan_print_row(file, "peak", plan->peak_bytes, plan->peak_bytes, SIZE_MAX);
     if (plan->peak_phase >= 0)
         fprintf(file, "  reached in phase %d of 0 to %d: %s\n", plan->peak_phase, plan->phase_count - 1,
-                plan->phases[plan->peak_phase]);
+                plan->phases[plan->peak_phase].name);
     fprintf(file, "arenas (one allocation each)\n");
     plan_print_arenas(plan, MEMORY_DEVICE, plan->peak_bytes, plan->lower_bound_bytes, file);
     plan_print_host(plan, transfer_bytes, one_memory, file);
@@ -117,10 +117,14 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
-static void plan_json_names(struct json *json, const char *key, char (*names)[PLAN_NAME_CHARS], int count) {
-    json_array_begin(json, key);
-    for (int i = 0; i < count; i++)
-        json_str(json, NULL, names[i]);
+static void plan_json_names(struct json *json, const struct plan *plan) {
+    json_array_begin(json, "categories");
+    for (int i = 0; i < plan->category_count; i++)
+        json_str(json, NULL, plan->categories[i]);
+    json_array_end(json);
+    json_array_begin(json, "phases");
+    for (int i = 0; i < plan->phase_count; i++)
+        json_str(json, NULL, plan->phases[i].name);
     json_array_end(json);
 }
 
@@ -207,8 +211,7 @@ static void plan_write_json(const struct plan *plan, const char *path) {
     json_uint(&json, "lower_bound_bytes", plan->host_lower_bound_bytes);
     plan_json_arenas(&json, plan, MEMORY_HOST, arena_offset);
     json_object_end(&json);
-    plan_json_names(&json, "categories", plan->categories, plan->category_count);
-    plan_json_names(&json, "phases", plan->phases, plan->phase_count);
+    plan_json_names(&json, plan);
     json_array_begin(&json, "buffers");
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];

@@ -61,7 +61,7 @@ static void summary_peak(const struct plan *plan) {
     int category[MOST] = {-1, -1, -1};
     if (plan->peak_phase < 0)
         return;
-    used = (size_t)snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase]);
+    used = (size_t)snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase].name);
     for (int c = 0; c < plan->category_count; c++) {
         size_t *const all = plan_live_bytes(plan, c, true);
         size_t here = all[plan->peak_phase];

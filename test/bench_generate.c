@@ -108,10 +108,10 @@ static void print_profile(struct bench *x) {
     printf("  a token by op:");
     const int begin = x->m->timeline.region_first[REGION_GENERATE];
     for (int p = begin; p < plan->phase_count; p++) {
-        const char *op = strrchr(plan->phases[p], ':');
+        const char *op = strrchr(plan->phases[p].name, ':');
         double seconds = 0;
         for (int i = begin; i < plan->phase_count; i++) {
-            const bool same = !strcmp(strrchr(plan->phases[i], ':'), op);
+            const bool same = !strcmp(strrchr(plan->phases[i].name, ':'), op);
             seconds = same && i < p ? -1e9 : seconds + (same ? phase_seconds[i] : 0);
         }
         if (seconds > 0)

@@ -90,7 +90,7 @@ static void print_profile(struct gpt *m) {
     double total = 0;
     for (int p = 0; p < m->timeline.plan.phase_count; p++) {
         char name[64] = "";
-        const char *full = m->timeline.plan.phases[p], *op = strstr(full, ": ");
+        const char *full = m->timeline.plan.phases[p].name, *op = strstr(full, ": ");
         if (!op || phase_seconds[p] == 0)
             continue;
         snprintf(name, sizeof name, "%.*s%s", (int)strcspn(full, " :"), full, op);

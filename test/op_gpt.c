@@ -91,7 +91,7 @@ static void test_plan_keeps_what_the_table_says(void **state) {
         struct setup s = setup_of(LLAMA, policies[i]);
         const struct gpt *m = s.model;
         int head = 0;
-        while (strncmp(m->timeline.plan.phases[head], "head", 4))
+        while (m->timeline.plan.phases[head].group != GROUP_HEAD)
             head++;
         int64_t kept = 0;
         for (int b = 0; b < m->timeline.plan.count; b++) {
@@ -178,7 +178,7 @@ static void chunks_lower_the_peak_of_long_sequences(void **state) {
         const struct plan *plan = &m->timeline.plan;
         int phase = 0;
         for (int p = 0; p < plan->phase_count; p++)
-            phase = strstr(plan->phases[p], "of a chunk") ? p : phase;
+            phase = strstr(plan->phases[p].name, "of a chunk") ? p : phase;
         assert_int_equal(phase > 0, i);
         peak[i] = plan->arena_bytes[ARENA_ACTIVATIONS];
         assert_true((double)plan->peak_bytes <= 1.02 * (double)plan->lower_bound_bytes);

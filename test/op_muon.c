@@ -14,7 +14,7 @@
 
 static struct device device;
 static struct timeline timeline;
-static char phases[1][PLAN_NAME_CHARS];
+static struct plan_phase phases[1];
 static const enum config_muon_coefficient_type types[] = {MUON_SIMPLE, MUON_QUINTIC, MUON_POLAR_EXPRESS,
                                                           MUON_DEEPSEEKV4, MUON_CLASSIC};
 enum { TYPES = sizeof types / sizeof *types };

@@ -596,7 +596,7 @@ static void watch_units(struct gpt *m) {
             const int layer = m->shape.L - unit;
             watch.late[pass] += late;
             const bool first = layer >= 0 && layer < m->shape.L && m->policy.group_first[layer] == layer;
-            watch.late_groups += late && first && pass == PASS_RECOMPUTE;
+            watch.late_groups += late && first && pass == PASS_BACKWARD;
             watch.ahead[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IN_FLIGHT;
             watch.before[pass][unit] = now;
         }
@@ -625,12 +625,12 @@ static void units_body(struct parallel *parallel, int offloaded) {
         expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1,
                "%s: forward waits for %d units, evaluation for %d", policy, watch.late[PASS_TRAIN],
                watch.late[PASS_EVALUATE]);
-        expect(watch.late[PASS_RECOMPUTE] == second, "%s: backward waits for %d units, not %d", policy,
-               watch.late[PASS_RECOMPUTE], second);
+        expect(watch.late[PASS_BACKWARD] == second, "%s: backward waits for %d units, not %d", policy,
+               watch.late[PASS_BACKWARD], second);
         expect(watch.late_groups == 0, "%s: %d groups wait for their first layer", policy, watch.late_groups);
         expect(watch.ahead[PASS_TRAIN] == LAYERS + 1, "%s: forward gathers %d units", policy, watch.ahead[PASS_TRAIN]);
-        expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy,
-               watch.ahead[PASS_RECOMPUTE]);
+        expect(watch.ahead[PASS_BACKWARD] == LAYERS - second + tied, "%s: backward gathers %d units", policy,
+               watch.ahead[PASS_BACKWARD]);
         // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
         const struct plan *plan = &s.model->timeline.plan;
         for (int phase = 0; phase < plan->phase_count; phase++) {
@@ -640,7 +640,8 @@ static void units_body(struct parallel *parallel, int offloaded) {
                 layers += !strcmp(plan->categories[u->category], "parameters of a unit") && u->layer >= 0 &&
                           phase >= u->first_phase && phase <= u->last_phase;
             }
-            expect(layers <= group + 1, "%s: %d layers are there in phase '%s'", policy, layers, plan->phases[phase]);
+            expect(layers <= group + 1, "%s: %d layers are there in phase '%s'", policy, layers,
+                   plan->phases[phase].name);
         }
         setup_close(&s, parallel);
     }

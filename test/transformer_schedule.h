@@ -30,7 +30,7 @@ static void phase_of(struct schedule *s, int layer, const char *what) {
         snprintf(name, sizeof name, "layer %d %s", layer, what);
     else
         snprintf(name, sizeof name, "%s", what);
-    plan_phase(s->plan, name);
+    plan_phase(s->plan, 0, layer, name);
 }
 static int temporary(struct schedule *s, const char *name, int layer, size_t bytes) {
     return plan_add(s->plan, ARENA_ACTIVATIONS, "gradients of activations", name, layer, bytes);

@@ -91,7 +91,7 @@ static void random_plan(struct plan *plan, uint64_t *random, int max_count, int 
             first[i] = phases; // never
     }
     for (int p = 0; p < phases; p++) {
-        plan_phase(plan, "phase");
+        plan_phase(plan, 0, -1, "phase");
         for (int i = 0; i < count; i++)
             if (p == first[i] || p == last[i] || (p > first[i] && p < last[i] && test_random(random) % 4 == 0))
                 plan_touch(plan, i);
@@ -277,7 +277,7 @@ static void large_plans_are_placed_in_bounded_time(void **state) {
         for (int i = 0; i < BUFFERS; i++)
             plan_add(&plan, ARENA_ACTIVATIONS, "all", "buffer", -1, test_random(&random) % 100000);
         for (int p = 0; p < BUFFERS; p++) {
-            plan_phase(&plan, "phase");
+            plan_phase(&plan, 0, -1, "phase");
             plan_touch(&plan, p); // all begin in turn, or (below) in one phase
             if (kind == 1 && p == BUFFERS / 2)
                 for (int i = 0; i < BUFFERS; i++)
@@ -308,7 +308,7 @@ static void empty_plans(void **state) {
     plan_begin(&plan);
     plan_place(&plan); // neither buffers nor phases
     assert_true(plan.peak_bytes == 0 && plan.lower_bound_bytes == 0 && plan.peak_phase == -1);
-    plan_phase(&plan, "nothing happens");
+    plan_phase(&plan, 0, -1, "nothing happens");
     const int empty = plan_add(&plan, ARENA_ACTIVATIONS, "some", "empty", -1, 0);
     const int untouched = plan_add(&plan, ARENA_ACTIVATIONS, "some", "untouched", -1, 1000);
     plan_touch(&plan, empty);
@@ -337,7 +337,7 @@ static void touching_before_the_first_phase_and_long_names(void **state) {
     const int a = plan_add(&plan, ARENA_ACTIVATIONS, name, name, 3, 100);
     const int b = plan_add(&plan, ARENA_ACTIVATIONS, name, name, 3, 100);
     plan_touch(&plan, a);
-    plan_phase(&plan, name);
+    plan_phase(&plan, 0, -1, name);
     plan_touch(&plan, b);
     plan_place(&plan);
     assert_int_equal(plan.category_count, 1);
@@ -355,7 +355,7 @@ static void a_buffer_lives_from_its_first_touch_to_its_last(void **state) {
     const int long_lived = plan_add(&plan, ARENA_ACTIVATIONS, "some", "long-lived", -1, LINE);
     const int later = plan_add(&plan, ARENA_ACTIVATIONS, "some", "later", -1, LINE);
     for (int p = 0; p < 5; p++) {
-        assert_int_equal(plan_phase(&plan, "phase"), p);
+        assert_int_equal(plan_phase(&plan, 0, -1, "phase"), p);
         if (p == 1)
             plan_touch(&plan, once);
         if (p == 1 || p == 3)
@@ -375,7 +375,7 @@ static void a_buffer_lives_from_its_first_touch_to_its_last(void **state) {
 static void overflowing_plan(void *arenas_too) {
     struct plan plan;
     plan_begin(&plan);
-    plan_phase(&plan, "phase");
+    plan_phase(&plan, 0, -1, "phase");
     for (int i = 0; i < 3; i++)
         plan_touch(&plan, plan_add(&plan, arenas_too ? (enum plan_arena)(ARENA_OPTIMIZER + i % 2) : ARENA_ACTIVATIONS,
                                    "all", "vast", -1, SIZE_MAX / 2));
@@ -399,7 +399,7 @@ static void sums_that_overflow_are_errors(void **state) {
 static void arenas_are_what_was_planned(void **state) {
     struct plan plan;
     plan_begin(&plan);
-    plan_phase(&plan, "one");
+    plan_phase(&plan, 0, -1, "one");
     enum { BUFFERS = 2 * ARENA_COUNT };
     int ids[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) {
@@ -441,7 +441,7 @@ static void arenas_are_what_was_planned(void **state) {
 static void host_arenas_take_what_was_planned(void **state) {
     struct plan plan;
     plan_begin(&plan);
-    plan_phase(&plan, "one");
+    plan_phase(&plan, 0, -1, "one");
     plan_add(&plan, ARENA_HOST_OPTIMIZER, "moments", "moments", -1, (size_t)100 << 20);
     plan_touch(&plan, plan_add(&plan, ARENA_HOST_ACTIVATIONS, "kept", "kept", 0, ((size_t)50 << 20) + 1));
     plan_place(&plan);

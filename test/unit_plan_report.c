@@ -23,7 +23,7 @@ static void example_plan(struct plan *plan) {
     plan_add(plan, ARENA_PARAMETERS, "parameters", hostile_name, 2, 12345);
     plan_add(plan, ARENA_OPTIMIZER, "optimizer moments", "m", -1, 54321);
     plan_add(plan, ARENA_ACTIVATIONS, "never there", "untouched", -1, 777);
-    plan_phase(plan, hostile_name);
+    plan_phase(plan, 0, -1, hostile_name);
     plan_touch(plan, plan_add(plan, ARENA_ACTIVATIONS, hostile_name, hostile_name, -1, 777));
     plan_add(plan, ARENA_HOST_OPTIMIZER, "optimizer moments", "v", -1, 65432);
     plan_add(plan, ARENA_HOST_STAGING, "staging", "batches", -1, 1000);

@@ -372,7 +372,7 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
 // recorded work for nothing (kernels/work_segments.cuh).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
-    return updated && pass != PASS_RECOMPUTE && !(pass == PASS_TRAIN && z->adds_up);
+    return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
 // To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
 // have buffers this is a phase of its own.
@@ -388,7 +388,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     }
     if (unit_elements(z, unit) == 0)
         return;
-    timeline_phase(t, pass_name(pass), -1, "parameters");
+    timeline_phase(t, forward_group(pass), -1, "parameters");
     zero_prefetch(z, pass, unit);
     timeline_touch(unit_parameters(z, pass, unit));
     for (int i = s->first[unit]; i < s->first[unit + 1] && *state == UNIT_IN_FLIGHT; i++)
@@ -509,7 +509,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
         return;
-    timeline_phase(t, "backward", -1, "gradients begin");
+    timeline_phase(t, GROUP_BACKWARD, -1, "gradients begin");
     zero_prefetch_gradients(z, unit);
     if (unit + 1 < z->shards.units)
         zero_prefetch_gradients(z, unit + 1);
@@ -588,7 +588,7 @@ static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     struct stored all;
-    timeline_phase(t, "backward", -1, "collect gradients");
+    timeline_phase(t, GROUP_BACKWARD, -1, "collect gradients");
     float *whole = unit_gradients(z, unit);
     void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes(t->dev)) : NULL;
     wait_for_stores(z);
@@ -615,7 +615,7 @@ static void zero_reduce(struct zero *z, int unit) {
     if (unit_elements(z, unit) == 0)
         return;
     if (shards_gradients(s)) {
-        timeline_phase(t, "backward", -1, "reduce gradients");
+        timeline_phase(t, GROUP_BACKWARD, -1, "reduce gradients");
         whole = unit_gradients(z, unit);
         prefetch_stored(z, unit);
     } else if (zero_has_unit_gradients(z)) {
@@ -644,7 +644,7 @@ static void zero_add_reduced(struct zero *z, int unit) {
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;
-    timeline_phase(z->timeline, "backward", -1, "store gradients");
+    timeline_phase(z->timeline, GROUP_BACKWARD, -1, "store gradients");
     wait_for_stores(z);
 }
 
