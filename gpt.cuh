@@ -303,7 +303,7 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     if (!m)
         fail("out of memory");
     m->config = *config;
-    m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
+    m->shape = model_shape_of(config, sizeof(floatX), attention_row(backend)->keeps_probabilities);
     const int ranks = config->ranks > 1 ? config->ranks : 1;
     m->table = parameters_create(&m->shape, ranks, frozen);
     const int64_t bucket_bytes = (int64_t)(config->bucket_mib * 0x1p20);

@@ -55,7 +55,7 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
     f.config = config;
     f.backend = backend;
     f.dev = dev;
-    f.shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED).layer;
+    f.shape = model_shape_of(config, sizeof(floatX), attention_row(backend)->keeps_probabilities).layer;
     return f;
 }
 

@@ -6,7 +6,8 @@
 // A model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy.
 static struct gpt *gpt_record(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
-    const struct model_shape shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
+    const struct model_shape shape =
+        model_shape_of(config, sizeof(floatX), attention_row(backend)->keeps_probabilities);
     bool *frozen = freezing_of(config, &shape);
     struct gpt *m = gpt_plan(config, frozen, policy, backend, dev);
     free(frozen);

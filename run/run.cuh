@@ -1,7 +1,7 @@
 // struct run: the state of a run, which all files of run/ pass along; and how a run is asked to stop.
 #pragma once
-#include "attention.cuh"              // struct attention_choice
 #include "dataloader.h"               // struct dataloader
+#include "run/attention_choice.cuh"   // struct attention_choice
 #include "run/fit_auto.cuh"           // struct fit, struct fit_chosen
 #include "run/model.cuh"              // struct gpt
 #include "run/sample.cuh"             // struct sampler

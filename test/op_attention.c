@@ -12,6 +12,7 @@
 #include "kernels/vectors.cuh" // vec_exp2, under test
 #endif
 #include "kernels/device_queue.cuh" // device_open
+#include "run/attention_choice.cuh"
 #include "test/testing.h"
 #include "test/fails.h"
 #include <float.h>  // DBL_MAX

@@ -2,8 +2,58 @@
 #pragma once
 
 #include "kernels/positions.cuh" // struct token_positions
+#include <assert.h>              // static_assert
 #include <stdbool.h>             // bool
+#include <stddef.h>              // NULL, offsetof
 #include <stdint.h>              // int32_t
+
+// What attention may be asked for beyond causal attention with grouped queries: id, in words. A backend's row says which of
+// these it provides (attention.cuh).
+#define ATTENTION_FEATURES(FEATURE)                                                                                    \
+    FEATURE(DROPOUT, "--attention-dropout")                                                                            \
+    FEATURE(SOFTCAP, "--attn-logit-softcapping")                                                                       \
+    FEATURE(FULL, "attention without a causal mask")                                                                   \
+    FEATURE(HIDDEN_KEYS, "keys that are hidden by documents or a window")                                              \
+    ATTENTION_PLANTED_FEATURES(FEATURE)
+// The fields by which a shape asks for one of them: type, name, feature. In a shape that does not ask a field is 0.
+//   full        every query sees every key, not only those up to its own position
+//   softcap     > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2)
+//   first_key, last_query  which keys a query sees, where documents or a window hide some (kernels/attention/spans.cuh
+//               makes both): the query at t sees keys first_key[b, t] to t, the key at t is seen by queries t to
+//               last_query[b, t]. Both rise with t or stay. (B, T) in device memory each; both NULL: a query sees every
+//               key up to its own position.
+#define ATTENTION_ASKS(FIELD)                                                                                          \
+    FIELD(bool, full, FULL)                                                                                            \
+    FIELD(float, softcap, SOFTCAP)                                                                                     \
+    FIELD(const int32_t *, first_key, HIDDEN_KEYS)                                                                     \
+    FIELD(const int32_t *, last_query, HIDDEN_KEYS)                                                                    \
+    ATTENTION_PLANTED_FIELDS(FIELD)
+// A test plants a feature that no backend knows.
+#ifndef ATTENTION_PLANTED_FEATURES
+#define ATTENTION_PLANTED_FEATURES(FEATURE)
+#define ATTENTION_PLANTED_FIELDS(FIELD)
+#endif
+
+enum attention_feature_index {
+#define INDEX_ROW(id, words) FEATURE_INDEX_##id,
+    ATTENTION_FEATURES(INDEX_ROW)
+#undef INDEX_ROW
+};
+// The bits of a set of features.
+enum attention_feature {
+#define BIT_ROW(id, words) FEATURE_##id = 1 << FEATURE_INDEX_##id,
+    ATTENTION_FEATURES(BIT_ROW)
+#undef BIT_ROW
+};
+// The first of a set of features, in words; NULL: the set is empty.
+static inline const char *attention_feature_name(unsigned features) {
+#define NAME_ROW(id, words)                                                                                            \
+    if (features & FEATURE_##id)                                                                                       \
+        return words;
+    ATTENTION_FEATURES(NAME_ROW)
+#undef NAME_ROW
+    return NULL;
+}
 
 // Self-attention. num_query_groups, the number of KV heads, divides num_heads: query head h reads KV head
 // h / (num_heads / num_query_groups). A token's row of qkv is num_heads query heads, then the key heads, then the value
@@ -11,13 +61,31 @@
 struct attention_shape {
     int B, T, num_heads, num_query_groups, head_dim;
     float scale;
-    bool full;     // every query sees every key, not only those up to its own position
-    float softcap; // > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2); 0: none
-    // Which keys a query sees, where documents or a window hide some (kernels/attention/spans.cuh makes both): the
-    // query at t sees keys first_key[b, t] to t, the key at t is seen by queries t to last_query[b, t]. Both rise with
-    // t or stay. (B, T) in device memory each; both NULL: a query sees every key up to its own position.
-    const int32_t *first_key, *last_query;
+#define FIELD_ROW(type, name, feature) type name;
+    ATTENTION_ASKS(FIELD_ROW)
+#undef FIELD_ROW
 };
+struct attention_shape_size {
+    int sizes[5];
+    float scale;
+#define FIELD_ROW(type, name, feature) type name;
+    ATTENTION_ASKS(FIELD_ROW)
+#undef FIELD_ROW
+};
+static_assert(sizeof(struct attention_shape) == sizeof(struct attention_shape_size) &&
+                  offsetof(struct attention_shape, full) == offsetof(struct attention_shape_size, full),
+              "a field by which a shape asks for something is a row of ATTENTION_ASKS, so that backends refuse it");
+
+// The features that a call asks for: by its shape, and by its dropout.
+static inline unsigned attention_asked(struct attention_shape shape, float dropout) {
+    unsigned asked = dropout > 0 ? FEATURE_DROPOUT : 0;
+#define ASK_ROW(type, name, feature)                                                                                   \
+    if (shape.name)                                                                                                    \
+        asked |= FEATURE_##feature;
+    ATTENTION_ASKS(ASK_ROW)
+#undef ASK_ROW
+    return asked;
+}
 
 // What backward does besides the gradient of attention itself.
 struct attention_backward_options {

@@ -4,9 +4,10 @@
 // and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one, which is
 // deterministic. By cuDNN ("fused") where it takes the shape; where not, its row says why.
 // --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
-#include "attention.cuh"             // attention_choose, attention_forward, attention_backward
+#include "attention.cuh"             // attention_forward, attention_backward
 #include "kernels/device_memory.cuh" // device_allocate
 #include "kernels/device_queue.cuh"  // device_open
+#include "run/attention_choice.cuh"  // attention_choose
 #include "test/cuda/timing.cuh"      // median_ms, random_array
 #include <math.h>                    // sqrt
 #include <stdio.h>                   // printf

@@ -1,0 +1,232 @@
+// The choice of attention's backend, and its reasons in words.
+#pragma once
+#include "attention.cuh"                     // attention_row, attention_refusal
+#include "kernels/cudnn/attention_rules.cuh" // fused_leads_on
+#include "runtime/machine/error.h"           // fail
+#include <stdio.h>                           // snprintf
+#include <stdlib.h>                          // getenv
+
+// Which of the GPU's flash kernels may be chosen.
+enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
+
+// What a model asks of attention beside a shape.
+struct attention_demands {
+    float dropout;         // --attention-dropout
+    const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
+    bool any_order;        // attention_backward_options's
+    enum flash_kernels kernels;
+    enum attention_backend fastest; // of those that auto may take, measured on this GPU; ATTENTION_AUTO: not measured
+    const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, whatever is here; NULL: it may
+};
+
+struct attention_choice {
+    enum attention_backend backend; // never ATTENTION_AUTO
+    char reason[1024];              // the backend and why it was chosen, for the start-up report
+};
+
+// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids it, 1 or unset allows it.
+static bool attention_switched_off(const char *variable) {
+    const char *value = getenv(variable);
+    if (!value || !*value || strcmp(value, "1") == 0)
+        return false;
+    if (strcmp(value, "0") != 0)
+        fail("%s=%s in the environment: expected 0 (the backend is not used) or 1; change it or unset it", variable,
+             value);
+    return true;
+}
+
+// Writes why the user does not want a backend; an empty reason where it is allowed.
+static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
+                                enum attention_backend wanted) {
+    reason[0] = 0;
+    if (wanted != ATTENTION_AUTO && wanted != backend)
+        snprintf(reason, size, "%s: --attention-backend %s rules it out", attention_name(backend),
+                 attention_name(wanted));
+    else if (attention_switched_off(attention_row(backend)->variable))
+        snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
+                 attention_row(backend)->variable);
+}
+// Writes why flash can't be used, but for the backend of compute capability 9.0; an empty reason where it can.
+static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
+                                   struct attention_shape shape, const struct attention_demands *demands,
+                                   const struct device *dev) {
+    char kernels[128] = "";
+    const char *lacks = attention_refusal(ATTENTION_FLASH, attention_asked(shape, demands->dropout));
+    attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
+    if (lacks)
+        snprintf(kernels, sizeof kernels, "has no %s", lacks);
+    else
+        flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
+    if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
+        snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
+}
+// Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
+static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
+                                  struct attention_shape shape, const struct attention_demands *demands,
+                                  struct device *dev) {
+    attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
+    if (*reason)
+        return;
+    const char *lacks = attention_refusal(ATTENTION_FLASH_SM90, attention_asked(shape, demands->dropout));
+    if (demands->kernels == FLASH_KERNELS_MMA)
+        snprintf(reason, size, "is ruled out by --flash-kernels mma");
+    else if (lacks)
+        snprintf(reason, size, "has no %s", lacks);
+    else
+        sm90_unavailable_reason(reason, size, shape, dev);
+    if (!*reason) // what holds for all kernels of flash
+        flash_unavailable_reason(reason, size, shape, dev);
+    if (*reason && demands->kernels == FLASH_KERNELS_WGMMA && device_is_gpu(dev))
+        fail("--flash-kernels wgmma: %s %s; leave the option out", sm90_describe(), reason);
+    if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
+        snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
+}
+// Writes why fused can't be used; an empty reason where it can.
+static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
+                                   struct attention_shape shape, struct attention_demands demands, struct device *dev) {
+    // Of what is not asked for. Times qkv: dQ in fp32 and own dK and dV take up to 4. Bytes: cudnn-frontend's limit.
+    enum { MOST_WORKSPACE = 8, MOST_BYTES = 256 << 20 };
+    char library[280] = "";
+    attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
+    if (*reason)
+        return;
+    const char *lacks = attention_refusal(ATTENTION_FUSED, attention_asked(shape, demands.dropout));
+    if (lacks)
+        snprintf(library, sizeof library, "has no %s", lacks);
+    else if (demands.refused[ATTENTION_FUSED])
+        snprintf(library, sizeof library, "%s", demands.refused[ATTENTION_FUSED]);
+    else if (demands.refused[ATTENTION_FLASH])
+        snprintf(library, sizeof library, "leaves windows to flash, which %s", demands.refused[ATTENTION_FLASH]);
+    else if (demands.documents)
+        snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
+    else
+        fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
+    if (!*library && wanted == ATTENTION_AUTO) { // some backward engines keep T x T numbers
+        const size_t bytes = fused_backward_workspace_bytes(shape, demands.any_order, dev);
+        const size_t heads = (size_t)(shape.num_heads + 2 * shape.num_query_groups);
+        const size_t qkv_bytes = (size_t)shape.B * (size_t)shape.T * heads * (size_t)shape.head_dim * sizeof(floatX);
+        if (bytes > MOST_WORKSPACE * qkv_bytes && bytes > MOST_BYTES)
+            snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
+    }
+    if (!*library)
+        fused_check(library, sizeof library, shape, demands.any_order, dev);
+    if (!*library) // the check may have left another form of forward
+        fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
+    if (*library)
+        snprintf(reason, size, "fused: %s", library);
+}
+
+// Writes why auto, to which flash is left, does not ask whether fused could be used. own: kernels of compute capability
+// 9.0 take the shape.
+static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
+                                      const struct attention_demands *demands, bool own, struct device *dev) {
+    char gpu[32];
+    attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
+    if (*reason)
+        return;
+    if (demands->refused[ATTENTION_FUSED]) {
+        snprintf(reason, size, "fused: %s", demands->refused[ATTENTION_FUSED]);
+        return;
+    }
+    if (fused_leads_on(dev->planned.major, own))
+        snprintf(reason, size,
+                 "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
+                 fused_gpu(gpu, sizeof gpu, dev));
+    else
+        snprintf(reason, size, "fused: not taken by auto on %s: --attention-backend fused tries it",
+                 fused_gpu(gpu, sizeof gpu, dev));
+}
+
+// Chooses among the backends that `reasons` leave, and writes what it is and why.
+struct attention_reasons {
+    char flash[320], unfused[320], sm90[320], fused[320];
+};
+static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
+                                   enum attention_backend wanted, const struct device *dev) {
+    const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
+    char not_sm90[400] = "";
+    choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
+    if (!sm90 && device_is_gpu(dev))
+        snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
+    snprintf(
+        choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
+        wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
+        not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
+}
+static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
+                                   enum attention_backend wanted, struct attention_shape shape,
+                                   const struct attention_demands *demands, struct device *dev) {
+    char plans[256];
+    choice->backend = ATTENTION_FUSED;
+    snprintf(choice->reason, sizeof choice->reason, "fused, %s bf16 (%s; %s)", fused_describe(dev),
+             wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
+             : *r->flash               ? r->flash
+             : demands->fastest == ATTENTION_FUSED
+                 ? "measured as the fastest on this GPU"
+                 : "by published figures faster on this GPU than our kernels that take the shape",
+             fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
+}
+
+// Writes the reasons of flash. Returns whether auto prefers flash to fused: where its kernels of compute capability 9.0
+// can be used, whatever refuses mma.sync, and where the self-check has refused them, since mma.sync is simpler.
+static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
+                                    struct attention_shape shape, const struct attention_demands *demands,
+                                    struct device *dev) {
+    attention_flash_reason(r->flash, sizeof r->flash, wanted, shape, demands, dev);
+    attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
+    return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
+}
+// Whether attention_choose asks whether fused can be used; else the library need not be loaded.
+static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
+                                 enum attention_backend fastest, struct device *dev) {
+    const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
+    return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
+}
+// Whether attention_choose holds fused against flash, which takes the shape, in this process.
+static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
+                                  struct attention_demands demands, struct device *dev) {
+    struct attention_reasons r;
+    char kernels[128] = "";
+    const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
+    attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
+    flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
+    return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
+}
+
+// Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is measured, or
+// else known, to be faster. Where no backend is left, ends the program with the reason of each.
+static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
+                                                struct attention_demands demands, struct device *dev) {
+    struct attention_choice choice;
+    struct attention_reasons r;
+    if (shape.head_dim < 8 || shape.head_dim > ATTENTION_MAX_HEAD_DIM || shape.head_dim % 8 != 0)
+        fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
+             "--hidden-size and --num-attention-heads",
+             shape.head_dim, ATTENTION_MAX_HEAD_DIM);
+    const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
+    const char *lacks = attention_refusal(ATTENTION_UNFUSED, attention_asked(shape, demands.dropout));
+    attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
+    if (!*r.unfused && lacks)
+        snprintf(r.unfused, sizeof r.unfused, "unfused: has no %s", lacks);
+    else if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
+        snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
+    if (attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev))
+        attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
+    else
+        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
+
+    if (!*r.fused)
+        attention_choose_fused(&choice, &r, wanted, shape, &demands, dev);
+    else if (!*r.flash || !*r.sm90)
+        attention_choose_flash(&choice, &r, wanted, dev);
+    else if (!*r.unfused) {
+        choice.backend = ATTENTION_UNFUSED;
+        const bool says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
+        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_describe(dev),
+                 wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash,
+                 says_fused ? "; " : "", says_fused ? r.fused : "");
+    } else
+        fail("no attention backend is left (%s; %s; %s): unset a switch or change --attention-backend", r.flash,
+             r.fused, r.unfused);
+    return choice;
+}
