@@ -68,7 +68,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
 }
 // What attention reads: q, k and v of layer l.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
-    return (floatX *)activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
+    return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
 }
 static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
@@ -98,7 +98,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     const struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
     if (pass == PASS_PREFILL) {
         RUN(m, kv_cache_append(keys, values, qkv, NULL, positions, capacity, shape, m->dev));
-        attention(m, pass, l, att, activation(m, pass, l, ACT_SOFTMAX), qkv);
+        attention(m, pass, l, att, activation_memory(m, pass, l, ACT_SOFTMAX), qkv);
         return;
     }
     RUN(m, kv_cache_append(keys, values, qkv, positions, NULL, capacity, shape, m->dev));
@@ -117,7 +117,7 @@ static bool activation_is_fused(const struct gpt *m, enum pass pass, int l) {
 // attention and MLP read the same stream, a buffer of the forward pass alone.
 static floatX *middle(struct gpt *m, enum pass pass, int l) {
     if (!m->shape.layer.parallel)
-        return (floatX *)activation(m, pass, l, ACT_MID);
+        return activation(m, pass, l, ACT_MID);
     return (floatX *)buffer(m, pass, l, SLOT_PARALLEL_SUM,
                             (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX), pass_name(pass),
                             "residual after attention");
@@ -127,7 +127,8 @@ static floatX *middle(struct gpt *m, enum pass pass, int l) {
 // block_forward's.
 static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
 #define ACT(id) activation(m, pass, l, ACT_##id)
-#define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
+#define STATS(id) activation_stats(m, pass, l, ACT_##id)
+#define WANTED_STATS(id) (produce & BIT(id) ? STATS(id) : NULL)
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, pass).N;
     const enum phase_group group = forward_group(pass);
@@ -136,41 +137,41 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
     if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_BACKWARD || l == 0)) {
         phase(m, group, l, "norm 1");
         floatX *out = norm_1 ? linear_input(m, pass, l, LINEAR_QKV) : NULL;
-        float *stats = (float *)WANTED(NORM1_STATS);
-        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        float *stats = WANTED_STATS(NORM1_STATS);
+        const floatX *x = activation(m, pass, l - 1, ACT_OUT);
         norm(m, pass, l, out, stats, x, NORM_1, amax_of(m, pass, l, LINEAR_QKV, FP8_INPUT));
     }
     quantise_input(m, pass, l, LINEAR_QKV, produce & BIT(QKV), produce & BIT(NORM1));
     if (produce & BIT(QKV)) {
         phase(m, group, l, "qkv");
-        floatX *qkv = (floatX *)ACT(QKV);
+        floatX *qkv = ACT(QKV);
         linear_forward(m, pass, l, LINEAR_QKV, qkv);
         if (!s->qk_statistics)
             rotate(m, pass, l, qkv);
     }
     if (produce & (BIT(QKN) | BIT(QKN_STATS))) {
         phase(m, group, l, "q and k norm");
-        floatX *qkn = (floatX *)ACT(QKN);
-        float *stats = (float *)ACT(QKN_STATS); // where they are kept, the same bits are written again
-        const floatX *qkv = (const floatX *)ACT(QKV);
+        floatX *qkn = ACT(QKN);
+        float *stats = STATS(QKN_STATS); // where they are kept, the same bits are written again
+        const floatX *qkv = ACT(QKV);
         const floatX *wq = param(m, pass, l, PARAM_QNORM_W), *wk = param(m, pass, l, PARAM_KNORM_W);
         const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, pass, l);
         RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, N, qk_norm_shape_of(m), rotary, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
         phase(m, group, l, "attention");
-        floatX *att = (floatX *)ACT(ATT);
+        floatX *att = ACT(ATT);
         const floatX *qkv = attention_input(m, pass, l);
         if (generates(pass))
             attention_with_cache(m, pass, l, att, qkv);
         else
-            attention(m, pass, l, att, ACT(SOFTMAX), qkv);
+            attention(m, pass, l, att, activation_memory(m, pass, l, ACT_SOFTMAX), qkv);
     }
     const bool sum = produce & (s->parallel ? BIT(OUT) : BIT(MID)); // of the stream and the branch
     quantise_input(m, pass, l, LINEAR_ATT_PROJ, produce & BIT(ATT_PROJ) || (sum && !s->norm_after), false);
     if (produce & BIT(ATT_PROJ)) {
         phase(m, group, l, "attention projection");
-        linear_forward(m, pass, l, LINEAR_ATT_PROJ, (floatX *)ACT(ATT_PROJ));
+        linear_forward(m, pass, l, LINEAR_ATT_PROJ, ACT(ATT_PROJ));
     }
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION);
     const bool norm_2 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM2), BIT(FC)),
@@ -180,26 +181,26 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
         phase(m, group, l, s->norm_after ? "post-attention norm" : "attention projection");
         floatX *mid = middle(m, pass, l);
         if (s->norm_after)
-            norm(m, pass, l, mid, (float *)WANTED(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1, NULL);
+            norm(m, pass, l, mid, WANTED_STATS(POST1_STATS), ACT(ATT_PROJ), NORM_POST_1, NULL);
         else
             linear_forward(m, pass, l, LINEAR_ATT_PROJ, mid);
-        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        const floatX *x = activation(m, pass, l - 1, ACT_OUT);
         if (norm_2_runs && !s->parallel) {
             // Asked for before the call: compilers differ in the order of arguments, and the plan in that of its buffers.
-            float *const stats = (float *)WANTED(NORM2_STATS);
+            float *const stats = WANTED_STATS(NORM2_STATS);
             residual_norm(m, pass, l, mid, norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL, stats, x, NORM_2,
                           dropout, amax);
         } else
             residual(m, pass, mid, x, mid, dropout);
     } else if (produce & BIT(POST1_STATS)) {
         phase(m, group, l, "post-attention norm");
-        norm(m, pass, l, NULL, (float *)ACT(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1, NULL);
+        norm(m, pass, l, NULL, STATS(POST1_STATS), ACT(ATT_PROJ), NORM_POST_1, NULL);
     }
     if (norm_2_runs && (s->parallel || !sum)) {
         phase(m, group, l, "norm 2");
         floatX *out = norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL;
-        float *stats = (float *)WANTED(NORM2_STATS);
-        const void *x = s->parallel ? activation(m, pass, l - 1, ACT_OUT) : ACT(MID);
+        float *stats = WANTED_STATS(NORM2_STATS);
+        const floatX *x = s->parallel ? activation(m, pass, l - 1, ACT_OUT) : ACT(MID);
         norm(m, pass, l, out, stats, (const floatX *)x, NORM_2, amax);
     }
 }
@@ -209,7 +210,7 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
     const int64_t N = extent_of(m, pass).N;
     const bool rows = produce & product, kept = produce & BIT(ACT);
     phase(m, forward_group(pass), l, "activation");
-    const floatX *fc = (const floatX *)ACT(FC);
+    const floatX *fc = ACT(FC);
     if (activation_is_fused(m, pass, l)) {
         const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
         RUN(m, mlp_activation_forward_fp8(to, fc, N, &m->shape, m->dev));
@@ -227,13 +228,13 @@ static void mlp_forward(struct gpt *m, int l, uint32_t produce, uint32_t product
     quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
     if (produce & BIT(FC)) {
         phase(m, group, l, "fc");
-        linear_forward(m, pass, l, LINEAR_FC, (floatX *)ACT(FC));
+        linear_forward(m, pass, l, LINEAR_FC, ACT(FC));
     }
     if (input_is_wanted(m, pass, l, produce, BIT(ACT), product))
         activate(m, pass, l, produce, product);
     if (produce & BIT(MLP_PROJ)) {
         phase(m, group, l, "mlp projection");
-        linear_forward(m, pass, l, LINEAR_MLP_PROJ, (floatX *)ACT(MLP_PROJ));
+        linear_forward(m, pass, l, LINEAR_MLP_PROJ, ACT(MLP_PROJ));
     }
 }
 // The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
@@ -251,9 +252,9 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         if (pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
             use_unit(m, pass, next);
         phase(m, group, l, s->norm_after ? "post-mlp norm" : chunks ? "residual after mlp" : "mlp projection");
-        floatX *out = (floatX *)ACT(OUT);
+        floatX *out = ACT(OUT);
         if (s->norm_after)
-            norm(m, pass, l, out, (float *)WANTED(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
+            norm(m, pass, l, out, WANTED_STATS(POST2_STATS), ACT(MLP_PROJ), NORM_POST_2, NULL);
         else if (!chunks)
             linear_forward(m, pass, l, LINEAR_MLP_PROJ, out);
         const floatX *mid = middle(m, pass, l);
@@ -262,7 +263,7 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         if (pass == PASS_BACKWARD || (!last && !s->norm_before))
             residual(m, pass, out, mid, out, dropout);
         else if (!last) {
-            float *const stats = (float *)activation(m, pass, l + 1, ACT_NORM1_STATS);
+            float *const stats = activation_stats(m, pass, l + 1, ACT_NORM1_STATS);
             residual_norm(m, pass, l + 1, out, linear_input(m, pass, l + 1, LINEAR_QKV), stats, mid, NORM_1, dropout,
                           amax_of(m, pass, l + 1, LINEAR_QKV, FP8_INPUT));
         } else {
@@ -271,9 +272,10 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         }
     } else if (produce & BIT(POST2_STATS)) {
         phase(m, group, l, "post-mlp norm");
-        norm(m, pass, l, NULL, (float *)ACT(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
+        norm(m, pass, l, NULL, STATS(POST2_STATS), ACT(MLP_PROJ), NORM_POST_2, NULL);
     }
-#undef WANTED
+#undef WANTED_STATS
+#undef STATS
 #undef ACT
 }
 
@@ -368,9 +370,8 @@ static const floatX *d_projection(struct gpt *m, int l, const struct branch *bra
     const floatX *dadded = d_added(m, l, branch->d_added, branch->use, NULL);
     float *partial = bias_partial(m, l, branch->linear, BIAS_BY_NORM);
     floatX *dproj = d_buffer(m, l, branch->d_projection, C);
-    norm_gradient(m, l, dproj, partial, NULL, dadded,
-                  (const floatX *)activation(m, PASS_BACKWARD, l, branch->projection),
-                  (const float *)activation(m, PASS_BACKWARD, l, branch->statistics), branch->norm,
+    norm_gradient(m, l, dproj, partial, NULL, dadded, activation(m, PASS_BACKWARD, l, branch->projection),
+                  activation_stats(m, PASS_BACKWARD, l, branch->statistics), branch->norm,
                   gradient_amax(m, l, branch->linear));
     phase(m, GROUP_BACKWARD, l, name);
     return d_buffer(m, l, branch->d_projection, C);
@@ -401,9 +402,8 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
     floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
     if (s->norm_before)
         norm_gradient(m, l, dres, stream_bias_partial(m, next, projection), dres, din,
-                      (const floatX *)activation(m, PASS_BACKWARD, x_layer, x),
-                      (const float *)activation(m, PASS_BACKWARD, l, statistics), weights,
-                      stream_amax(m, next, projection));
+                      activation(m, PASS_BACKWARD, x_layer, x), activation_stats(m, PASS_BACKWARD, l, statistics),
+                      weights, stream_amax(m, next, projection));
     else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
         RUN(m, residual_forward(dres, din, dres, extent_of(m, PASS_TRAIN).N, s->C, 1, none, m->dev));
@@ -420,7 +420,7 @@ static void d_mlp_input(struct gpt *m, int l) {
 static struct gelu_input gelu_input_of(struct gpt *m, int l) {
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) || is_quantised(m, PASS_TRAIN, l))
         return NO_GELU;
-    const struct gelu_input gelu = {(const floatX *)activation(m, PASS_BACKWARD, l, ACT_FC),
+    const struct gelu_input gelu = {activation(m, PASS_BACKWARD, l, ACT_FC),
                                     bias_source(m, l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
@@ -442,7 +442,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
 
     phase(m, GROUP_BACKWARD, l, "activation");
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
-    const floatX *fc = (const floatX *)ACT(FC);
+    const floatX *fc = ACT(FC);
     if (activation_is_fused(m, PASS_TRAIN, l)) {
         const struct fp8_cast to = gradient_cast(m, l, LINEAR_FC);
         void *ws = gradient_cast_workspace(m, l, LINEAR_FC);
@@ -471,8 +471,8 @@ static void attention_core_backward(struct gpt *m, int l) {
     phase(m, GROUP_BACKWARD, l, "attention");
     const floatX *datt = d_buffer(m, l, SLOT_D_ATT, s->H * s->D);
     floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = (const floatX *)ACT(ATT);
-    const void *saved = ACT(SOFTMAX);
+    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = ACT(ATT);
+    const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
     const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     struct attention_backward_options options;
@@ -490,8 +490,8 @@ static void attention_core_backward(struct gpt *m, int l) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
     dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    const floatX *raw = (const floatX *)ACT(QKV);
-    const float *stats = (const float *)ACT(QKN_STATS);
+    const floatX *raw = ACT(QKV);
+    const float *stats = activation_stats(m, PASS_BACKWARD, l, ACT_QKN_STATS);
     const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape, m->dev));

@@ -38,13 +38,26 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
     return s;
 }
-// Bytes per token of a linear layer's input of `width` elements that no other op of the backward reads. In FP8 it is
-// kept transposed, as the gradient of the weight reads it; with scales of blocks, 4 bytes for each 128 tokens.
-static inline int64_t input_bytes(const struct layer_shape *s, int width) {
+// What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads, floatX or
+// FP8 (enum kept_input). SAVED: what attention keeps for its backward.
+enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_SAVED };
+// Bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the weight reads it;
+// with scales of blocks, 4 bytes for each 128 tokens.
+static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
-    case KEPT_FLOATX: return (int64_t)width * s->x;
+    case KEPT_FLOATX: return width * s->x;
     case KEPT_FP8: return width;
     case KEPT_FP8_BLOCKS: return width + width / 32;
+    }
+    return 0;
+}
+// Bytes per token of an activation of `width` elements a token.
+static inline int64_t elements_bytes(const struct layer_shape *s, enum elements elements, int64_t width) {
+    switch (elements) {
+    case ELEMENTS_FLOATX: return width * s->x;
+    case ELEMENTS_FP32: return width * 4;
+    case ELEMENTS_INPUT: return input_bytes(s, width);
+    case ELEMENTS_SAVED: return width * (s->materialised ? s->x : 4);
     }
     return 0;
 }
@@ -83,14 +96,14 @@ static const char *const module_names[NUM_MODULES] = {
 #undef NAME_ROW
 };
 
-// One row per activation. Columns: id; name; category in the reports; modules that drop it; bytes per token; matmul and
-// attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it
+// One row per activation. Columns: id; name; category in the reports; modules that drop it; what its elements are and
+// their number per token; matmul and attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it
 // is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the layer before, not
 // stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
 // recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
 // cost is in ATT's row.
 // RoPE rotates q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
-// activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one,
+// activation that a shape does not have is a row of 0 elements; with parallel residuals the sum after attention is one,
 // since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
 // makes two, activation_cost says so.
 //
@@ -98,46 +111,46 @@ static const char *const module_names[NUM_MODULES] = {
 // ROWS_OF: from the activation, or, where that is kept in FP8, made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
 #define ACTIVATION_ROWS(ROW)                                                                                           \
-    ROW(NORM1, "norm 1", "norm", MODULE_NORM, input_bytes(s, s->C) * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)    \
-    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)             \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \
         ACT_INPUT)                                                                                                     \
-    ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
+    ROW(QKV, "qkv", "qkv", MODULE_QKV, FLOATX, qkv_width(s), 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,       \
         s->norm_before ? ROWS_OF(NORM1, ACT_INPUT) : ACT_INPUT)                                                        \
-    ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, s->qk_statistics ? qkv_width(s) * s->x : 0, 0,            \
+    ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, FLOATX, s->qk_statistics ? qkv_width(s) : 0, 0,           \
         2 * qkv_width(s) * s->x, BIT(QKV))                                                                             \
-    ROW(QKN_STATS, "q and k norm statistics", "norm", 0, 4 * s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))       \
-    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                \
-        s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,   \
+    ROW(QKN_STATS, "q and k norm statistics", "norm", 0, FP32, s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))     \
+    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN, SAVED,         \
+        s->materialised ? (int64_t)s->H * s->T : s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,              \
         s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                                        \
-    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H * s->D * s->x, 4.0 * s->H * s->D * s->keys,  \
+    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, FLOATX, s->H * s->D, 4.0 * s->H * s->D * s->keys, \
         s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                    \
-    ROW(ATT_PROJ, "attention projection", "residual branch", 0, (int64_t)s->norm_after * s->C * s->x,                  \
+    ROW(ATT_PROJ, "attention projection", "residual branch", 0, FLOATX, s->norm_after * s->C,                          \
         2.0 * s->H * s->D * s->C, s->C * s->x, BIT(ATT))                                                               \
-    ROW(POST1_STATS, "post-attention norm statistics", "norm", 0, 4 * s->norm_after * s->norm_statistics, 0,           \
+    ROW(POST1_STATS, "post-attention norm statistics", "norm", 0, FP32, s->norm_after * s->norm_statistics, 0,         \
         s->C * s->x, BIT(ATT_PROJ))                                                                                    \
-    ROW(MID, "residual after attention", "residual", 0, s->parallel ? 0 : s->C * s->x,                                 \
+    ROW(MID, "residual after attention", "residual", 0, FLOATX, s->parallel ? 0 : s->C,                                \
         s->norm_after ? 0 : 2.0 * s->H * s->D * s->C, (s->norm_after ? 5 : 3) * s->C * s->x,                           \
         ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : BIT(ATT)))                                                        \
-    ROW(NORM2, "norm 2", "norm", MODULE_NORM, input_bytes(s, s->C) * s->norm_before, 0, 2 * s->C * s->x,               \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x,                        \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
-    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
-    ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, 2.0 * s->C * fc_width(s), \
+    ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, FLOATX, fc_width(s), 2.0 * s->C * fc_width(s),         \
         fc_width(s) * s->x, s->norm_before ? ROWS_OF(NORM2, s->parallel ? ACT_INPUT : BIT(MID)) : BIT(MID))            \
-    ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, input_bytes(s, s->F), 0,            \
+    ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, INPUT, s->F, 0,                     \
         (fc_width(s) + s->F) * s->x, BIT(FC))                                                                          \
-    ROW(MLP_PROJ, "mlp projection", "residual branch", MODULE_MLP, (int64_t)s->norm_after * s->C * s->x,               \
-        2.0 * s->F * s->C, s->C * s->x, ROWS_OF(ACT, BIT(FC)))                                                         \
-    ROW(POST2_STATS, "post-mlp norm statistics", "norm", 0, 4 * s->norm_after * s->norm_statistics, 0, s->C * s->x,    \
+    ROW(MLP_PROJ, "mlp projection", "residual branch", MODULE_MLP, FLOATX, s->norm_after * s->C, 2.0 * s->F * s->C,    \
+        s->C * s->x, ROWS_OF(ACT, BIT(FC)))                                                                            \
+    ROW(POST2_STATS, "post-mlp norm statistics", "norm", 0, FP32, s->norm_after * s->norm_statistics, 0, s->C * s->x,  \
         BIT(MLP_PROJ))                                                                                                 \
-    ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x,                                                         \
+    ROW(OUT, "residual after mlp", "residual", 0, FLOATX, s->C,                                                        \
         (s->norm_after ? 0 : 2.0 * s->F * s->C) + (s->parallel ? 2.0 * s->H * s->D * s->C : 0),                        \
         (s->norm_after ? 5 : 3) * s->C * s->x,                                                                         \
         (s->parallel ? ACT_INPUT | BIT(ATT) : BIT(MID)) | (s->norm_after ? BIT(MLP_PROJ) : ROWS_OF(ACT, BIT(FC))))
 
 #define BIT(id) (1u << ACT_##id)
 enum activation_id {
-#define ENUM_ROW(id, name, category, modules, bytes, flops, traffic, from) ACT_##id,
+#define ENUM_ROW(id, name, category, modules, elements, width, flops, traffic, from) ACT_##id,
     ACTIVATION_ROWS(ENUM_ROW)
 #undef ENUM_ROW
         ACT_COUNT
@@ -146,7 +159,8 @@ enum activation_id {
 
 struct activation_row {
     const char *name, *category;
-    uint32_t modules;        // modules of --recompute-modules that drop it
+    uint32_t modules; // modules of --recompute-modules that drop it
+    enum elements elements;
     int64_t bytes_per_token; // exact
     double flops_per_token, traffic_per_token;
     uint32_t made_from;
@@ -154,16 +168,19 @@ struct activation_row {
 
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
-#define CASE_ROW(id, name, category, modules, bytes, flops, traffic, from)                                             \
+#define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
     case ACT_##id: {                                                                                                   \
-        const struct activation_row row = {name, category, modules, bytes, (double)(flops), (double)(traffic), from};  \
+        const enum elements elements = ELEMENTS_##kind;                                                                \
+        const struct activation_row row = {                                                                            \
+            name, category, modules, elements, elements_bytes(s, elements, width), (double)(flops), (double)(traffic), \
+            from};                                                                                                     \
         return row;                                                                                                    \
     }
         ACTIVATION_ROWS(CASE_ROW)
 #undef CASE_ROW
     case ACT_COUNT: break;
     }
-    const struct activation_row none = {"", "", 0, 0, 0, 0, 0};
+    const struct activation_row none = {"", "", 0, ELEMENTS_FLOATX, 0, 0, 0, 0};
     return none;
 }
 

@@ -72,7 +72,7 @@ static void embed(struct gpt *m, enum pass pass) {
     if (!generates(pass))
         timeline_touch(targets_buffer(m, pass));
     const struct token_positions positions = positions_of(m, pass);
-    floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
+    floatX *out = activation(m, pass, -1, ACT_OUT);
     RUN(m, embedding_forward(out, tokens, wte, wpe, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }

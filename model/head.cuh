@@ -110,7 +110,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     if (pass == PASS_TRAIN) {
         const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
         floatX *dres = d_residual(m);
-        const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
+        const floatX *x = activation(m, pass, m->shape.L - 1, ACT_OUT);
         norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
                       final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
         if (next_backward_layer(m, m->shape.L) >= 0)

@@ -68,7 +68,7 @@ static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l,
 static floatX *linear_input(struct gpt *m, enum pass pass, int l, enum linear linear) {
     const struct linear_source source = linear_source(m, l, linear);
     if (source.shared || !is_quantised(m, pass, l))
-        return (floatX *)activation(m, pass, source.layer, source.id);
+        return activation(m, pass, source.layer, source.id);
     const int64_t elements = extent_of(m, pass).N * linear_row(linear, &m->shape.layer).inputs;
     return (floatX *)fp8_buffer(m, pass, l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
 }
@@ -108,7 +108,7 @@ static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum lin
         to.rows = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
     const bool kept = pass == PASS_BACKWARD || m->policy.kept[l] & (1u << source.id);
     if (columns && kept && !source.shared)
-        to.columns = fp8_matrix_in(&m->fp8, activation(m, pass, l, source.id), FP8_INPUT, k, N, to.scale);
+        to.columns = fp8_matrix_in(&m->fp8, activation_memory(m, pass, l, source.id), FP8_INPUT, k, N, to.scale);
     return to;
 }
 // Casts the input of a linear layer, in a phase of its own, where the layer is in FP8.
@@ -257,10 +257,10 @@ static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear)
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_scale *scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
     if (!source.shared)
-        return fp8_matrix_in(&m->fp8, activation(m, PASS_BACKWARD, l, source.id), FP8_INPUT, k, N, scale);
+        return fp8_matrix_in(&m->fp8, activation_memory(m, PASS_BACKWARD, l, source.id), FP8_INPUT, k, N, scale);
     struct fp8_cast to = cast_by(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_COLUMNS, FP8_INPUT, k, N);
-    const floatX *in = (const floatX *)activation(m, PASS_BACKWARD, source.layer, source.id);
+    const floatX *in = activation(m, PASS_BACKWARD, source.layer, source.id);
     RUN(m, fp8_cast(to, in, N, k, NULL, m->dev));
     return to.columns;
 }
@@ -316,7 +316,7 @@ static bool linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     floatX *din = d_buffer(m, l, din_slot, k);
     const floatX *in = NULL; // what a frozen layer without an adapter read is not kept for it
     if (trains || has_adapter(m, linear))
-        in = (const floatX *)activation(m, PASS_BACKWARD, source.layer, source.id);
+        in = activation(m, PASS_BACKWARD, source.layer, source.id);
     const size_t weight_bytes = linear_weight_bytes(m, l, linear);
     const size_t bytes = larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N));
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;

@@ -145,7 +145,7 @@ static void mlp_forward_chunk(struct gpt *m, enum pass pass, int l, enum activat
 
     phase(m, group, l, "mlp projection of a chunk");
     timeline_touch(linear_input(m, pass, l, LINEAR_FC));
-    floatX *out = (floatX *)activation(m, pass, l, product);
+    floatX *out = activation(m, pass, l, product);
     act = chunk_buffer(m, pass, l, ACT_ACT, s->F, c, s->activation_name);
     chunk_linear_forward(m, pass, l, LINEAR_MLP_PROJ, out + row, act, c);
 }
@@ -172,14 +172,14 @@ static floatX *d_mlp_added(struct gpt *m, int l) {
 // (N, C) what the MLP reads, before its norm.
 static floatX *mlp_source(struct gpt *m, int l) {
     const bool parallel = m->shape.layer.parallel;
-    return (floatX *)activation(m, PASS_BACKWARD, parallel ? l - 1 : l, parallel ? ACT_OUT : ACT_MID);
+    return activation(m, PASS_BACKWARD, parallel ? l - 1 : l, parallel ? ACT_OUT : ACT_MID);
 }
 // Rows of the MLP's input: of the whole one, where that is kept or there is no norm, or a chunk's.
 static bool mlp_input_is_whole(const struct gpt *m, int l) {
     return !m->shape.layer.norm_before || kept_activations(m, l) & BIT(NORM2);
 }
 static floatX *mlp_whole_input(struct gpt *m, int l) {
-    return m->shape.layer.norm_before ? (floatX *)activation(m, PASS_BACKWARD, l, ACT_NORM2) : mlp_source(m, l);
+    return m->shape.layer.norm_before ? activation(m, PASS_BACKWARD, l, ACT_NORM2) : mlp_source(m, l);
 }
 static floatX *chunk_input(struct gpt *m, int l, struct chunk c) {
     return mlp_input_is_whole(m, l) ? mlp_whole_input(m, l) + c.first * m->shape.layer.C
@@ -202,9 +202,9 @@ static void chunk_phase(struct gpt *m, enum phase_group group, int l, const char
     if (mlp_input_is_whole(m, l))
         timeline_touch(mlp_whole_input(m, l));
     if (s->norm_before)
-        timeline_touch(activation(m, PASS_BACKWARD, l, ACT_NORM2_STATS));
+        timeline_touch(activation_stats(m, PASS_BACKWARD, l, ACT_NORM2_STATS));
     if (s->norm_after && kept_activations(m, l) & BIT(POST2_STATS))
-        timeline_touch(activation(m, PASS_BACKWARD, l, ACT_POST2_STATS));
+        timeline_touch(activation_stats(m, PASS_BACKWARD, l, ACT_POST2_STATS));
     if (s->parallel)
         timeline_touch(d_buffer(m, l, SLOT_D_NORM2, s->C));
 }
@@ -255,7 +255,7 @@ static void chunk_norm_after_backward(struct gpt *m, int l, struct chunk c) {
 
     chunk_phase(m, GROUP_BACKWARD, l, "post-mlp norm of a chunk");
     proj = chunk_activation(m, l, ACT_MLP_PROJ, c);
-    float *stats = kept ? (float *)activation(m, PASS_BACKWARD, l, ACT_POST2_STATS)
+    float *stats = kept ? activation_stats(m, PASS_BACKWARD, l, ACT_POST2_STATS)
                         : (float *)chunk_activation(m, l, ACT_POST2_STATS, c);
     const int64_t n = kept ? extent_of(m, PASS_TRAIN).N : c.most;
     if (!kept) {
@@ -303,7 +303,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     floatX *dres = d_residual(m) + c.first * C;
     if (s->norm_before) {
         const floatX *x = mlp_source(m, l) + c.first * C;
-        float *stats = (float *)activation(m, PASS_BACKWARD, l, ACT_NORM2_STATS);
+        float *stats = activation_stats(m, PASS_BACKWARD, l, ACT_NORM2_STATS);
         chunk_norm_gradient(m, l, dres, dres, din, x, stats, extent_of(m, PASS_TRAIN).N, c.first, NORM_2, c);
     } else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};

@@ -15,8 +15,8 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
                                                 enum activation_id id) {
     struct offload_operands operands = {NULL, host_activation(m, l, id)};
     switch (direction) {
-    case TRANSFER_TO_HOST: operands.device = activation(m, PASS_TRAIN, l, id); break;
-    case TRANSFER_TO_DEVICE: operands.device = activation(m, PASS_BACKWARD, l, id); break;
+    case TRANSFER_TO_HOST: operands.device = activation_memory(m, PASS_TRAIN, l, id); break;
+    case TRANSFER_TO_DEVICE: operands.device = activation_memory(m, PASS_BACKWARD, l, id); break;
     }
     return operands;
 }

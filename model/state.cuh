@@ -361,10 +361,10 @@ static struct activation_row activation_row_of(const struct gpt *m, enum pass pa
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
-// An activation of layer l. One that stays on the device has one buffer for forward and backward. One that the policy
-// drops, or that is offloaded, has a buffer in the forward and another in the backward: for what is recomputed, or
-// comes back.
-static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
+// The memory of an activation of layer l, whatever its elements are. One that stays on the device has one buffer for
+// forward and backward. One that the policy drops, or that is offloaded, has a buffer in the forward and another in the
+// backward: for what is recomputed, or comes back.
+static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
     if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
         pass = PASS_TRAIN;
@@ -379,6 +379,30 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
     else
         snprintf(category, sizeof category, "%s", pass_name(pass));
     return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
+}
+// Aborts, while planning, where the elements of an activation are others than those that the caller reads.
+static void activation_expect(const struct gpt *m, enum pass pass, int l, enum activation_id id,
+                              enum elements elements) {
+    if (!m->timeline.planning)
+        return;
+    const struct activation_row row = activation_row_of(m, pass, l, id);
+    const bool in_fp8 = row.elements == ELEMENTS_INPUT && is_quantised(m, pass, l);
+    const enum elements held = row.elements == ELEMENTS_INPUT && !in_fp8 ? ELEMENTS_FLOATX : row.elements;
+    if (held != elements) {
+        fprintf(stderr,
+                "train_gpt: internal error: activation '%s' of layer %d is read as %s, which it does not hold\n",
+                row.name, l, elements == ELEMENTS_FP32 ? "fp32" : FLOATX_NAME);
+        abort();
+    }
+}
+// An activation of floatX, and one of fp32.
+static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    activation_expect(m, pass, l, id, ELEMENTS_FLOATX);
+    return (floatX *)activation_memory(m, pass, l, id);
+}
+static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    activation_expect(m, pass, l, id, ELEMENTS_FP32);
+    return (float *)activation_memory(m, pass, l, id);
 }
 // The place of an offloaded activation in host memory.
 static void *host_activation(struct gpt *m, int l, enum activation_id id) {
