@@ -303,6 +303,14 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 // Random streams of each layer, and of the rest of the model. Fixed: another number would change the initial values.
 enum { RANDOM_STREAMS = 17, NO_STREAM = -1 };
 
+#define STREAM_BIT(stream) ((stream) < 0 ? 0u : 1u << ((stream) < 0 ? 0 : (stream)))
+#define OR_ROW(id, name, unit, rows, cols, visible, init, stream) | STREAM_BIT(stream)
+#define PLUS_ROW(id, name, unit, rows, cols, visible, init, stream) +STREAM_BIT(stream)
+static_assert((0u PARAMETER_ROWS(OR_ROW)) == (0u PARAMETER_ROWS(PLUS_ROW)), "each random stream is used once");
+static_assert((0u PARAMETER_ROWS(OR_ROW)) < 1u << RANDOM_STREAMS, "random streams are below RANDOM_STREAMS");
+#undef PLUS_ROW
+#undef OR_ROW
+
 enum parameter {
 #define ENUM_ROW(id, name, unit, rows, cols, visible, init, stream) PARAM_##id,
     PARAMETER_ROWS(ENUM_ROW)
@@ -549,8 +557,11 @@ static void parameters_free(struct parameters *p) {
     memset(p, 0, sizeof *p);
 }
 
-// The tensor of a layer (-1: of the whole model), or NULL where this model has none.
+// The tensor of a layer (-1: of the whole model), or NULL where this model has none. PARAM_COUNT: no tensor, in a table's
+// row that has none.
 static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
+    if (id == PARAM_COUNT)
+        return NULL;
     const int at = p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + id];
     return at < 0 ? NULL : &p->tensors[at];
 }

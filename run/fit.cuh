@@ -138,7 +138,7 @@ static void fit_advise(const struct fit *f, FILE *out) {
     const struct layer_shape shape = layer_shape_at(&f->shape, c->num_layers / 2), *s = &shape;
     if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
         recompute_modules_of(c->recompute_modules) & MODULE_CORE_ATTN) {
-        const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s),
+        const double saved = (double)activation_bytes(modules_dropped(MODULE_CORE_ATTN, s), s),
                      all = (double)activation_bytes(ACT_ALL, s);
         fprintf(
             out,

@@ -11,6 +11,7 @@
 #include "run/start.h"
 #include "test/config_strings.h"
 #include "test/fails.h"
+#include "test/forms.h"
 #include "test/golden.h"
 #include "test/reference.h"
 #include "test/reference_golden.h"
@@ -21,7 +22,6 @@
 namespace op_block {
 #include "test/op_block.c"
 }
-#undef ROTARY
 namespace op_fp8_gpt {
 #include "test/op_fp8_gpt.c"
 }

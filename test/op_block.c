@@ -3,45 +3,60 @@
 // alone.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
-// Options that make a block of another form, each at values at which a mistake shows: windows shorter than the prompt
-// and at no tile border, multipliers far from 1, caps that bend, an even and an odd number of layers of a kind.
-#define ROTARY                                                                                                         \
-    SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "             \
-          "--ffn-hidden-size 56 --normalization RMSNorm --position-embedding-type rope --activation swiglu "           \
-          "--add-bias-linear=false "
-enum { FORMS_IN_FULL = 3 }; // the first of the list, which are held to every policy
-static const struct form {
-    const char *name, *options;
-} forms[] = {
-    {"gpt2", GPT2},
-    {"llama", LLAMA},
-    {"mqa", MQA},
-    {"llama3", ROTARY "--rope-scaling-type llama3 --rope-scaling-factor 4 --rope-original-max-position-embeddings 16"},
-    {"yarn", ROTARY "--rope-scaling-type yarn --rope-scaling-factor 4 --rope-original-max-position-embeddings 8"},
-    {"window", ROTARY "--window-size 11"},
-    {"window of one", ROTARY "--window-size 0,0 --window-attn-skip-freq 1,0,1"},
-    {"qwen3", ROTARY "--qk-layernorm --untie-embeddings-and-output-weights"},
-    {"smollm3", ROTARY "--no-rope-freq 0,1,0 --window-size 9 --window-attn-skip-freq 0,1,1"},
-    {"olmo2", ROTARY "--norm-placement post --qk-layernorm --qk-layernorm-width full"},
-    {"gemma2", ROTARY "--norm-placement sandwich --apply-layernorm-1p --activation geglu --window-size 7 "
-                      "--window-attn-skip-freq 2 --attn-logit-softcapping 1.5 --final-logit-softcapping 2 "
-                      "--softmax-scale 0.4 --embedding-multiplier 6.9"},
-    {"gemma3", ROTARY "--norm-placement sandwich --apply-layernorm-1p --activation geglu --window-size 7 "
-                      "--window-attn-skip-freq 3 --rotary-base-local 100 --qk-layernorm --rotary-base 5000"},
-    {"granite", ROTARY "--softmax-scale 0.1 --embedding-multiplier 3 --residual-multiplier 0.22 --logit-multiplier 0.3 "
-                       "--add-qkv-bias --add-attention-proj-bias"},
-    {"gpt-neox", SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --normalization LayerNorm "
-                       "--position-embedding-type rope --rotary-percent 0.25 --activation gelu_erf --parallel-residual "
-                       "--untie-embeddings-and-output-weights"},
-    {"parallel residual, multiplier", ROTARY "--parallel-residual --residual-multiplier 0.5"},
-    {"layer norm 1p after", GPT2 " --norm-placement post --apply-layernorm-1p --residual-multiplier 0.7"},
-    {"documents", ROTARY "--separate-documents"},
-    {"documents and window", GPT2 " --separate-documents --window-size 5 --window-attn-skip-freq 2"},
-};
-enum { FORMS = sizeof forms / sizeof *forms };
+// ---- every form ----
+
+static int64_t trained_elements(const struct gpt *m) {
+    int64_t count = 0;
+    for (int i = 0; i < m->table.num_tensors; i++)
+        count += m->table.tensors[i].count;
+    return count;
+}
+// An option that is accepted and forgotten on its way would leave the model as it is without the option.
+static void each_option_of_a_form_changes_it(void **state) {
+    for (int i = 0; i < FORMS; i++) {
+        char less[FORM_OPTIONS];
+        struct setup form = setup_of(form_options(&forms[i]), "");
+        const double loss = setup_micro_step(&form, 0, 1);
+        for (int part = 0; form_write(less, &forms[i], part); part++) {
+            struct setup without = setup_of(less, "");
+            if (setup_micro_step(&without, 0, 1) == loss &&
+                trained_elements(without.model) == trained_elements(form.model))
+                fail_msg("%s: part %d of '%s' changes neither the loss nor the parameters", forms[i].name, part,
+                         forms[i].added);
+            setup_free(&without);
+        }
+        setup_free(&form);
+    }
+}
+// The flops of the rows of activations, by which time is predicted, are those of the products that MFU counts.
+static void the_table_counts_the_flops_of_every_product(void **state) {
+    for (int i = 0; i < FORMS; i++) {
+        struct setup s = setup_of(form_options(&forms[i]), "");
+        const struct model_shape *shape = &s.model->shape;
+        double flops = 2.0 * shape->V * shape->layer.C;
+        for (int id = 0; id < ACT_COUNT; id++)
+            if (activation_present(&shape->layer) & 1u << id)
+                flops += shape->L * activation_row((enum activation_id)id, &shape->layer).flops_per_token;
+        assert_near(3 * flops, gpt_flops_per_token(s.model).done, 1e-9 * flops, 0);
+        setup_free(&s);
+    }
+}
+// A matrix of a layer beside the linear layers' would have no adapter under all-linear, and no FP8.
+static void each_matrix_of_a_layer_is_a_linear_layers(void **state) {
+    for (int i = 0; i < FORMS; i++) {
+        struct setup s = setup_of(form_options(&forms[i]), "");
+        for (int t = 0; t < s.model->table.num_tensors; t++) {
+            const struct tensor *tensor = &s.model->table.tensors[t];
+            if (tensor->layer >= 0 && tensor->cols > 1 && !parameter_is_linear_weight(tensor->parameter))
+                fail_msg("%s: %s is no linear layer's weight", forms[i].name, tensor->name);
+        }
+        setup_free(&s);
+    }
+}
 
 // ---- recomputation ----
 
@@ -75,7 +90,7 @@ static void policies_change_no_bit(const char *shape, bool all) {
 static void recomputation_changes_no_bit(void **state) {
     for (int i = 0; i < FORMS; i++)
         if (test_slowness() == 1 || takes_case(i, 4))
-            policies_change_no_bit(forms[i].options, i < FORMS_IN_FULL && test_slowness() == 1);
+            policies_change_no_bit(form_options(&forms[i]), i < FORMS_IN_FULL && test_slowness() == 1);
 }
 
 // ---- the MLP in chunks of tokens ----
@@ -114,7 +129,7 @@ static void chunks_of_the_mlp_have_its_gradients(void **state) {
     };
     for (int i = 0; i < FORMS; i++)
         if (takes_case(i, 4))
-            assert_gradients_of_chunks(forms[i].options, "");
+            assert_gradients_of_chunks(form_options(&forms[i]), "");
     for (size_t i = 0; i < sizeof activations / sizeof *activations; i++) {
         char options[128];
         snprintf(options, sizeof options, "--activation %s --add-mlp-bias", activations[i]);
@@ -210,7 +225,7 @@ static void each_tensor_has_its_gradient(void **state) {
         assert_gradients(shapes[i % 2], options);
     }
     for (int i = 0; i < FORMS; i++) {
-        const char *shape = forms[i].options;
+        const char *shape = form_options(&forms[i]);
         const bool attention = strstr(shape, "window") || strstr(shape, "softcap") || strstr(shape, "documents");
         for (int unfused = 0; unfused < 1 + attention; unfused++)
             assert_gradients(shape, unfused ? "--hidden-dropout 0 --attention-dropout 0 --attention-backend unfused"
@@ -274,7 +289,7 @@ static void generation_equals_forward(void **state) {
 #endif
     for (int i = 0; i < FORMS; i += EACH)
         if (takes_case(i, 2))
-            generation_equals_forward_of(forms[i].options);
+            generation_equals_forward_of(form_options(&forms[i]));
 }
 // The cache of a windowed layer holds the window alone.
 static void a_windowed_layer_caches_its_window(void **state) {
@@ -420,6 +435,9 @@ static void targets_that_do_not_count(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
 #ifndef CUDA_EMULATED // there training runs hold it (test_cuda_engine.py)
+        cmocka_unit_test(each_option_of_a_form_changes_it),
+        cmocka_unit_test(the_table_counts_the_flops_of_every_product),
+        cmocka_unit_test(each_matrix_of_a_layer_is_a_linear_layers),
         cmocka_unit_test(recomputation_changes_no_bit),
 #endif
         cmocka_unit_test(chunks_of_the_mlp_have_its_gradients),

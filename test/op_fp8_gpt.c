@@ -3,6 +3,7 @@
 // is no FP8 with fp32.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
@@ -14,6 +15,7 @@
 #define FP8_BATCH " --micro-batch-size 4 --global-batch-size 8 --seq-length 20 --num-layers 4 "
 #define WIDE_BATCH " --micro-batch-size 2 --global-batch-size 4 --seq-length 64 --num-layers 3 "
 #endif
+#define FP8_SIZES FP8_BATCH "--ffn-hidden-size 80 --sample-every 0 --sample-tokens 1 "
 #define SMALL_FP8 "--vocab-size 150 --loss-chunk-tokens 50" FP8_BATCH "--hidden-size 48 --kv-channels 16 "
 #define ROTARY_FP8                                                                                                     \
     SMALL_FP8 "--num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 80 --normalization RMSNorm "             \
@@ -26,30 +28,36 @@
     " --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max --fp8-margin 1 "
 #define BLOCKWISE " --fp8-format e4m3 --fp8-recipe blockwise "
 
-static const struct form {
-    const char *name, *options;
-    const char *fp8; // options that only FP8 has; NULL: none
-} forms[] = {
-    {"gpt2", GPT2_FP8},
-    {"gpt2 without dropout", SMALL_FP8 "--num-attention-heads 3 "},
-    {"llama", ROTARY_FP8 "--add-qkv-bias --untie-embeddings-and-output-weights "},
-    {"qwen3", ROTARY_FP8 "--qk-layernorm "},
-    {"olmo2", ROTARY_FP8 "--norm-placement post --qk-layernorm --qk-layernorm-width full "},
-    {"gemma2", ROTARY_FP8 "--norm-placement sandwich --apply-layernorm-1p --activation geglu "},
-    {"granite", ROTARY_FP8 "--residual-multiplier 0.22 "},
-    {"gpt-neox", SMALL_FP8 "--num-attention-heads 3 --activation gelu_erf --parallel-residual "},
-    {"some layers in bf16", ROTARY_FP8 "--activation geglu ", " --first-last-layers-bf16"},
+// The forms in sizes of FP8, and ROTARY with some layers in bf16.
+enum { FP8_FORMS_MOST = FORMS + 1 };
+struct fp8_form {
+    char options[FORM_OPTIONS + 256];
+    const char *fp8; // options that only FP8 has
 };
-static const char *const recipes[] = {TENSORWISE, DELAYED};
-static const struct form wide_forms[] = {
-    {"gpt2 by blocks", WIDE "--hidden-dropout 0.1 --ffn-hidden-size 256 "},
-    {"llama by blocks", WIDE "--num-query-groups 2 --ffn-hidden-size 128 --normalization RMSNorm --activation swiglu "
-                             "--position-embedding-type rope --add-bias-linear=false "},
-};
-#ifdef CUDA_EMULATED // whose threads are fibers: GPT-2 by tensors, Llama with delayed scales, GPT-2 by blocks
-enum { FORMS = 3, FORM_STEP = 2, RECIPES = 1, WIDE_FORMS = 1 };
+static int fp8_forms(struct fp8_form list[FP8_FORMS_MOST]) {
+    int count = 0;
+    for (int i = 0; i < FORMS; i++)
+        if (forms[i].taken_by & FORM_IN_FP8) {
+            snprintf(list[count].options, sizeof list->options, "%s %s", form_options(&forms[i]), FP8_SIZES);
+            list[count++].fp8 = "";
+        }
+    snprintf(list[count].options, sizeof list->options, ROTARY_FP8 "--activation geglu ");
+    list[count++].fp8 = " --first-last-layers-bf16";
+#ifdef CUDA_EMULATED // whose threads are fibers: GPT-2 by tensors, Llama with delayed scales
+    return 2;
 #else
-enum { FORMS = sizeof forms / sizeof *forms };
+    return count;
+#endif
+}
+static const char *const recipes[] = {TENSORWISE, DELAYED};
+static const char *const wide_forms[] = {
+    WIDE "--hidden-dropout 0.1 --ffn-hidden-size 256 ",
+    WIDE "--num-query-groups 2 --ffn-hidden-size 128 --normalization RMSNorm --activation swiglu "
+         "--position-embedding-type rope --add-bias-linear=false ",
+};
+#ifdef CUDA_EMULATED
+enum { FORM_STEP = 1, RECIPES = 1, WIDE_FORMS = 1 };
+#else
 #define FORM_STEP (test_slowness() > 1 ? 2 : 1)
 #define RECIPES (test_slowness() > 1 ? 1 : 2)
 enum { WIDE_FORMS = sizeof wide_forms / sizeof *wide_forms };
@@ -57,24 +65,24 @@ enum { WIDE_FORMS = sizeof wide_forms / sizeof *wide_forms };
 
 // Calls f for every form and recipe.
 static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
+    static struct fp8_form list[FP8_FORMS_MOST];
+    const int count = fp8_forms(list);
     char recipe[256];
-    for (int i = 0; i < FORMS; i += FORM_STEP)
+    for (int i = 0; i < count; i += FORM_STEP)
         for (int r = 0; r < RECIPES; r++) {
             const char *name = recipes[RECIPES == 1 ? i / FORM_STEP % 2 : r];
-            snprintf(recipe, sizeof recipe, "%s%s", name, forms[i].fp8 ? forms[i].fp8 : "");
-            f(forms[i].options, recipe);
+            snprintf(recipe, sizeof recipe, "%s%s", name, list[i].fp8);
+            f(list[i].options, recipe);
         }
     for (int i = 0; i < WIDE_FORMS; i++)
-        f(wide_forms[i].options, BLOCKWISE);
+        f(wide_forms[i], BLOCKWISE);
 }
 // Calls f where each takes long for Llama with delayed scales alone, whose histories are the most that may go wrong.
 static void for_each_form_or_delayed(void (*f)(const char *shape, const char *recipe)) {
-    char recipe[256];
-    snprintf(recipe, sizeof recipe, "%s%s", DELAYED, forms[2].fp8 ? forms[2].fp8 : "");
     if (takes_case(1, 2))
         for_each_form(f);
     else
-        f(forms[2].options, recipe);
+        f(LLAMA " " FP8_SIZES, DELAYED);
 }
 // Both, in memory that the next call reuses.
 static const char *joined(const char *a, const char *b) {
@@ -227,7 +235,7 @@ static void threads_change_no_bit_of(const char *shape, const char *recipe) {
 static void threads_change_no_bit(void **state) {
     threads_change_no_bit_of(GPT2_FP8, DELAYED);
     threads_change_no_bit_of(ROTARY_FP8, TENSORWISE);
-    threads_change_no_bit_of(wide_forms[0].options, BLOCKWISE);
+    threads_change_no_bit_of(wide_forms[0], BLOCKWISE);
 }
 #endif
 
@@ -276,8 +284,10 @@ static void gradients_are_near_those_without_fp8(void **state) { for_each_form(n
 // A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same
 // bits, though the activations write FP8 themselves where scales are delayed.
 static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
-    for (int i = 0; i < FORMS; i += FORM_STEP) {
-        struct setup a = setup_of(forms[i].options, TENSORWISE), b = setup_of(forms[i].options, DELAYED);
+    static struct fp8_form list[FP8_FORMS_MOST];
+    const int count = fp8_forms(list);
+    for (int i = 0; i < count; i += FORM_STEP) {
+        struct setup a = setup_of(list[i].options, TENSORWISE), b = setup_of(list[i].options, DELAYED);
         for (int batch = 0; batch < 2; batch++)
             assert_true(setup_micro_step(&a, batch, 1) == setup_micro_step(&b, batch, 1));
         device_synchronize(a.dev);

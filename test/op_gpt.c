@@ -3,6 +3,7 @@
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
+#include "test/forms.h" // the forms of the block
 #include "test/setup.h" // models of a few layers, and what a step makes of them
 #include "test/testing.h"
 
@@ -204,15 +205,18 @@ static void accumulation_equals_batch(const char *shape) {
     struct setup two = setup_of(shape, options);
     double loss = 0;
     for (int i = 0; i < 2; i++)
-        loss += 0.5 * micro_step_loss(one.model, i, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);
-    const double whole = micro_step_loss(two.model, 0, one.inputs, one.targets, 1);
+        loss += 0.5 * micro_step_loss_of(one.model, i, setup_batch(&one, i), 0.5);
+    const double whole = micro_step_loss_of(two.model, 0, setup_batch(&one, 0), 1);
     assert_near(loss, whole, tolerance * whole, 0);
     assert_close_gradients(one.model, two.model, tolerance);
     setup_free(&one);
     setup_free(&two);
 }
-static void test_accumulation_gpt2(void **state) { accumulation_equals_batch(GPT2); }
-static void test_accumulation_llama(void **state) { accumulation_equals_batch(LLAMA); }
+static void accumulation_equals_a_batch_in_every_form(void **state) {
+    for (int i = 0; i < FORMS; i++)
+        if (takes_case(i, 4))
+            accumulation_equals_batch(form_options(&forms[i]));
+}
 
 static void test_same_bits_again(void **state) {
     struct outcome a = outcome_of(GPT2, ""), b = outcome_of(GPT2, "");
@@ -458,8 +462,7 @@ int main(void) {
         cmocka_unit_test(a_step_updates_each_state),
         cmocka_unit_test(test_poison_gpt2),
         cmocka_unit_test(test_poison_llama),
-        cmocka_unit_test(test_accumulation_gpt2),
-        cmocka_unit_test(test_accumulation_llama),
+        cmocka_unit_test(accumulation_equals_a_batch_in_every_form),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
         cmocka_unit_test(steps_of_fewer_micro_batches_are_those_of_a_smaller_batch),

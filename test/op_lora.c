@@ -2,6 +2,7 @@
 // and backward; freezing changes no bit of what is trained; recomputation, offload and dead memory change no bit of
 // either; the plan holds no gradient and no state of what is frozen.
 #include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
@@ -247,6 +248,32 @@ static void stored_weights_are_those_that_they_are_read_back_as(void **state) {
     }
 }
 
+// In every form a step moves each matrix of adapters and leaves the base as it is, which has no gradient to write to.
+static void adapters_train_in_every_form(void **state) {
+    for (int i = 0; i < FORMS; i++) {
+        if (!takes_case(i, 3))
+            continue;
+        struct setup s =
+            adapted(form_options(&forms[i]), LORA, strstr(form_options(&forms[i]), "glu") ? SEPARATE : FUSED);
+        const struct parameters *table = &s.model->table;
+        const size_t frozen_bytes = (size_t)table->frozen.flat * sizeof(floatX);
+        floatX *base = (floatX *)test_alloc(frozen_bytes);
+        memcpy(base, s.model->frozen.params, frozen_bytes);
+        struct outcome o = two_steps(&s);
+        assert_memory_equal(base, s.model->frozen.params, frozen_bytes);
+        for (int t = 0; t < table->num_tensors; t++) {
+            bool moves = false;
+            for (int64_t j = 0; j < table->tensors[t].count; j++)
+                moves = moves || o.grads[table->tensors[t].offset + j] != 0;
+            if (!moves)
+                fail_msg("%s: %s has no gradient", forms[i].name, table->tensors[t].name);
+        }
+        outcome_free(&o);
+        free(base);
+        setup_free(&s);
+    }
+}
+
 // Frozen parameters are planned in floatX alone.
 static void the_plan_holds_no_state_of_the_frozen(void **state) {
     struct setup s = adapted(LLAMA, LORA, SEPARATE);
@@ -274,6 +301,7 @@ int main(void) {
         cmocka_unit_test(freezing_changes_no_gradient),
         cmocka_unit_test(policies_change_no_bit),
         cmocka_unit_test(stored_weights_are_those_that_they_are_read_back_as),
+        cmocka_unit_test(adapters_train_in_every_form),
         cmocka_unit_test(the_plan_holds_no_state_of_the_frozen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

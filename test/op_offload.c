@@ -2,14 +2,11 @@
 // calls dead and whether copies are early or late, and the plan falls by what left.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
 #define CLIPPED " --clip-grad 0.01 "
-#define ROTARY                                                                                                         \
-    SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "             \
-          "--ffn-hidden-size 56 --normalization RMSNorm --position-embedding-type rope --activation swiglu "           \
-          "--add-bias-linear=false "
 #define FP8                                                                                                            \
     "--vocab-size 150 --loss-chunk-tokens 50 --micro-batch-size 1 --global-batch-size 2 --num-layers 3 "               \
     "--hidden-dropout 0.1 "
@@ -19,21 +16,16 @@
 
 #define FP8_DELAYED FP8_LLAMA "--seq-length 32 --fp8-format hybrid --fp8-recipe delayed "
 
-// A form is held to every policy_step-th policy, from first_policy on; forms that add nothing on a GPU are left out where
-// threads are fibers.
-static const struct form {
+// What is held to every policy_step-th policy, from first_policy on, besides the forms.
+static const struct offload_case {
     const char *options;
     int first_policy, policy_step;
-} forms[] = {
+} more_cases[] = {
 #ifdef CUDA_EMULATED
-    {GPT2, 0, 1},
-    {ROTARY "--qk-layernorm --untie-embeddings-and-output-weights", 0, 2},
 #ifdef PRECISION_BF16 // there is no FP8 with fp32
     {FP8_DELAYED, 1, 2},
 #endif
 #else
-    {GPT2, 0, 1},
-    {LLAMA, 0, 1},
 #ifdef PRECISION_BF16
     {FP8_DELAYED, 0, 1},
     {FP8_LLAMA "--seq-length 32 --fp8-format hybrid", 0, 2},
@@ -41,18 +33,28 @@ static const struct form {
          "--fp8-format e4m3 --fp8-recipe blockwise",
      0, 1},
 #endif
-    {ROTARY "--qk-layernorm --untie-embeddings-and-output-weights", 0, 1},
-    {ROTARY "--norm-placement post --qk-layernorm --qk-layernorm-width full", 0, 1},
-    {ROTARY "--norm-placement sandwich --apply-layernorm-1p --activation geglu --window-size 7 "
-            "--window-attn-skip-freq 2 --attn-logit-softcapping 1.5 --final-logit-softcapping 2",
-     0, 1},
-    {SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --position-embedding-type rope "
-           "--rotary-percent 0.25 --activation gelu_erf --parallel-residual",
-     0, 1},
-    {GPT2 " --separate-documents --window-size 5 --window-attn-skip-freq 2", 0, 2},
     {GPT2 " --attention-backend unfused", 0, 2},
 #endif
+    {NULL, 0, 1},
 };
+// The number of cases: the forms that take part, and what is beside them.
+static int offload_cases(struct offload_case cases[FORMS + 8]) {
+#ifdef CUDA_EMULATED
+    const unsigned takes_part = FORM_OFFLOADED_EMULATED;
+#else
+    const unsigned takes_part = FORM_OFFLOADED;
+#endif
+    int count = 0;
+    for (int i = 0; i < FORMS; i++)
+        if (forms[i].taken_by & takes_part) {
+            const struct offload_case form = {form_options(&forms[i]), 0,
+                                              forms[i].taken_by & FORM_OFFLOADED_LESS ? 2 : 1};
+            cases[count++] = form;
+        }
+    for (int i = 0; more_cases[i].options; i++)
+        cases[count++] = more_cases[i];
+    return count;
+}
 static const char *const policies[] = {
     "",
     "--recompute-granularity selective --recompute-modules " MODULE_LIST,
@@ -69,7 +71,7 @@ enum { FEWEST = 2 }; // offloaded layers
 #else
 enum { FEWEST = 1 };
 #endif
-enum { FORMS = sizeof forms / sizeof *forms, POLICIES = sizeof policies / sizeof *policies, OPTIONS = 640 };
+enum { POLICIES = sizeof policies / sizeof *policies, OPTIONS = 640 };
 
 // ---- the same bits ----
 
@@ -127,15 +129,17 @@ static void offload_changes_no_bit(const struct result *plain, const char *shape
 
 // Each form under each of its policies: one layer, some, all of them offloaded; the orders take turns.
 static void offload_and_poisoned_memory_change_no_bit(void **state) {
+    struct offload_case cases[FORMS + 8];
+    const int count = offload_cases(cases);
     int order = 0;
-    for (int f = 0; f < FORMS; f++)
-        for (int p = forms[f].first_policy; p < POLICIES; p += forms[f].policy_step) {
+    for (int f = 0; f < count; f++)
+        for (int p = cases[f].first_policy; p < POLICIES; p += cases[f].policy_step) {
             char options[OPTIONS];
             snprintf(options, sizeof options, CLIPPED "%s", policies[p]);
-            struct result plain = plain_result(forms[f].options, options);
+            struct result plain = plain_result(cases[f].options, options);
             for (int n = FEWEST; n <= 3; n++, order++)
                 if (takes_case(f + p + n, 3))
-                    offload_changes_no_bit(&plain, forms[f].options, options, n < 3 ? n : plain.layers, order % ORDERS,
+                    offload_changes_no_bit(&plain, cases[f].options, options, n < 3 ? n : plain.layers, order % ORDERS,
                                            poison);
             outcome_free(&plain.outcome);
         }
