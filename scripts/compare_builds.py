@@ -41,9 +41,12 @@ NOISE = [(re.compile(pattern, re.M), text) for pattern, text in [
     (r"  [\d.]+ tok/s.*$", "  RATE"),                    # the end of a progress line
     (r"  ETA .*$", "  RATE"),
     (r"[\d.]+ GFLOP/s measured", "N GFLOP/s measured"),
+    (r"^predicted .*a matmul measured.*$", "predicted"), # by rates of the moment
+    (r"(?<=of the host's, )[\d.]+ \w+", "N"),           # free memory
     (r"[\d.]+ (ms|s)\b", r"N \1"),                       # how long a checkpoint took
     (r"^(train_gpt .*|commit +)\b[0-9a-f]{7,}\S*", r"\1COMMIT"),
     (r"(?<=^built)( .*)$", " WHEN")]]
+FOLDER = re.compile(rb"[^\"]*/(base-[0-9a-f]{12}|new-\d+)(?=/data/)") # where a build's runs are, in files that name a model's folder
 SHOWN = 4 # differences of a configuration
 LIMIT_SECONDS = 600
 
@@ -82,13 +85,14 @@ POLICIES = {
     "auto": "--recompute-granularity auto --memory-budget BUDGET ",
 }
 # What the core's options are, each with the shape and precision that it is tried with.
-FP8 = "--fp8-format hybrid --first-last-layers-bf16=false "
+FP8 = "--fp8-format hybrid --first-last-layers-bf16=false --ffn-hidden-size 96 "
 SANDWICH = "--norm-placement sandwich --qk-layernorm "
 OPTIONS = {
     "fp8-tensorwise": ("llama", "bf16", FP8 + "--fp8-recipe tensorwise "),
     "fp8-delayed": ("llama", "bf16", FP8 + "--fp8-recipe delayed --fp8-amax-history-len 4 " + FULL),
     "fp8-delayed-biases": ("gpt2", "bf16", FP8 + "--fp8-recipe delayed " + SELECTIVE),
-    "fp8-blockwise": ("llama", "bf16", FP8 + "--fp8-recipe blockwise " + SELECTIVE),
+    "fp8-blockwise": ("llama", "bf16", FP8 + "--fp8-recipe blockwise --hidden-size 128 --ffn-hidden-size 256 --kv-channels 32 --num-query-groups 2 "
+                             "--micro-batch-size 4 --global-batch-size 8 " + SELECTIVE),
     "fp8-sandwich": ("llama", "bf16", FP8 + "--fp8-recipe delayed " + SANDWICH),
     "fp8-post": ("qwen2", "bf16", FP8 + "--fp8-recipe tensorwise --norm-placement post --hidden-dropout 0 "),
     "fp8-parallel": ("gpt2", "bf16", FP8 + "--fp8-recipe delayed --parallel-residual " + FULL),
@@ -97,9 +101,6 @@ OPTIONS = {
     "offload-part": ("llama", "bf16", "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --exp-avg-dtype 8bit "
                                       "--exp-avg-sq-dtype bf16 --main-grads-dtype bf16 "),
     "masters-bf16": ("gpt2", "bf16", "--main-params-dtype bf16 "),
-    "lora": ("qwen2", "bf16", "--lora-rank 4 --lora-dropout 0.1 --lora-target-modules all-linear " + SELECTIVE),
-    "lora-nf4": ("llama", "bf16", "--lora-rank 4 --frozen-weights-format nf4 " + FULL),
-    "lora-fp8-weights": ("llama", "bf16", "--lora-rank 2 --frozen-weights-format fp8 "),
     "muon": ("gpt2", "bf16", "--optimizer muon "),
     "ema": ("gpt2", "fp32", "--ema-decay 0.9 --zero-stage 0 "),
     "chunks": ("llama", "bf16", "--mlp-chunk-tokens 8 " + FULL),
@@ -165,6 +166,12 @@ def cpu_configurations():
         yield Configuration(name % "unfused", start + "--attention-backend unfused --loss-chunk-tokens 16 --threads 2")
         yield Configuration(name % "schedule", start + "--lr-decay-style WSD --lr-wsd-decay-steps 2 --min-lr 1e-4 --clip-grad 0.1",
                             start + "--lr-decay-style linear --clip-grad 0 --weight-decay 0 --out linear")
+    for name, shape, options in (("plain", "qwen2", "--lora-dropout 0.1 --lora-target-modules all-linear " + SELECTIVE),
+                                 ("nf4", "llama", "--frozen-weights-format nf4 " + FULL), ("fp8", "llama", "--frozen-weights-format fp8 "),
+                                 ("chunks", "gpt2", "--mlp-chunk-tokens 8 " + FULL)):
+        model = "--init-from ../data/%s --train-data ../data/g_*.bin --threads 1 --device cpu --lora-rank 2 --train-steps 3 " % shape
+        yield Configuration("cpu option lora %s" % name, model + "--precision bf16 --checkpoint-every 2 " + options,
+                            model + "--precision fp32 --out fp32 " + options)
     for shape in ("gpt2", "llama", "llama_sharded", "qwen2", "qwen2_bf16"):
         model = "--init-from ../data/%s --train-data ../data/g_*.bin --val-data ../data/g_*.bin --threads 1 --device cpu " % shape
         yield Configuration("cpu golden " + shape, model + "--precision fp32 --train-steps 2 --checkpoint-every 2",
@@ -194,7 +201,7 @@ def option_configurations():
         start = TRAINING + SHAPES[shape] + "--device cpu --precision %s %s" % (precision, options)
         plan = "--plan=full --plan-json plan.json --plan-picture plan.svg "
         yield Configuration("cpu option %s" % name, start + plan, start, start + "--train-steps 4 --resume auto ")
-        yield Configuration("cpu option ranks %s" % name, start + "--zero-stage 3 --global-batch-size 4" if name != "ema" else start, ranks=2)
+        yield Configuration("cpu option ranks %s" % name, start + ("--zero-stage 3 " if "blockwise" in name else "--zero-stage 3 --global-batch-size 4") if name != "ema" else start, ranks=2)
 
 
 def plan_configurations():
@@ -312,7 +319,9 @@ def as_expected(folder, configuration):
 # ---- comparison ----
 
 def files_below(folder):
-    return sorted(os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder) for name in names)
+    """A run's lock names its process, another one in each run."""
+    return sorted(os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder)
+                  for name in names if name != ".lock")
 
 
 def without(value, names):
@@ -377,9 +386,9 @@ def file_differences(name, one, other, allowed):
             yield from json_differences(*lines)
             return
         if base.endswith(".json"):
-            values = [without(json.loads(data), allowed) for data in (one, other)]
+            values = [without(json.loads(FOLDER.sub(b"", data)), allowed) for data in (one, other)]
             found = list(json_differences(*values))
-            if found or allowed:
+            if found or allowed or FOLDER.search(one):
                 yield from found
                 return
         elif base.startswith("printed_"):
