@@ -11,27 +11,25 @@
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
-// amax: of the result, where it is cast to FP8; NULL: not taken.
-static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
-                 struct norm_weights weights, uint32_t *amax) {
-    const int64_t N = extent_of(m, pass).N;
-    const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
-    const struct norm_options options = norm_options_of(m, amax);
-    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, options, m->dev));
+// out = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
+static void norm(struct at at, struct sink out, struct norm_rows stats, const floatX *x, struct norm_weights weights) {
+    struct gpt *m = at.m;
+    const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
+    RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
+                        norm_options_of(m, out.amax), m->dev));
 }
-// sum = x + multiplier * dropout(delta).
-static void residual(struct gpt *m, enum pass pass, floatX *sum, const floatX *x, const floatX *delta,
-                     struct dropout dropout) {
-    RUN(m, residual_forward(sum, x, delta, extent_of(m, pass).N, m->shape.layer.C, residual_scale(m), dropout, m->dev));
-}
-// Residual addition of the delta that `sum` holds, fused with the norm of the result: sum = x + multiplier *
-// dropout(sum), out = norm(sum); out and stats may be NULL.
-static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
-                          struct norm_weights weights, struct dropout dropout, uint32_t *amax) {
-    const int64_t N = extent_of(m, pass).N;
-    const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
-    RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, w, b, N, m->shape.layer.C,
-                                 norm_options_of(m, amax), residual_scale(m), dropout, m->dev));
+// dx = residual + the gradient of a norm's input x; those of its weight and bias join the unit's gradients. residual:
+// may be dx; NULL: 0.
+static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
+                          struct norm_rows stats, struct norm_weights weights) {
+    struct gpt *m = at.m;
+    const int C = m->shape.layer.C;
+    const floatX *w = param(m, at.pass, at.l, weights.weight);
+    float *dw = grad(m, at.l, weights.weight), *db = grad(m, at.l, weights.bias);
+    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most, C, m->dev),
+                                   norm_backward_workspace_bytes(at.last, C, m->dev)));
+    RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
+                         adds(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
 }
 // RoPE, in place, on q and k of layer l, where that layer has rotary positions.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
@@ -70,12 +68,11 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
 }
-static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
+static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
-    uint32_t *amax = amax_of(m, pass, l, LINEAR_ATT_PROJ, FP8_INPUT);
-    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, amax, ws, m->dev));
+    RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
 // Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
 static int kv_capacity(const struct gpt *m, int l) {
@@ -90,7 +87,7 @@ static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
 }
 // Generation: the k and v of the pass's tokens join the cache. A prompt's tokens attend to each other, a later one to
 // the whole cache.
-static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *att, const floatX *qkv) {
+static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
@@ -103,180 +100,243 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     }
     RUN(m, kv_cache_append(keys, values, qkv, positions, NULL, capacity, shape, m->dev));
     void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
-    RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
+    RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Whether the MLP's activation writes FP8 itself in a pass of layer l.
-static bool activation_is_fused(const struct gpt *m, enum pass pass, int l) {
-    return is_quantised(m, pass, l) && fp8_is_delayed(&m->fp8);
+// ---- Branches ----
+
+// A branch of the residual stream: x + after(output(...input(before(x)))).
+struct branch {
+    enum linear input, output; // its first and its last linear layer
+    enum activation_id before, before_statistics;
+    struct norm_weights before_weights;
+    const char *before_name;
+    enum activation_id projection, after_statistics; // of the norm after the output, where there is one
+    struct norm_weights after_weights;
+    const char *after_name;
+    enum slot d_input, d_projection, d_added; // gradients of the input, the output, and of what is added to the stream
+    enum dropout_use use;
+};
+static const struct branch ATTENTION_BRANCH = {LINEAR_QKV,
+                                               LINEAR_ATT_PROJ,
+                                               ACT_NORM1,
+                                               ACT_NORM1_STATS,
+                                               {PARAM_LN1_W, PARAM_LN1_B},
+                                               "norm 1",
+                                               ACT_ATT_PROJ,
+                                               ACT_POST1_STATS,
+                                               {PARAM_POST1_W, PARAM_POST1_B},
+                                               "post-attention norm",
+                                               SLOT_D_NORM1,
+                                               SLOT_D_ATT_PROJ,
+                                               SLOT_D_ATT_ADDED,
+                                               DROPOUT_ATTENTION_PROJECTION};
+static const struct branch MLP_BRANCH = {LINEAR_FC,
+                                         LINEAR_MLP_PROJ,
+                                         ACT_NORM2,
+                                         ACT_NORM2_STATS,
+                                         {PARAM_LN2_W, PARAM_LN2_B},
+                                         "norm 2",
+                                         ACT_MLP_PROJ,
+                                         ACT_POST2_STATS,
+                                         {PARAM_POST2_W, PARAM_POST2_B},
+                                         "post-mlp norm",
+                                         SLOT_D_NORM2,
+                                         SLOT_D_MLP_PROJ,
+                                         SLOT_D_MLP_ADDED,
+                                         DROPOUT_MLP_PROJECTION};
+
+static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
+// Whether a branch reads the layer's input, and not the sum of that and attention's branch.
+static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
+// The rows of the residual stream that a branch reads.
+static const floatX *branch_input(struct at at, const struct branch *b) {
+    return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
+}
+// The statistics of a norm where they are wanted.
+static struct norm_rows wanted_statistics(struct at at, enum activation_id id) {
+    const struct norm_rows none = {NULL, NULL};
+    return wants(at, 1u << id) ? norm_rows_of(at, id) : none;
 }
 
 // ---- Forward ----
 
 // The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where
-// attention and MLP read the same stream, a buffer of the forward pass alone.
-static floatX *middle(struct gpt *m, enum pass pass, int l) {
-    if (!m->shape.layer.parallel)
-        return activation(m, pass, l, ACT_MID);
-    return (floatX *)buffer(m, pass, l, SLOT_PARALLEL_SUM,
-                            (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX), pass_name(pass),
-                            "residual after attention");
+// attention and MLP read the same stream, a buffer of the forward pass.
+static floatX *middle(struct at at) {
+    if (!at.m->shape.layer.parallel)
+        return rows_of(at, ACT_MID);
+    return (floatX *)buffer(at.m, at.pass, at.l, SLOT_PARALLEL_SUM,
+                            (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
+                            pass_name(at.pass), "residual after attention");
+}
+// Whether the addition of attention's branch to the stream runs.
+static bool adds_attention(struct at at) { return wants(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
+// Whether the norm before a branch, or its statistics, is wanted.
+static bool norm_is_wanted(struct at at, const struct branch *b) {
+    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+    return input || wants(at, 1u << b->before_statistics);
+}
+static struct sink norm_sink(struct at at, const struct branch *b) {
+    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+    struct sink sink = input ? input_sink(at, b->input) : plain_sink(NULL);
+    return sink;
+}
+// Norms the input of a branch, where the addition before it has not (fused_norm).
+static void branch_norm(struct at at, const struct branch *b) {
+    const bool fused =
+        is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
+    if (!norm_is_wanted(at, b) || fused)
+        return;
+    phase_at(at, forward_group(at.pass), b->before_name);
+    const struct sink out = norm_sink(at, b);
+    const struct norm_rows stats = wanted_statistics(at, b->before_statistics);
+    norm(at, out, stats, branch_input(at, b), b->before_weights);
 }
 
-// The ops of the attention branch, from the layer's input to the sum of residual stream and branch; `produce` is
-// block_forward's.
-static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
-#define ACT(id) activation(m, pass, l, ACT_##id)
-#define STATS(id) activation_stats(m, pass, l, ACT_##id)
-#define WANTED_STATS(id) (produce & BIT(id) ? STATS(id) : NULL)
+// The norm of the sum that a branch's addition makes, where the same op computes it: attention's addition norm 2, the
+// MLP's, in a first forward, the next layer's norm 1 or the final norm.
+struct fused_norm {
+    bool runs;
+    int l; // whose weights it has; -1: the model's
+    struct norm_weights weights;
+    struct norm_rows stats;
+    struct sink out;
+};
+static struct fused_norm fused_norm(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
-    const int64_t N = extent_of(m, pass).N;
-    const enum phase_group group = forward_group(pass);
-    const bool norm_1 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM1), BIT(QKV));
-    // in a first forward the layer before has computed norm 1, with its own residual addition
-    if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_BACKWARD || l == 0)) {
-        phase(m, group, l, "norm 1");
-        floatX *out = norm_1 ? linear_input(m, pass, l, LINEAR_QKV) : NULL;
-        float *stats = WANTED_STATS(NORM1_STATS);
-        const floatX *x = activation(m, pass, l - 1, ACT_OUT);
-        norm(m, pass, l, out, stats, x, NORM_1, amax_of(m, pass, l, LINEAR_QKV, FP8_INPUT));
+    const bool last = at.l + 1 == m->shape.L;
+    struct at reader = at; // of the sum
+    struct fused_norm f;
+    memset(&f, 0, sizeof f);
+    f.runs = is_mlp(b) ? at.pass != PASS_BACKWARD && (last || s->norm_before)
+                       : !s->parallel && norm_is_wanted(at, &MLP_BRANCH);
+    if (!f.runs)
+        return f;
+    if (is_mlp(b) && last) {
+        f.l = -1;
+        f.weights = NORM_FINAL;
+        f.stats = final_norm_rows(m, at.pass);
+        f.out = plain_sink(final_norm_buffer(m, at.pass));
+        return f;
     }
-    quantise_input(m, pass, l, LINEAR_QKV, produce & BIT(QKV), produce & BIT(NORM1));
-    if (produce & BIT(QKV)) {
-        phase(m, group, l, "qkv");
-        floatX *qkv = ACT(QKV);
-        linear_forward(m, pass, l, LINEAR_QKV, qkv);
-        if (!s->qk_statistics)
-            rotate(m, pass, l, qkv);
-    }
-    if (produce & (BIT(QKN) | BIT(QKN_STATS))) {
-        phase(m, group, l, "q and k norm");
-        floatX *qkn = ACT(QKN);
-        float *stats = STATS(QKN_STATS); // where they are kept, the same bits are written again
-        const floatX *qkv = ACT(QKV);
-        const floatX *wq = param(m, pass, l, PARAM_QNORM_W), *wk = param(m, pass, l, PARAM_KNORM_W);
-        const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, pass, l);
-        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, N, qk_norm_shape_of(m), rotary, m->dev));
-    }
-    if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
-        phase(m, group, l, "attention");
-        floatX *att = ACT(ATT);
-        const floatX *qkv = attention_input(m, pass, l);
-        if (generates(pass))
-            attention_with_cache(m, pass, l, att, qkv);
-        else
-            attention(m, pass, l, att, activation_memory(m, pass, l, ACT_SOFTMAX), qkv);
-    }
-    const bool sum = produce & (s->parallel ? BIT(OUT) : BIT(MID)); // of the stream and the branch
-    quantise_input(m, pass, l, LINEAR_ATT_PROJ, produce & BIT(ATT_PROJ) || (sum && !s->norm_after), false);
-    if (produce & BIT(ATT_PROJ)) {
-        phase(m, group, l, "attention projection");
-        linear_forward(m, pass, l, LINEAR_ATT_PROJ, ACT(ATT_PROJ));
-    }
-    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION);
-    const bool norm_2 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM2), BIT(FC)),
-               norm_2_runs = norm_2 || produce & BIT(NORM2_STATS);
-    uint32_t *amax = amax_of(m, pass, l, LINEAR_FC, FP8_INPUT);
-    if (sum) {
-        phase(m, group, l, s->norm_after ? "post-attention norm" : "attention projection");
-        floatX *mid = middle(m, pass, l);
-        if (s->norm_after)
-            norm(m, pass, l, mid, WANTED_STATS(POST1_STATS), ACT(ATT_PROJ), NORM_POST_1, NULL);
-        else
-            linear_forward(m, pass, l, LINEAR_ATT_PROJ, mid);
-        const floatX *x = activation(m, pass, l - 1, ACT_OUT);
-        if (norm_2_runs && !s->parallel) {
-            // Asked for before the call: compilers differ in the order of arguments, and the plan in that of its buffers.
-            float *const stats = WANTED_STATS(NORM2_STATS);
-            residual_norm(m, pass, l, mid, norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL, stats, x, NORM_2,
-                          dropout, amax);
-        } else
-            residual(m, pass, mid, x, mid, dropout);
-    } else if (produce & BIT(POST1_STATS)) {
-        phase(m, group, l, "post-attention norm");
-        norm(m, pass, l, NULL, STATS(POST1_STATS), ACT(ATT_PROJ), NORM_POST_1, NULL);
-    }
-    if (norm_2_runs && (s->parallel || !sum)) {
-        phase(m, group, l, "norm 2");
-        floatX *out = norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL;
-        float *stats = WANTED_STATS(NORM2_STATS);
-        const floatX *x = s->parallel ? activation(m, pass, l - 1, ACT_OUT) : ACT(MID);
-        norm(m, pass, l, out, stats, (const floatX *)x, NORM_2, amax);
-    }
+    const struct branch *next = is_mlp(b) ? &ATTENTION_BRANCH : &MLP_BRANCH;
+    reader.l += is_mlp(b);
+    f.l = reader.l;
+    f.weights = next->before_weights;
+    f.stats = wanted_statistics(reader, next->before_statistics);
+    f.out = norm_sink(reader, next);
+    return f;
 }
-
-// Makes the MLP's activation, the input of `product`: in floatX, or, where the scale is known before, in FP8 at once.
-static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uint32_t product) {
-    const int64_t N = extent_of(m, pass).N;
-    const bool rows = produce & product, kept = produce & BIT(ACT);
-    phase(m, forward_group(pass), l, "activation");
-    const floatX *fc = ACT(FC);
-    if (activation_is_fused(m, pass, l)) {
-        const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
-        RUN(m, mlp_activation_forward_fp8(to, fc, N, &m->shape, m->dev));
+// sum = x + multiplier * dropout(sum), and the norm of that.
+static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
+    struct gpt *m = at.m;
+    const int C = m->shape.layer.C;
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const struct fused_norm f = fused_norm(at, b);
+    if (!f.runs) {
+        RUN(m, residual_forward(sum, x, sum, at.rows, C, residual_scale(m), dropout, m->dev));
         return;
     }
-    floatX *act = linear_input(m, pass, l, LINEAR_MLP_PROJ);
-    uint32_t *amax = amax_of(m, pass, l, LINEAR_MLP_PROJ, FP8_INPUT);
-    RUN(m, mlp_activation_forward(act, fc, N, &m->shape, amax, m->dev));
-    quantise_input(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
+    const floatX *w = param(m, at.pass, f.l, f.weights.weight), *bias = param(m, at.pass, f.l, f.weights.bias);
+    RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
+                                 norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// The MLP up to its second projection, all tokens at once; a projection straight into the layer's output is left to
-// mlp_branch_forward. product: what the second projection makes.
-static void mlp_forward(struct gpt *m, int l, uint32_t produce, uint32_t product, enum pass pass) {
-    const enum phase_group group = forward_group(pass);
-    quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
-    if (produce & BIT(FC)) {
-        phase(m, group, l, "fc");
-        linear_forward(m, pass, l, LINEAR_FC, ACT(FC));
+// The output of a branch into its activation of its own, which the norm after it reads.
+static void branch_project(struct at at, const struct branch *b) {
+    if (!wants(at, 1u << b->projection))
+        return;
+    phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
+    linear_forward(at, b->output, rows_of(at, b->projection));
+}
+// Ends a branch: its output, the norm after that, its addition to the residual stream x, whose sum is `sum`.
+static void branch_end(struct at at, const struct branch *b) {
+    const struct layer_shape *s = &at.m->shape.layer;
+    const enum phase_group group = forward_group(at.pass);
+    const bool projected = is_mlp(b) && mlp_range_tokens(at.m, at.pass, at.l) > 0; // range by range, by now
+    const char *name = linear_row(b->output, s).name;
+    if (!projected) {
+        cast_input(at, b->output);
+        branch_project(at, b);
     }
-    if (input_is_wanted(m, pass, l, produce, BIT(ACT), product))
-        activate(m, pass, l, produce, product);
-    if (produce & BIT(MLP_PROJ)) {
-        phase(m, group, l, "mlp projection");
-        linear_forward(m, pass, l, LINEAR_MLP_PROJ, ACT(MLP_PROJ));
+    if (is_mlp(b) ? wants(at, BIT(OUT)) : adds_attention(at)) {
+        phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
+        floatX *sum = is_mlp(b) ? rows_of(at, ACT_OUT) : middle(at);
+        if (s->norm_after) {
+            const floatX *projection = rows_of(at, b->projection);
+            norm(at, plain_sink(sum), wanted_statistics(at, b->after_statistics), projection, b->after_weights);
+        } else if (!projected)
+            linear_forward(at, b->output, sum);
+        add_branch(at, b, sum, is_mlp(b) ? middle(at) : branch_input(at, b));
+    } else if (wants(at, 1u << b->after_statistics)) {
+        phase_at(at, group, b->after_name);
+        const floatX *projection = rows_of(at, b->projection);
+        norm(at, plain_sink(NULL), norm_rows_of(at, b->after_statistics), projection, b->after_weights);
     }
 }
-// The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
-// the layer's.
-static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
-    const struct layer_shape *s = &m->shape.layer;
-    const enum phase_group group = forward_group(pass);
-    const uint32_t product = s->norm_after ? BIT(MLP_PROJ) : BIT(OUT); // what the second projection makes
-    const bool chunks = mlp_chunk_tokens(m, pass, l) > 0;
-    if (!chunks)
-        mlp_forward(m, l, produce, product, pass);
-    else if (produce & product)
-        mlp_chunks_forward(m, pass, l, s->norm_after ? ACT_MLP_PROJ : ACT_OUT);
-    if (produce & BIT(OUT)) {
-        if (pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
-            use_unit(m, pass, next);
-        phase(m, group, l, s->norm_after ? "post-mlp norm" : chunks ? "residual after mlp" : "mlp projection");
-        floatX *out = ACT(OUT);
-        if (s->norm_after)
-            norm(m, pass, l, out, WANTED_STATS(POST2_STATS), ACT(MLP_PROJ), NORM_POST_2, NULL);
-        else if (!chunks)
-            linear_forward(m, pass, l, LINEAR_MLP_PROJ, out);
-        const floatX *mid = middle(m, pass, l);
-        const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
-        const bool last = l + 1 == m->shape.L;
-        if (pass == PASS_BACKWARD || (!last && !s->norm_before))
-            residual(m, pass, out, mid, out, dropout);
-        else if (!last) {
-            float *const stats = activation_stats(m, pass, l + 1, ACT_NORM1_STATS);
-            residual_norm(m, pass, l + 1, out, linear_input(m, pass, l + 1, LINEAR_QKV), stats, mid, NORM_1, dropout,
-                          amax_of(m, pass, l + 1, LINEAR_QKV, FP8_INPUT));
-        } else {
-            float *const stats = final_norm_stats(m, pass);
-            residual_norm(m, pass, -1, out, final_norm_buffer(m, pass), stats, mid, NORM_FINAL, dropout, NULL);
-        }
-    } else if (produce & BIT(POST2_STATS)) {
-        phase(m, group, l, "post-mlp norm");
-        norm(m, pass, l, NULL, STATS(POST2_STATS), ACT(MLP_PROJ), NORM_POST_2, NULL);
+
+// q, k and v as attention reads them, rotated and normed where the model does so.
+static void make_qkv(struct at at) {
+    struct gpt *m = at.m;
+    const enum phase_group group = forward_group(at.pass);
+    if (wants(at, BIT(QKV))) {
+        phase_at(at, group, "qkv");
+        floatX *qkv = rows_of(at, ACT_QKV);
+        linear_forward(at, LINEAR_QKV, qkv);
+        if (!m->shape.layer.qk_statistics)
+            rotate(m, at.pass, at.l, qkv);
     }
-#undef WANTED_STATS
-#undef STATS
-#undef ACT
+    if (wants(at, BIT(QKN) | BIT(QKN_STATS))) {
+        phase_at(at, group, "q and k norm");
+        floatX *qkn = rows_of(at, ACT_QKN);
+        float *stats = activation_stats(m, at.pass, at.l, ACT_QKN_STATS); // where kept, the same bits are written again
+        const floatX *qkv = rows_of(at, ACT_QKV);
+        const floatX *wq = param(m, at.pass, at.l, PARAM_QNORM_W), *wk = param(m, at.pass, at.l, PARAM_KNORM_W);
+        const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, at.pass, at.l);
+        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, at.rows, qk_norm_shape_of(m), rotary, m->dev));
+    }
+}
+static void attend(struct at at) {
+    struct gpt *m = at.m;
+    if (!wants(at, BIT(ATT) | BIT(SOFTMAX)))
+        return;
+    phase_at(at, forward_group(at.pass), "attention");
+    const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
+    const floatX *qkv = attention_input(m, at.pass, at.l);
+    if (generates(at.pass))
+        attention_with_cache(m, at.pass, at.l, att, qkv);
+    else
+        attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
+}
+// The MLP's forward range by range.
+static void mlp_forward_ranges(struct at at) {
+    struct at range = at_forward_ranges(at);
+    const struct linear_source output = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most, at.rows);
+    if (!wants(at, 1u << output.product))
+        return;
+    while (at_next(&range, &loop)) {
+        mlp_forward(range);
+        phase_at(range, forward_group(at.pass), "mlp projection");
+        linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, output.product));
+    }
+}
+// Parameters that the layer needs now, and those that are needed next.
+static void block_units(struct at at) {
+    struct gpt *m = at.m;
+    const int next = at.l + 1 < m->shape.L ? unit_of_layer(&m->table, at.l + 1) : unit_of_head();
+    if (at.produce)
+        use_unit(m, at.pass, unit_of_layer(&m->table, at.l));
+    if (at.pass == PASS_BACKWARD)
+        return;
+    prefetch_unit(m, at.pass, next);
+    if (next == unit_of_head())
+        prefetch_unit(m, head_pass(m, at.pass), head_unit(m));
+    if (next == unit_of_head() && at.pass == PASS_TRAIN) {
+        zero_prefetch_gradients(&m->zero, unit_of_head());
+        zero_prefetch_gradients(&m->zero, head_unit(m));
+    }
 }
 
 // Runs the ops whose outputs are in the set `produce`: all in a first forward, the dropped ones in recomputation.
@@ -285,96 +345,66 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
 // crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
 // layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
-    const int unit = unit_of_layer(&m->table, l),
-              next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
-    produce &= activation_present(&m->shape.layer) & ~left_to_chunks(m, pass, l, produce);
-    if (produce)
-        use_unit(m, pass, unit);
-    if (pass != PASS_BACKWARD) {
-        prefetch_unit(m, pass, next);
-        if (next == unit_of_head())
-            prefetch_unit(m, head_pass(m, pass), head_unit(m));
-        if (next == unit_of_head() && pass == PASS_TRAIN) {
-            zero_prefetch_gradients(&m->zero, unit_of_head());
-            zero_prefetch_gradients(&m->zero, head_unit(m));
-        }
-    }
-    attention_branch_forward(m, l, produce, pass);
-    mlp_branch_forward(m, l, produce, pass, next);
+    const uint32_t made = produce & activation_present(&m->shape.layer) & ~left_to_ranges(m, pass, l, produce);
+    const struct at at = at_layer(m, pass, l, made);
+    block_units(at);
+
+    branch_norm(at, &ATTENTION_BRANCH);
+    cast_input(at, LINEAR_QKV);
+    make_qkv(at);
+    attend(at);
+    branch_end(at, &ATTENTION_BRANCH);
+
+    branch_norm(at, &MLP_BRANCH);
+    if (mlp_range_tokens(m, pass, l) > 0)
+        mlp_forward_ranges(at);
+    else
+        mlp_forward(at);
+    if (wants(at, BIT(OUT)) && pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
+        use_unit(m, pass, l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head());
+    branch_end(at, &MLP_BRANCH);
 }
 
 // ---- Backward ----
 
-// dx = residual + the gradient of a norm's input; those of its weight and bias join the unit's gradients. residual: may
-// be dx; NULL: 0. dx_partial, amax: of dx; NULL: not taken.
-static void norm_gradient(struct gpt *m, int l, floatX *dx, float *dx_partial, const floatX *residual,
-                          const floatX *dout, const floatX *x, const float *stats, struct norm_weights weights,
-                          uint32_t *amax) {
-    const int64_t N = extent_of(m, PASS_TRAIN).N;
-    const int C = m->shape.layer.C;
-    const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_BACKWARD, l, weights.weight);
-    float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
-    void *ws = workspace(m, norm_backward_workspace_bytes(N, C, m->dev));
-    RUN(m, norm_backward(dx, dx_partial, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C,
-                         adds(m), norm_options_of(m, amax), ws, m->dev));
-}
-
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
-// the gradient of the stream itself, which is then not stored twice. partial: gets the partial sums of its columns;
-// NULL: not made.
-static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use, float *partial) {
-    const floatX *dres = d_residual(m);
+// the gradient of the stream itself, which is then not stored twice. Of a range it was made before the ranges.
+// partial: gets the partial sums of its columns; NULL: not made.
+static const floatX *d_added(struct at at, const struct branch *b, float *partial) {
+    struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
-        return dres;
-    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
-    const float scale = residual_scale(m);
-    floatX *dadded = d_buffer(m, l, slot, m->shape.layer.C);
-    RUN(m,
-        residual_backward(dadded, partial, dres, extent_of(m, PASS_TRAIN).N, m->shape.layer.C, scale, dropout, m->dev));
+        return d_residual_rows(at);
+    const floatX *dres = d_residual(m);
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const int C = m->shape.layer.C;
+    floatX *dadded = d_rows(at, b->d_added, C);
+    if (!at_is_range(at))
+        RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// A branch: the slots of its gradients, its use of dropout, and its projection with the norm after it.
-struct branch {
-    enum linear linear;
-    enum slot d_added, d_projection;
-    enum dropout_use use;
-    enum activation_id projection, statistics;
-    struct norm_weights norm;
-    const char *name;
-};
-static const struct branch ATTENTION_BRANCH = {LINEAR_ATT_PROJ,
-                                               SLOT_D_ATT_ADDED,
-                                               SLOT_D_ATT_PROJ,
-                                               DROPOUT_ATTENTION_PROJECTION,
-                                               ACT_ATT_PROJ,
-                                               ACT_POST1_STATS,
-                                               {PARAM_POST1_W, PARAM_POST1_B},
-                                               "post-attention norm"};
-static const struct branch MLP_BRANCH = {LINEAR_MLP_PROJ,
-                                         SLOT_D_MLP_ADDED,
-                                         SLOT_D_MLP_PROJ,
-                                         DROPOUT_MLP_PROJECTION,
-                                         ACT_MLP_PROJ,
-                                         ACT_POST2_STATS,
-                                         {PARAM_POST2_W, PARAM_POST2_B},
-                                         "post-mlp norm"};
-// The gradient of the output of a branch's projection, through the norm after it where there is one. Opens the phase
-// `name`, in which the result is live.
-static const floatX *d_projection(struct gpt *m, int l, const struct branch *branch, const char *name) {
-    if (!m->shape.layer.norm_after) {
-        phase(m, GROUP_BACKWARD, l, name);
-        return d_added(m, l, branch->d_added, branch->use, bias_partial(m, l, branch->linear, BIAS_BY_RESIDUAL));
-    }
-    phase(m, GROUP_BACKWARD, l, branch->name);
+// The gradient of the output of a branch's last linear layer, through the norm after it where there is one. Opens the
+// phase of that linear layer, in which the result is live.
+static const floatX *d_projection(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
     const int C = m->shape.layer.C;
-    const floatX *dadded = d_added(m, l, branch->d_added, branch->use, NULL);
-    float *partial = bias_partial(m, l, branch->linear, BIAS_BY_NORM);
-    floatX *dproj = d_buffer(m, l, branch->d_projection, C);
-    norm_gradient(m, l, dproj, partial, NULL, dadded, activation(m, PASS_BACKWARD, l, branch->projection),
-                  activation_stats(m, PASS_BACKWARD, l, branch->statistics), branch->norm,
-                  gradient_amax(m, l, branch->linear));
-    phase(m, GROUP_BACKWARD, l, name);
-    return d_buffer(m, l, branch->d_projection, C);
+    const char *name = linear_row(b->output, &m->shape.layer).name;
+    if (!m->shape.layer.norm_after) {
+        phase_at(at, GROUP_BACKWARD, name);
+        return d_added(at, b, at_is_range(at) ? NULL : bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
+    }
+    phase_at(at, GROUP_BACKWARD, b->after_name);
+    const floatX *projection = rows_of(at, b->projection);
+    const struct norm_rows stats = norm_rows_of(at, b->after_statistics);
+    if (at.ranged & 1u << b->after_statistics)
+        norm(at, plain_sink(NULL), stats, projection, b->after_weights);
+    const floatX *dadded = d_added(at, b, NULL);
+    struct sink dproj = plain_sink(NULL);
+    dproj.sums = bias_partial(m, at.l, b->output, BIAS_BY_NORM);
+    dproj.data = d_rows(at, b->d_projection, C);
+    dproj.amax = gradient_amax(m, at.l, b->output);
+    norm_gradient(at, dproj, NULL, dadded, projection, stats, b->after_weights);
+    phase_at(at, GROUP_BACKWARD, name);
+    return d_rows(at, b->d_projection, C);
 }
 
 // The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
@@ -391,87 +421,67 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// The gradient of the input of a branch joins d_residual: through the norm before it, or as it is.
-// x: the norm's input; next, projection: layer and projection whose output's gradient the result is, -1: of none.
-// Runs in a phase of its own.
-static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *name, enum activation_id statistics,
-                           struct norm_weights weights, int x_layer, enum activation_id x, int next,
-                           enum linear projection) {
+// The residual stream's gradient, which is that of the output of a projection as it is where that is added as it is:
+// the projection's amax and bias sums are taken on the way. l -1: of no projection.
+static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
+    struct sink sink = plain_sink(dres);
+    sink.sums = stream_bias_partial(m, l, projection);
+    sink.amax = stream_amax(m, l, projection);
+    return sink;
+}
+// The gradient of the input of a branch joins the residual stream's: through the norm before it, or as it is. Runs in a
+// phase of its own.
+static void d_branch_input(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
-    phase(m, GROUP_BACKWARD, l, name);
-    floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
-    if (s->norm_before)
-        norm_gradient(m, l, dres, stream_bias_partial(m, next, projection), dres, din,
-                      activation(m, PASS_BACKWARD, x_layer, x), activation_stats(m, PASS_BACKWARD, l, statistics),
-                      weights, stream_amax(m, next, projection));
-    else {
-        const struct dropout none = {0, 0, 0, 0, 0, NULL};
-        RUN(m, residual_forward(dres, din, dres, extent_of(m, PASS_TRAIN).N, s->C, 1, none, m->dev));
+    const struct dropout none = {0, 0, 0, 0, 0, NULL};
+    phase_at(at, GROUP_BACKWARD, b->before_name);
+    floatX *din = d_rows(at, b->d_input, s->C), *dres = d_residual_rows(at);
+    if (!s->norm_before) {
+        RUN(m, residual_forward(dres, din, dres, at.rows, s->C, 1, none, m->dev));
+        return;
     }
+    // What is added to the stream next below: attention's output, or the MLP's of the layer below.
+    const bool below = reads_layer_input(at, b), last_reader = is_mlp(b) || !s->parallel;
+    const struct sink sink = at_is_range(at) ? plain_sink(dres)
+                                             : stream_sink(m, dres,
+                                                           !last_reader ? -1
+                                                           : below      ? at.l - 1
+                                                                        : at.l,
+                                                           below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);
+    const floatX *x = branch_input(at, b);
+    norm_gradient(at, sink, dres, din, x, norm_rows_of(at, b->before_statistics), b->before_weights);
 }
 
-// d_branch_input of the MLP, unless parallel branches leave that to the layer's end.
-static void d_mlp_input(struct gpt *m, int l) {
-    if (!m->shape.layer.parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID, l, LINEAR_ATT_PROJ);
-}
-// What the MLP's activation reads, where the product behind it may apply the activation's derivative: not where an
-// adapter adds to that product.
-static struct gelu_input gelu_input_of(struct gpt *m, int l) {
-    if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) || is_quantised(m, PASS_TRAIN, l))
-        return NO_GELU;
-    const struct gelu_input gelu = {activation(m, PASS_BACKWARD, l, ACT_FC),
-                                    bias_source(m, l, LINEAR_FC) == BIAS_BY_ACTIVATION};
-    return gelu;
-}
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
 // parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
-static void mlp_branch_backward(struct gpt *m, int l) {
-#define ACT(id) activation(m, PASS_BACKWARD, l, ACT_##id)
-    const struct layer_shape *s = &m->shape.layer;
-    const int64_t N = extent_of(m, PASS_TRAIN).N;
-    if (mlp_chunk_tokens(m, PASS_BACKWARD, l) > 0) {
-        phase(m, GROUP_BACKWARD, l, "mlp");
-        d_added(m, l, MLP_BRANCH.d_added, MLP_BRANCH.use, NULL);
-        mlp_chunks_backward(m, l);
-        return;
+static void mlp_branch_backward(struct at at) {
+    mlp_backward(at, d_projection(at, &MLP_BRANCH));
+    if (!at.m->shape.layer.parallel)
+        d_branch_input(at, &MLP_BRANCH);
+}
+// The same range by range, each of which first makes again what it reads.
+static void mlp_branch_backward_ranges(struct at at) {
+    struct at range = at_backward_ranges(at);
+    phase(at.m, GROUP_BACKWARD, at.l, "mlp");
+    d_added(at, &MLP_BRANCH, NULL);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most, at.rows);
+    while (at_next(&range, &loop)) {
+        branch_norm(range, &MLP_BRANCH);
+        mlp_forward(range);
+        branch_project(range, &MLP_BRANCH);
+        mlp_branch_backward(range);
     }
-    const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
-    const bool sums_bias = !bias_finish(m, l, LINEAR_MLP_PROJ);
-    const bool applied = linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, sums_bias, gelu_input_of(m, l));
-
-    phase(m, GROUP_BACKWARD, l, "activation");
-    floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
-    const floatX *fc = ACT(FC);
-    if (activation_is_fused(m, PASS_TRAIN, l)) {
-        const struct fp8_cast to = gradient_cast(m, l, LINEAR_FC);
-        void *ws = gradient_cast_workspace(m, l, LINEAR_FC);
-        RUN(m, mlp_activation_backward_fp8(to, dact, fc, N, &m->shape, ws, m->dev));
-        linear_backward_fp8(m, l, LINEAR_FC, SLOT_D_NORM2);
-        d_mlp_input(m, l);
-        return;
-    }
-    // dfc overwrites dact, unless a gated activation makes it twice as wide.
-    const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
-    floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    float *partial = bias_partial(m, l, LINEAR_FC, BIAS_BY_ACTIVATION);
-    if (applied)
-        RUN(m, activation_bias_sums(partial, dfc, N, fc_width(s), m->dev));
-    else
-        RUN(m, mlp_activation_backward(dfc, partial, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
-
-    phase(m, GROUP_BACKWARD, l, "fc");
-    dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc, !bias_finish(m, l, LINEAR_FC), NO_GELU);
-    d_mlp_input(m, l);
 }
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
-static void attention_core_backward(struct gpt *m, int l) {
+static void attention_backward_phase(struct at at) {
+    struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
-    phase(m, GROUP_BACKWARD, l, "attention");
-    const floatX *datt = d_buffer(m, l, SLOT_D_ATT, s->H * s->D);
-    floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = ACT(ATT);
+    const int l = at.l;
+    phase_at(at, GROUP_BACKWARD, "attention");
+    const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
+    floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
     const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
     const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
@@ -486,38 +496,39 @@ static void attention_core_backward(struct gpt *m, int l) {
     if (!s->qk_statistics)
         return;
 
-    phase(m, GROUP_BACKWARD, l, "q and k norm");
-    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    phase_at(at, GROUP_BACKWARD, "q and k norm");
     const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
-    dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    const floatX *raw = ACT(QKV);
+    dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    const floatX *raw = rows_of(at, ACT_QKV);
     const float *stats = activation_stats(m, PASS_BACKWARD, l, ACT_QKN_STATS);
     const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
-    ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape, m->dev));
-    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, adds(m), ws, m->dev));
+    ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, adds(m), ws, m->dev));
 }
 
 // Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
 static void block_backward(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
-
+    const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
+    const int next = next_backward_layer(m, l);
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
     use_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, l));
-    if (next_backward_layer(m, l) >= 0)
-        prefetch_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, next_backward_layer(m, l)));
-    mlp_branch_backward(m, l);
+    if (next >= 0)
+        prefetch_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, next));
 
-    const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
-    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
-    attention_core_backward(m, l);
+    if (mlp_range_tokens(m, PASS_BACKWARD, l) > 0)
+        mlp_branch_backward_ranges(at);
+    else
+        mlp_branch_backward(at);
 
-    phase(m, GROUP_BACKWARD, l, "qkv");
-    const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
-    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? -1 : l - 1,
-                   LINEAR_MLP_PROJ);
+    const floatX *dproj = d_projection(at, &ATTENTION_BRANCH);
+    linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
+    attention_backward_phase(at);
+    phase_at(at, GROUP_BACKWARD, "qkv");
+    const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
+    d_branch_input(at, &ATTENTION_BRANCH);
     if (s->parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT, l - 1, LINEAR_MLP_PROJ);
-#undef ACT
+        d_branch_input(at, &MLP_BRANCH);
 }

@@ -79,6 +79,11 @@ struct plan_phase {
     char name[PLAN_NAME_CHARS];
 };
 
+// Phases [first, last] that run again and again.
+struct plan_loop {
+    int first, last;
+};
+
 // A memory plan: recorded by plan_add, plan_phase and plan_touch, placed by plan_place.
 struct plan {
     struct plan_buffer *buffers;
@@ -89,6 +94,8 @@ struct plan {
     int phase_count, phase_capacity;
     struct plan_transfer *transfers;
     int transfer_count, transfer_capacity;
+    struct plan_loop *loops; // in the order of their phases
+    int loop_count, loop_capacity;
     // Set by plan_place:
     size_t arena_bytes[ARENA_COUNT];
     size_t peak_bytes;        // of all arenas of the device together: what is allocated
@@ -113,6 +120,10 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
 
 // Begins a phase and returns its index.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
+
+// Says that the phases from `first` to the current one are a loop's. A buffer that is touched in it and before it, or in
+// it and after it, is live in all of its phases.
+static void plan_add_loop(struct plan *plan, int first);
 
 // Makes a buffer live in the current phase and in all since its first touch. A negative id, of a buffer that this
 // configuration does not have, is ignored.
@@ -177,6 +188,7 @@ static void plan_free(struct plan *plan) {
     free(plan->buffers);
     free(plan->categories);
     free(plan->phases);
+    free(plan->loops);
     free(plan->transfers);
     plan_begin(plan);
 }
@@ -253,6 +265,21 @@ static void plan_touch(struct plan *plan, int id) {
     if (buffer->first_phase < 0)
         buffer->first_phase = phase;
     buffer->last_phase = phase;
+    for (int i = plan->loop_count - 1; i >= 0 && plan->loops[i].last >= buffer->first_phase; i--)
+        if (plan->loops[i].first < buffer->first_phase)
+            buffer->first_phase = plan->loops[i].first;
+}
+
+static void plan_add_loop(struct plan *plan, int first) {
+    plan->loops =
+        (struct plan_loop *)plan_grow(plan->loops, plan->loop_count, &plan->loop_capacity, sizeof *plan->loops);
+    const struct plan_loop loop = {first, plan->phase_count - 1};
+    plan->loops[plan->loop_count++] = loop;
+    for (int i = 0; i < plan->count; i++) {
+        struct plan_buffer *buffer = &plan->buffers[i];
+        if (buffer->first_phase >= 0 && buffer->first_phase < first && buffer->last_phase >= first)
+            buffer->last_phase = loop.last;
+    }
 }
 
 static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes) {

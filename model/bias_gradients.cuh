@@ -8,7 +8,7 @@
 #include "kernels/activation.cuh"  // activation_bias_chunks
 #include "kernels/column_sums.cuh" // column_sums
 #include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
-#include "model/mlp.cuh"           // branch_is_added_as_it_is, mlp_chunk_tokens
+#include "model/mlp_ranges.cuh"    // mlp_range_tokens
 #include "model/state.cuh"         // struct gpt and its buffers
 
 // What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:
@@ -28,7 +28,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_RESIDUAL;
     if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
         return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
-    if (linear == LINEAR_ATT_PROJ && mlp_chunk_tokens(m, PASS_BACKWARD, l) > 0) // norm 2 goes by the MLP's chunks
+    if (linear == LINEAR_ATT_PROJ && mlp_range_tokens(m, PASS_BACKWARD, l) > 0) // norm 2 goes by the MLP's chunks
         return BIAS_BY_PRODUCT;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
 }
@@ -39,7 +39,7 @@ static int64_t attention_chunks(const struct gpt *m) {
 }
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const bool chunked = mlp_chunk_tokens(m, PASS_BACKWARD, l) > 0; // each chunk's products sum their rows
+    const bool chunked = mlp_range_tokens(m, PASS_BACKWARD, l) > 0; // each chunk's products sum their rows
     // On the CPU the products that read dout sum its columns while they pack it, at no cost.
     if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;

@@ -338,6 +338,40 @@ static struct linear_row linear_row(enum linear id, const struct layer_shape *s)
     return none;
 }
 
+// The activation that a linear layer reads, and the one that its product makes.
+struct linear_source {
+    enum activation_id id;
+    bool below;  // it is the layer below's
+    bool shared; // other ops of the backward read it too, so that it is kept in floatX
+    enum activation_id product;
+};
+static struct linear_source linear_source(const struct layer_shape *s, enum linear linear) {
+    struct linear_source source = {ACT_OUT, false, false, ACT_OUT};
+    switch (linear) {
+    case LINEAR_QKV:
+        source.id = s->norm_before ? ACT_NORM1 : ACT_OUT;
+        source.below = source.shared = !s->norm_before;
+        source.product = ACT_QKV;
+        break;
+    case LINEAR_ATT_PROJ:
+        source.id = ACT_ATT;
+        source.shared = true;
+        source.product = s->norm_after ? ACT_ATT_PROJ : s->parallel ? ACT_OUT : ACT_MID;
+        break;
+    case LINEAR_FC:
+        source.id = s->norm_before ? ACT_NORM2 : ACT_MID;
+        source.shared = !s->norm_before;
+        source.product = ACT_FC;
+        break;
+    case LINEAR_MLP_PROJ:
+        source.id = ACT_ACT;
+        source.product = s->norm_after ? ACT_MLP_PROJ : ACT_OUT;
+        break;
+    case LINEAR_COUNT: break;
+    }
+    return source;
+}
+
 static bool parameter_is_adapter(enum parameter id) {
 #define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
     if (id == (a) || id == (b))                                                                                        \

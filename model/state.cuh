@@ -42,6 +42,12 @@ enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
     ROW(D_LNF, "d final norm")                                                                                         \
     ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
 
+static const char *const gradient_slot_names[] = {
+#define NAME_ROW(id, name) name,
+    GRADIENT_SLOTS(NAME_ROW)
+#undef NAME_ROW
+};
+
 // The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. The
 // column form is the transposed matrix.
 #define FP8_BUFFER_ROWS(ROW)                                                                                           \
@@ -413,15 +419,99 @@ static void *host_activation(struct gpt *m, int l, enum activation_id id) {
 }
 // The buffer of the gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
-    static const char *const names[] = {
-#define NAME_ROW(id, name) name,
-        GRADIENT_SLOTS(NAME_ROW)
-#undef NAME_ROW
-    };
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
-    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - ACT_COUNT]);
+    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
+                            gradient_slot_names[slot - ACT_COUNT]);
 }
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
+
+// ---- Where an op of a block works ----
+
+// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges of
+// tokens (model/mlp_ranges.cuh).
+struct at {
+    struct gpt *m;
+    enum pass pass;
+    int l;
+    uint32_t produce; // the activations that are to be made
+    int64_t first, rows;
+    int64_t most, last; // rows of the largest range, and of the last one
+    uint32_t ranged;    // the activations of which one range exists at a time
+    int range_slot;     // of a range of the first activation
+};
+static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
+    const int64_t N = extent_of(m, pass).N;
+    const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
+    return at;
+}
+static bool at_is_range(struct at at) { return at.most < extent_of(at.m, at.pass).N; }
+static bool wants(struct at at, uint32_t set) { return at.produce & set; }
+
+// Begins a phase of the layer; one of a range says so.
+static void phase_at(struct at at, enum phase_group group, const char *op) {
+    char name[PLAN_NAME_CHARS];
+    snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
+    phase(at.m, group, at.l, name);
+}
+// The memory of one range of an activation, used again by each range.
+static void *range_memory(struct at at, enum activation_id id) {
+    const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
+    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most),
+                  "chunk of the mlp", row.name);
+}
+// The rows of an activation of floatX that an op at work reads or writes: of layer l, or of the layer below it.
+static floatX *rows_of(struct at at, enum activation_id id) {
+    if (at.ranged & (1u << id))
+        return (floatX *)range_memory(at, id);
+    floatX *whole = activation(at.m, at.pass, at.l, id);
+    if (at.first == 0)
+        return whole;
+    return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
+}
+static struct at at_below(struct at at) {
+    at.l--;
+    at.ranged = 0;
+    return at;
+}
+// The statistics of a norm's rows: reciprocal standard deviations and, for LayerNorm, means.
+struct norm_rows {
+    float *mean, *rstd; // (rows); mean NULL: there is none
+};
+static struct norm_rows norm_rows_of(struct at at, enum activation_id id) {
+    const bool ranged = at.ranged & (1u << id), means = at.m->shape.layer.norm_statistics > 1;
+    float *all = ranged ? (float *)range_memory(at, id) : activation_stats(at.m, at.pass, at.l, id);
+    struct norm_rows rows = {NULL, NULL};
+    if (all) { // else it is only planned
+        rows.rstd = all + (ranged ? 0 : at.first);
+        rows.mean = means ? rows.rstd + (ranged ? at.most : extent_of(at.m, at.pass).N) : NULL;
+    }
+    return rows;
+}
+// The rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists for one range at a time.
+static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
+    const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
+                        (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
+    if (ranged && at_is_range(at))
+        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most * width) * sizeof(floatX),
+                                "chunk of the mlp", gradient_slot_names[slot - ACT_COUNT]);
+    floatX *whole = d_buffer(at.m, at.l, slot, width);
+    return whole ? whole + at.first * width : NULL;
+}
+static floatX *d_residual_rows(struct at at) {
+    floatX *whole = d_residual(at.m);
+    return whole ? whole + at.first * at.m->shape.layer.C : NULL;
+}
+
+// Where an op's result goes, and what the op takes of it on the way.
+struct sink {
+    floatX *data;
+    uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
+    float *sums;    // partial sums of its columns; NULL: not made
+};
+static struct sink plain_sink(floatX *data) {
+    const struct sink sink = {data, NULL, NULL};
+    return sink;
+}
 
 // A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model
 // has none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
@@ -467,6 +557,10 @@ static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) 
     return options;
 }
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
+// Whether a branch joins the residual stream without dropout and multiplier.
+static bool branch_is_added_as_it_is(const struct gpt *m) {
+    return (!m->dropout || m->config.hidden_dropout == 0) && residual_scale(m) == 1;
+}
 // The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
 // exact in either type.
 static float embedding_scale(const struct gpt *m) { return to_float(to_floatX((float)m->config.embedding_multiplier)); }
@@ -502,4 +596,13 @@ static float *final_norm_stats(struct gpt *m, enum pass pass) {
     const size_t floats = (size_t)m->shape.layer.norm_statistics;
     return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
+}
+static struct norm_rows final_norm_rows(struct gpt *m, enum pass pass) {
+    float *stats = final_norm_stats(m, pass);
+    struct norm_rows rows = {NULL, NULL};
+    if (stats) { // else it is only planned
+        rows.rstd = stats;
+        rows.mean = m->shape.layer.norm_statistics > 1 ? stats + extent_of(m, pass).N : NULL;
+    }
+    return rows;
 }

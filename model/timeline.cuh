@@ -167,6 +167,28 @@ static void timeline_phase(struct timeline *t, enum phase_group group, int layer
     plan_phase(&t->plan, (int)group, layer, name);
 }
 
+// A loop over ranges of tokens, whose ops run in the same phases for each range, of which one is planned.
+struct timeline_loop {
+    int before;          // the phase before the loop's
+    int64_t first, step; // the range [first, first + step) of
+    int64_t end;         // tokens [0, end)
+};
+static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
+    const struct timeline_loop loop = {t->phase, -step, step, end};
+    return loop;
+}
+// Goes on to the next range, and the first one. Returns whether there is one.
+static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
+    loop->first += loop->step;
+    if (loop->first > 0 && timeline_plans(t)) {
+        plan_add_loop(&t->plan, loop->before + 1);
+        return false;
+    }
+    if (loop->first < loop->end)
+        t->phase = loop->before;
+    return loop->first < loop->end;
+}
+
 // The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts
 // where it is not.
 static void *timeline_pointer(const struct timeline *t, int id) {

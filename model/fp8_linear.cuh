@@ -1,0 +1,276 @@
+// The linear layers of a block in FP8 (model/fp8.cuh): what is cast where, and their products. Without FP8 the functions
+// that the plain path calls do nothing.
+//
+// All three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for dW
+// dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that are
+// read there: its row form is the matrix as it is, its column form the transposed one. A row form lives until its
+// product. An input that no other op of the backward reads is kept only in its column form, one byte an element: the op
+// that produces it writes floatX values into a buffer that lives until they are cast, or, with delayed scales, the MLP's
+// activation writes the FP8 forms itself. Weights are cast where they are used.
+#pragma once
+#include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
+#include "kernels/fp8/cast.cuh"       // fp8_cast
+#include "kernels/matmul/matmul.cuh"  // matmul_fp8
+#include "model/activations.cuh"      // ACTIVATION_SWITCH
+#include "model/state.cuh"            // struct gpt and its buffers, struct at
+
+// ---- Buffers ----
+
+// A buffer of a linear layer.
+static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which, size_t bytes) {
+    static const char *const categories[] = {
+#define CATEGORY_ROW(id, category) category,
+        FP8_BUFFER_ROWS(CATEGORY_ROW)
+#undef CATEGORY_ROW
+    };
+    const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
+    return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
+}
+// A matrix (rows, depth) of a linear layer in its buffer.
+static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
+                                           enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
+                                           int64_t depth) {
+    void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
+    return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
+}
+// Where the producer of a linear layer's input puts its amax; NULL: nowhere. Recomputed values have the amax of the
+// first ones.
+static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
+    struct fp8_scale *scale =
+        pass == PASS_TRAIN && is_quantised(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
+    return scale ? &scale->amax : NULL;
+}
+// Where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
+static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
+    return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
+}
+
+// ---- Inputs ----
+
+// Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
+static bool input_is_wanted(struct at at, enum linear linear) {
+    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    const uint32_t product = is_quantised(at.m, at.pass, at.l) ? 1u << source.product : 0;
+    return wants(at, 1u << source.id | product);
+}
+// (rows, inputs) what a linear layer reads, in floatX: the activation, or, where that is kept in FP8, a buffer until the
+// input is cast.
+static floatX *linear_input(struct at at, enum linear linear) {
+    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    if (source.shared || !is_quantised(at.m, at.pass, at.l))
+        return rows_of(source.below ? at_below(at) : at, source.id);
+    const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
+    return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
+}
+// Where the producer of a linear layer's input writes it.
+static struct sink input_sink(struct at at, enum linear linear) {
+    struct sink sink = plain_sink(linear_input(at, linear));
+    sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
+    return sink;
+}
+
+// A cast that makes nothing yet.
+static struct fp8_cast cast_by(struct fp8_scale *scale, uint64_t *counts) {
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.scale = scale;
+    to.counts = counts;
+    return to;
+}
+// Describes the cast of an input: into its row form where the product is to run, and into its column form where
+// `produce` asks for the input; a first forward makes the column form only of an input that the policy keeps.
+static struct fp8_cast input_cast(struct at at, enum linear linear) {
+    struct gpt *m = at.m;
+    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const int k = linear_row(linear, &m->shape.layer).inputs;
+    struct fp8_cast to = cast_by(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
+    if (wants(at, 1u << source.product))
+        to.rows = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
+    const bool kept = at.pass == PASS_BACKWARD || m->policy.kept[at.l] & (1u << source.id);
+    if (wants(at, 1u << source.id) && kept && !source.shared)
+        to.columns =
+            fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
+    return to;
+}
+// Whether the MLP's activation writes FP8 itself: its scales are known before its values.
+static bool activation_is_fused(struct at at) {
+    return is_quantised(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
+}
+// Casts the input of a linear layer, in a phase of its own, where the layer is in FP8 and its producer has not cast it.
+static void cast_input(struct at at, enum linear linear) {
+    struct gpt *m = at.m;
+    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    char name[PLAN_NAME_CHARS];
+    if (!is_quantised(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
+        return;
+    if (!wants(at, 1u << source.product) && (source.shared || !wants(at, 1u << source.id)))
+        return;
+    snprintf(name, sizeof name, "cast for %s", row.name);
+    phase(m, forward_group(at.pass), at.l, name);
+    const floatX *in = linear_input(at, linear);
+    const struct fp8_cast to = input_cast(at, linear);
+    uint32_t *amax = amax_of(m, at.pass, at.l, linear, FP8_INPUT);
+    if (amax && source.shared && source.id != ACT_ATT) // the residual stream has many readers: its amax is taken here
+        RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
+    RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
+}
+// Casts fc through the MLP's activation, in the phase that the caller began.
+static void activate_in_fp8(struct at at, const floatX *fc) {
+    struct gpt *m = at.m;
+    const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
+#define IN_FP8(name) RUN(m, name##_forward_fp8(to, fc, at.rows, m->shape.layer.F, NULL, m->dev))
+    ACTIVATION_SWITCH(m->shape.activation, IN_FP8, IN_FP8)
+#undef IN_FP8
+}
+
+// ---- Products ----
+
+// Whether a product may sum in the tensor cores' fewer bits.
+static bool fast_accumulation(const struct gpt *m, bool forward) {
+    switch (m->config.fp8_fast_accumulation) {
+    case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
+    case FP8_FAST_NONE: return false;
+    case FP8_FAST_ALL: return !fp8_by_blocks(&m->fp8);
+    }
+    return false;
+}
+// Casts a weight (outputs, inputs), or its transpose where `which` is FP8_WEIGHT_COLUMNS, in this phase.
+static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
+                                     const floatX *w) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool transposed = which == FP8_WEIGHT_COLUMNS;
+    const struct fp8_matrix matrix =
+        fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, transposed ? row.inputs : row.outputs,
+                          transposed ? row.outputs : row.inputs);
+    struct fp8_cast to =
+        cast_by(fp8_scale(&m->fp8, l, linear, FP8_WEIGHT), transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT));
+    if (transposed)
+        to.columns = matrix;
+    else
+        to.rows = matrix;
+    if (m->fp8.weights_sharded && !transposed && amax_of(m, pass, l, linear, FP8_WEIGHT))
+        RUN(m, fp8_amax(&to.scale->amax, w, (int64_t)row.outputs * row.inputs, m->dev));
+    RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
+    return matrix;
+}
+// linear_forward in FP8, behind cast_input.
+static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
+    struct gpt *m = at.m;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int n = row.outputs, k = row.inputs;
+    const floatX *b = param(m, at.pass, at.l, row.bias);
+    void *ws = workspace(m, matmul_fp8_workspace_bytes(at.rows, n, k, m->dev));
+    const floatX *w = param(m, at.pass, at.l, row.weight);
+    const struct fp8_matrix x = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
+    const struct fp8_matrix weight = cast_weight(m, at.pass, at.l, linear, FP8_WEIGHT_ROWS, w);
+    MATMUL(m, matmul_fp8(out, x, weight, b, at.rows, n, k, fast_accumulation(m, true), ws, m->dev));
+}
+
+// ---- Backward ----
+
+// Whether the gradient of a linear layer's output has its amax from its producer; else the cast takes it by a pass.
+static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool stream = m->config.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
+    switch (linear) {
+    case LINEAR_QKV: return s->qk_statistics == 0;
+    case LINEAR_ATT_PROJ: return s->norm_after || (stream && !s->parallel);
+    case LINEAR_FC: return true;
+    case LINEAR_MLP_PROJ: return s->norm_after || stream;
+    case LINEAR_COUNT: break;
+    }
+    return false;
+}
+// Where the producer of the gradient of a linear layer's output puts its amax; NULL: nowhere.
+static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
+    return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
+}
+// As gradient_amax, for the op that makes the residual stream's gradient: without a norm after a projection that is the
+// gradient of the projection's output.
+static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
+    return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
+}
+
+// Describes the cast of the gradient of a linear layer's output, which sums dbias too.
+static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    struct fp8_cast to =
+        cast_by(fp8_scale(&m->fp8, l, linear, FP8_GRADIENT), counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT));
+    to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
+    to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
+    to.dbias = grad(m, l, row.bias);
+    to.add_dbias = adds(m);
+    return to;
+}
+// The scratch memory of that cast; none without a bias.
+static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool sums = is_trained(m, l, row.bias);
+    return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
+}
+static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int n = linear_row(linear, &m->shape.layer).outputs;
+    const struct fp8_cast to = gradient_cast(m, l, linear);
+    void *ws = gradient_cast_workspace(m, l, linear);
+    if (!gradient_has_amax(m, linear) && to.scale)
+        RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
+    RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
+}
+// The column form of the input, for the gradient of the weight: kept or recomputed, or, of an input kept in floatX,
+// cast in this phase by the scale of forward's cast.
+static struct fp8_matrix input_columns(struct at at, enum linear linear) {
+    struct gpt *m = at.m;
+    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const int k = linear_row(linear, &m->shape.layer).inputs;
+    struct fp8_scale *scale = fp8_scale(&m->fp8, at.l, linear, FP8_INPUT);
+    if (!source.shared)
+        return fp8_matrix_in(&m->fp8, activation_memory(m, PASS_BACKWARD, at.l, source.id), FP8_INPUT, k, at.rows,
+                             scale);
+    struct fp8_cast to = cast_by(scale, NULL);
+    to.columns = fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_COLUMNS, FP8_INPUT, k, at.rows);
+    const floatX *in = linear_input(at, linear);
+    RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
+    return to.columns;
+}
+// The two products of a linear layer's backward, a phase each, behind the cast of its output's gradient.
+static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot) {
+    struct gpt *m = at.m;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = at.rows;
+    const int n = row.outputs, k = row.inputs;
+    const bool fast = fast_accumulation(m, false);
+    char name[PLAN_NAME_CHARS];
+
+    snprintf(name, sizeof name, "%s, input", row.name);
+    phase(m, GROUP_BACKWARD, at.l, name);
+    floatX *din = d_rows(at, din_slot, k);
+    const floatX *w = param(m, PASS_BACKWARD, at.l, row.weight);
+    void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
+    const struct fp8_matrix dout =
+        fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
+    const struct fp8_matrix weight = cast_weight(m, PASS_TRAIN, at.l, linear, FP8_WEIGHT_COLUMNS, w);
+    MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
+
+    snprintf(name, sizeof name, "%s, weight", row.name);
+    phase(m, GROUP_BACKWARD, at.l, name);
+    float *dw = grad(m, at.l, row.weight);
+    ws = workspace(m, matmul_fp8_workspace_bytes(n, k, N, m->dev));
+    const struct fp8_matrix x = input_columns(at, linear);
+    const struct fp8_matrix dout_columns =
+        fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
+    MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
+}
+// The backward of the MLP's activation and of its first linear layer, in the phase of the activation's backward that the
+// caller began: the activation's gradient is written in FP8.
+static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
+    struct gpt *m = at.m;
+    const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);
+    void *ws = gradient_cast_workspace(m, at.l, LINEAR_FC);
+#define IN_FP8(name) RUN(m, name##_backward_fp8(to, dact, fc, at.rows, m->shape.layer.F, ws, m->dev))
+    ACTIVATION_SWITCH(m->shape.activation, IN_FP8, IN_FP8)
+#undef IN_FP8
+    linear_backward_fp8(at, LINEAR_FC, SLOT_D_NORM2);
+}

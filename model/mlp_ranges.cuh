@@ -1,0 +1,53 @@
+// The MLP by ranges of tokens (--mlp-chunk-tokens).
+//
+// Of a layer that keeps neither FC nor ACT for its backward, both exist for one range of tokens at a time, forward and
+// backward: the ops are those of all tokens (model/mlp.cuh), called for each range. The backward of a range makes again
+// what it reads, from the MLP's input to the activation; the weights' fp32 gradients add up over the ranges. A range
+// reads both weights again, in each of three products of 2 bytes an element, and reads and writes the fp32 gradients, 8
+// bytes: mlp_chunk_default (recompute.cuh) weighs that.
+//
+// Rows do not depend on each other, so that forward differs from the MLP at once only where a matmul's sums depend on
+// its number of rows; gradients of parameters are sums over ranges.
+#pragma once
+#include "model/state.cuh" // struct gpt, struct at
+
+// Tokens of a range of layer l's MLP in a pass; 0: all at once.
+static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
+    const int64_t tokens = m->config.mlp_chunk_tokens;
+    const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
+    const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
+    return tokens < extent_of(m, pass).N && !kept && !is_quantised(m, pass, l) ? tokens : 0;
+}
+// Those of `produce` that block_forward leaves to the backward of the ranges.
+static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
+    if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
+        return 0;
+    return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
+}
+
+// The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
+static struct at at_forward_ranges(struct at at) {
+    const enum activation_id product = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ).product;
+    at.most = mlp_range_tokens(at.m, at.pass, at.l);
+    at.last = (at.rows - 1) % at.most + 1;
+    at.ranged = BIT(FC) | BIT(ACT);
+    at.produce = at.ranged | 1u << product;
+    return at;
+}
+// Its backward: also what the policy does not keep of the MLP's input and of its output is of a range, made again.
+static struct at at_backward_ranges(struct at at) {
+    const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
+    at.most = mlp_range_tokens(at.m, PASS_BACKWARD, at.l);
+    at.last = (at.rows - 1) % at.most + 1;
+    at.ranged = members & activation_present(&at.m->shape.layer) & ~kept_activations(at.m, at.l);
+    at.produce = at.ranged & ~BIT(POST2_STATS); // which the backward of the norm after the MLP makes
+    at.range_slot = SLOT_CHUNK;
+    return at;
+}
+// Goes on to the next range, and the first one. Returns whether there is one.
+static bool at_next(struct at *at, struct timeline_loop *loop) {
+    const bool more = timeline_loop_next(&at->m->timeline, loop);
+    at->first = loop->first;
+    at->rows = loop->end - loop->first < loop->step ? loop->end - loop->first : loop->step;
+    return more;
+}
