@@ -9,6 +9,7 @@
 #include "kernels/column_sums.cuh" // column_sums
 #include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
 #include "model/mlp_ranges.cuh"    // mlp_range_tokens
+#include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
 // What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:

@@ -1,10 +1,10 @@
 // The embedding, forward and backward, and the batch that it reads: tokens, targets, documents, the spans of attention.
 #pragma once
-#include "block.cuh"                   // struct gpt, the residual stream
 #include "kernels/attention/spans.cuh" // attention_spans
 #include "kernels/device_memory.cuh"   // device_upload
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
+#include "model/sequence.cuh"          // struct gpt, tokens_buffer, documents_buffer, spans_buffers
 
 // ---- Batches ----
 

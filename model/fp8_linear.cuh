@@ -12,7 +12,7 @@
 #include "kernels/fp8/cast.cuh"       // fp8_cast
 #include "kernels/matmul/matmul.cuh"  // matmul_fp8
 #include "model/activations.cuh"      // ACTIVATION_SWITCH
-#include "model/state.cuh"            // struct gpt and its buffers, struct at
+#include "model/at.cuh"               // struct gpt and its buffers, struct at, struct sink
 
 // ---- Buffers ----
 

@@ -1,6 +1,7 @@
 // Generation: prompts are fed whole, then one token of each sequence at a time. Each sequence has its own position, as
 // prompts may have different lengths.
 #pragma once
+#include "block.cuh"           // block_forward
 #include "model/embedding.cuh" // embed, upload_begin, upload_end
 #include "model/head.cuh"      // final_norm_buffer, logits_buffer
 

@@ -1,7 +1,8 @@
 // The head: the final norm's gradient, the logits, a chunk of tokens at a time, and the loss.
 #pragma once
-#include "block.cuh"        // struct gpt, norm_gradient
-#include "kernels/loss.cuh" // cross_entropy, losses_sum
+#include "kernels/loss.cuh"   // cross_entropy, losses_sum
+#include "model/branch.cuh"   // norm_gradient, stream_sink
+#include "model/sequence.cuh" // targets_buffer
 
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
 // each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free,

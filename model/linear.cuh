@@ -4,7 +4,7 @@
 #include "model/fp8_linear.cuh"      // linear_input; the same in FP8
 #include "model/lora.cuh"            // lora_forward, lora_backward
 #include "model/parameters.cuh"      // enum linear
-#include "model/state.cuh"           // struct gpt and its buffers, struct at
+#include "model/at.cuh"              // struct gpt and its buffers, struct at, struct sink
 
 // A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch
 // memory of this phase: the first linear_weight_bytes of its workspace, 0 for others.

@@ -41,6 +41,19 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
+// The MLP's forward range by range.
+static void mlp_forward_ranges(struct at at) {
+    struct at range = at_forward_ranges(at);
+    const struct linear_source output = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most, at.rows);
+    if (!wants(at, 1u << output.product))
+        return;
+    while (at_next(&range, &loop)) {
+        mlp_forward(range);
+        phase_at(range, forward_group(at.pass), "mlp projection");
+        linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, output.product));
+    }
+}
 // What the MLP's activation reads, where the product behind it may apply the activation's derivative: not where an
 // adapter adds to that product.
 static struct gelu_input gelu_input_of(struct at at) {

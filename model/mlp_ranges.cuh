@@ -9,7 +9,7 @@
 // Rows do not depend on each other, so that forward differs from the MLP at once only where a matmul's sums depend on
 // its number of rows; gradients of parameters are sums over ranges.
 #pragma once
-#include "model/state.cuh" // struct gpt, struct at
+#include "model/at.cuh" // struct gpt and its buffers, struct at, struct sink
 
 // Tokens of a range of layer l's MLP in a pass; 0: all at once.
 static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {

@@ -20,7 +20,7 @@
 #include "optimizer/copy.cuh"        // struct optimizer_copy
 #include "optimizer/optimizer.cuh"   // struct optimizer
 #include "recompute.cuh"             // struct recompute_policy
-#include "zero/zero.cuh"             // parameters and gradients, whole or sharded
+#include "zero/gradients.cuh"        // struct zero: parameters and gradients, whole or sharded
 #include <math.h>                    // sqrt
 
 // Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
@@ -241,99 +241,6 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
     return e;
 }
 
-// The pass whose inputs a pass reads: recomputation reads the training batch.
-static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// An integer for each of a pass's N tokens.
-static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
-    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
-    return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
-}
-static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
-    return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
-}
-static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
-    return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
-}
-// (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
-static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
-    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
-                             pass == PASS_PREFILL ? "lengths" : "positions");
-}
-// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
-// tasks pack them as documents.
-static bool masks_documents(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
-}
-static bool restarts_positions(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
-}
-// Whether a pass needs to know where the tokens' documents begin.
-static bool has_documents(const struct gpt *m, enum pass pass) {
-    return masks_documents(m, pass) || restarts_positions(m, pass);
-}
-// (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
-static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
-    return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
-}
-static struct token_positions positions_of(struct gpt *m, enum pass pass) {
-    struct token_positions positions = {NULL, NULL};
-    if (pass == PASS_GENERATE)
-        positions.starts = positions_buffer(m, pass);
-    else if (restarts_positions(m, pass))
-        positions.document_starts = documents_buffer(m, pass);
-    return positions;
-}
-
-// Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
-static bool shows_window(const struct gpt *m, enum pass pass, int l) {
-    return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
-}
-// Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
-// or documents do not see each other.
-static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
-struct spans {
-    int32_t *first_key, *last_query; // (B, T)
-};
-static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
-    struct spans spans;
-    spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
-                                     window ? "first keys, window" : "first keys");
-    spans.last_query = integer_buffer(m, pass, window ? SLOT_WINDOW_LAST_QUERY : SLOT_LAST_QUERY, "attention spans",
-                                      window ? "last queries, window" : "last queries");
-    return spans;
-}
-// The shape of a model's attention without spans, by the options alone.
-static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
-    struct attention_shape shape;
-    memset(&shape, 0, sizeof shape);
-    shape.B = B;
-    shape.T = T;
-    shape.num_heads = c->num_attention_heads;
-    shape.num_query_groups = c->num_query_groups;
-    shape.head_dim = c->kv_channels;
-    shape.scale = (float)(c->softmax_scale > 0 ? c->softmax_scale : 1 / sqrt((double)c->kv_channels));
-    shape.softcap = (float)c->attn_logit_softcapping;
-    return shape;
-}
-// The shape of layer l's attention in a pass; its spans are live in this phase.
-static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
-    const struct extent e = extent_of(m, pass);
-    struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
-    const bool window = shows_window(m, pass, l);
-    if (has_spans(m, pass, window)) {
-        const struct spans spans = spans_buffers(m, pass, window);
-        shape.first_key = spans.first_key;
-        shape.last_query = spans.last_query;
-    }
-    return shape;
-}
-// The rotary table of layer l; NULL: its q and k are not rotated.
-static const float *rope_of(const struct gpt *m, int l) {
-    if (!m->kinds[l].rotary)
-        return NULL;
-    return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
-}
-
 // Whether the linear layers of layer l multiply FP8 matrices in a pass.
 static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
@@ -349,7 +256,21 @@ static int first_backward_layer(const struct gpt *m) {
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer.
+// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
+// l - 1, or l - 1 itself; -1: none, since backward ends at the lowest layer with a trained parameter.
+static int next_backward_layer(const struct gpt *m, int l) {
+    const int below = l - 1;
+    if (below < m->lowest_trained)
+        return -1;
+    if (below < 0 || !policy_is_group_last(&m->policy, below))
+        return below;
+    for (int k = m->policy.group_first[below]; k < below; k++)
+        if (policy_missing(&m->policy, k, &m->shape.layer))
+            return k;
+    return below;
+}
+
+// The kept activations that are in host memory between forward and backward. A layer's input, the OUT of the layer before, goes with its layer.
 // The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
@@ -425,94 +346,6 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 }
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// ---- Where an op of a block works ----
-
-// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges of
-// tokens (model/mlp_ranges.cuh).
-struct at {
-    struct gpt *m;
-    enum pass pass;
-    int l;
-    uint32_t produce; // the activations that are to be made
-    int64_t first, rows;
-    int64_t most, last; // rows of the largest range, and of the last one
-    uint32_t ranged;    // the activations of which one range exists at a time
-    int range_slot;     // of a range of the first activation
-};
-static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
-    const int64_t N = extent_of(m, pass).N;
-    const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
-    return at;
-}
-static bool at_is_range(struct at at) { return at.most < extent_of(at.m, at.pass).N; }
-static bool wants(struct at at, uint32_t set) { return at.produce & set; }
-
-// Begins a phase of the layer; one of a range says so.
-static void phase_at(struct at at, enum phase_group group, const char *op) {
-    char name[PLAN_NAME_CHARS];
-    snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
-    phase(at.m, group, at.l, name);
-}
-// The memory of one range of an activation, used again by each range.
-static void *range_memory(struct at at, enum activation_id id) {
-    const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
-    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most),
-                  "chunk of the mlp", row.name);
-}
-// The rows of an activation of floatX that an op at work reads or writes: of layer l, or of the layer below it.
-static floatX *rows_of(struct at at, enum activation_id id) {
-    if (at.ranged & (1u << id))
-        return (floatX *)range_memory(at, id);
-    floatX *whole = activation(at.m, at.pass, at.l, id);
-    if (at.first == 0)
-        return whole;
-    return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
-}
-static struct at at_below(struct at at) {
-    at.l--;
-    at.ranged = 0;
-    return at;
-}
-// The statistics of a norm's rows: reciprocal standard deviations and, for LayerNorm, means.
-struct norm_rows {
-    float *mean, *rstd; // (rows); mean NULL: there is none
-};
-static struct norm_rows norm_rows_of(struct at at, enum activation_id id) {
-    const bool ranged = at.ranged & (1u << id), means = at.m->shape.layer.norm_statistics > 1;
-    float *all = ranged ? (float *)range_memory(at, id) : activation_stats(at.m, at.pass, at.l, id);
-    struct norm_rows rows = {NULL, NULL};
-    if (all) { // else it is only planned
-        rows.rstd = all + (ranged ? 0 : at.first);
-        rows.mean = means ? rows.rstd + (ranged ? at.most : extent_of(at.m, at.pass).N) : NULL;
-    }
-    return rows;
-}
-// The rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists for one range at a time.
-static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
-    const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
-                        (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
-    if (ranged && at_is_range(at))
-        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most * width) * sizeof(floatX),
-                                "chunk of the mlp", gradient_slot_names[slot - ACT_COUNT]);
-    floatX *whole = d_buffer(at.m, at.l, slot, width);
-    return whole ? whole + at.first * width : NULL;
-}
-static floatX *d_residual_rows(struct at at) {
-    floatX *whole = d_residual(at.m);
-    return whole ? whole + at.first * at.m->shape.layer.C : NULL;
-}
-
-// Where an op's result goes, and what the op takes of it on the way.
-struct sink {
-    floatX *data;
-    uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
-    float *sums;    // partial sums of its columns; NULL: not made
-};
-static struct sink plain_sink(floatX *data) {
-    const struct sink sink = {data, NULL, NULL};
-    return sink;
-}
-
 // A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model
 // has none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
@@ -543,19 +376,6 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum 
                               (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
     return d;
 }
-// amax: see struct norm_options.
-static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
-    struct norm_options options;
-    options.kind = NORM_LAYERNORM;
-    switch (m->shape.normalization) {
-    case NORMALIZATION_LAYERNORM: break;
-    case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
-    }
-    options.one_plus = m->shape.norm_one_plus;
-    options.epsilon = (float)m->config.norm_epsilon;
-    options.amax = amax;
-    return options;
-}
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
 // Whether a branch joins the residual stream without dropout and multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
@@ -576,10 +396,6 @@ struct norm_weights {
 static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
                                  NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
                                  NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
-// Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
-static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
-    return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;
-}
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
 // The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
 // again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
@@ -596,13 +412,4 @@ static float *final_norm_stats(struct gpt *m, enum pass pass) {
     const size_t floats = (size_t)m->shape.layer.norm_statistics;
     return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
-}
-static struct norm_rows final_norm_rows(struct gpt *m, enum pass pass) {
-    float *stats = final_norm_stats(m, pass);
-    struct norm_rows rows = {NULL, NULL};
-    if (stats) { // else it is only planned
-        rows.rstd = stats;
-        rows.mean = m->shape.layer.norm_statistics > 1 ? stats + extent_of(m, pass).N : NULL;
-    }
-    return rows;
 }

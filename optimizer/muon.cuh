@@ -1,6 +1,6 @@
 // Which matrices Muon updates, in which waves they are orthogonalised, and by which rank.
 //
-// Ownership of elements stays what it is (zero/zero.cuh): the momentum of an element is where its gradient and its
+// Ownership of elements stays what it is (zero/shards.cuh): the momentum of an element is where its gradient and its
 // parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts of
 // the update to, and which sends them back their parts of the orthogonal factor:
 //

@@ -2,7 +2,7 @@
 // parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory.
 //
 // An element's index in this rank's buffers is its place: its index in the flat buffers where the state is whole, else
-// among this rank's shards (zero/zero.cuh). Places [0, cut) are in the device's memory, the others in the host's, for
+// among this rank's shards (zero/shards.cuh). Places [0, cut) are in the device's memory, the others in the host's, for
 // every kind of state alike. What is stored of an element, and how, depends on its group (enum state_group). Runs of
 // elements of one group are segments of places, of which each begins at a known byte of each state.
 #pragma once
@@ -13,7 +13,7 @@
 #include "kernels/gradients.cuh"     // struct gradient_range
 #include "kernels/state_format.cuh"  // enum state_format, state_bytes
 #include "model/fp8.cuh"             // struct fp8_state, fp8_weight_amax
-#include "zero/zero.cuh"             // struct zero, struct shards
+#include "zero/units.cuh"            // struct zero, struct shards
 #include <assert.h>                  // static_assert
 
 // The value of an element of the state before the first step.

@@ -202,7 +202,7 @@ class Run:
 
 
 class Step:
-    """The two queues of a run's step, and what it sends, as gpt.cuh and zero/zero.cuh enqueue them. Each is filled in its own order;
+    """The two queues of a run's step, and what it sends, as gpt.cuh and zero/ enqueue them. Each is filled in its own order;
     an entry that is added waits for what stands in the other queue by then, or for as much of it as is said."""
 
     def __init__(self, run, machine):

@@ -176,8 +176,8 @@ class Faults(unittest.TestCase):
     TREE = {
         "train_gpt.c": '#include "run/run.cuh"\n#include <math.h>\n',
         "run/run.cuh": '#include "gpt.cuh" // the model\n#include "formats/manifest.h"\n',
-        "gpt.cuh": '#include "zero/zero.cuh"\n#include "config/config.h"\n',
-        "zero/zero.cuh": '#include "model/parameters.cuh"\n',
+        "gpt.cuh": '#include "zero/units.cuh"\n#include "config/config.h"\n',
+        "zero/units.cuh": '#include "model/parameters.cuh"\n',
         "model/parameters.cuh": '#include "kernels/norm.cuh"\n',
         "kernels/norm.cuh": '#include "runtime/machine/error.h"\n#ifdef CUDA_EMULATED\n    #include "test/emu/warp.h"\n#endif\n',
         "formats/manifest.h": '#include "config/config.h"\n',
@@ -196,8 +196,8 @@ class Faults(unittest.TestCase):
         for path, included in (("runtime/machine/error.c", "config/config.h"), ("runtime/machine/error.h", "formats/manifest.h"),
                                ("kernels/norm.cuh", "config/config.h"), ("kernels/norm.cuh", "formats/manifest.h"), ("kernels/norm.cuh", "gpt.cuh"),
                                ("config/config.h", "formats/manifest.h"), ("formats/manifest.h", "kernels/norm.cuh"),
-                               ("formats/manifest.h", "model/parameters.cuh"), ("model/parameters.cuh", "zero/zero.cuh"), ("gpt.cuh", "run/run.cuh"),
-                               ("gpt.cuh", "formats/manifest.h"), ("zero/zero.cuh", "gpt.cuh"), ("run/run.cuh", "train_gpt.c")):
+                               ("formats/manifest.h", "model/parameters.cuh"), ("model/parameters.cuh", "zero/units.cuh"), ("gpt.cuh", "run/run.cuh"),
+                               ("gpt.cuh", "formats/manifest.h"), ("zero/units.cuh", "gpt.cuh"), ("run/run.cuh", "train_gpt.c")):
             for spaces in ("", "  "):
                 faults = list(wrong_includes(self.with_line(path, '#%sinclude "%s" // why' % (spaces, included))))
                 self.assertEqual(len(faults), 1, (path, included, faults))

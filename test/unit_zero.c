@@ -2,7 +2,7 @@
 #include "kernels/device.cuh" // floatX, which model/parameters.cuh is made for
 #include "test/testing.h"
 
-#include "zero/zero.cuh" // under test
+#include "zero/gradients.cuh" // under test
 #include <string.h>
 
 static struct model_shape shape_of(int L, int C, int V, bool llama) {

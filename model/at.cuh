@@ -1,0 +1,113 @@
+// Where an op of a block works, and where its result goes.
+#pragma once
+#include "kernels/norm_kind.cuh" // struct norm_options
+#include "model/state.cuh"       // struct gpt and its buffers
+
+// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges of
+// tokens (model/mlp_ranges.cuh).
+struct at {
+    struct gpt *m;
+    enum pass pass;
+    int l;
+    uint32_t produce; // the activations that are to be made
+    int64_t first, rows;
+    int64_t most, last; // rows of the largest range, and of the last one
+    uint32_t ranged;    // the activations of which one range exists at a time
+    int range_slot;     // of a range of the first activation
+};
+static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
+    const int64_t N = extent_of(m, pass).N;
+    const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
+    return at;
+}
+static bool at_is_range(struct at at) { return at.most < extent_of(at.m, at.pass).N; }
+static bool wants(struct at at, uint32_t set) { return at.produce & set; }
+
+// Begins a phase of the layer; one of a range says so.
+static void phase_at(struct at at, enum phase_group group, const char *op) {
+    char name[PLAN_NAME_CHARS];
+    snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
+    phase(at.m, group, at.l, name);
+}
+// The memory of one range of an activation, used again by each range.
+static void *range_memory(struct at at, enum activation_id id) {
+    const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
+    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most),
+                  "chunk of the mlp", row.name);
+}
+// The rows of an activation of floatX that an op at work reads or writes: of layer l, or of the layer below it.
+static floatX *rows_of(struct at at, enum activation_id id) {
+    if (at.ranged & (1u << id))
+        return (floatX *)range_memory(at, id);
+    floatX *whole = activation(at.m, at.pass, at.l, id);
+    if (at.first == 0)
+        return whole;
+    return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
+}
+static struct at at_below(struct at at) {
+    at.l--;
+    at.ranged = 0;
+    return at;
+}
+// The statistics of a norm's rows: reciprocal standard deviations and, for LayerNorm, means.
+struct norm_rows {
+    float *mean, *rstd; // (rows); mean NULL: there is none
+};
+static struct norm_rows norm_rows_of(struct at at, enum activation_id id) {
+    const bool ranged = at.ranged & (1u << id), means = at.m->shape.layer.norm_statistics > 1;
+    float *all = ranged ? (float *)range_memory(at, id) : activation_stats(at.m, at.pass, at.l, id);
+    struct norm_rows rows = {NULL, NULL};
+    if (all) { // else it is only planned
+        rows.rstd = all + (ranged ? 0 : at.first);
+        rows.mean = means ? rows.rstd + (ranged ? at.most : extent_of(at.m, at.pass).N) : NULL;
+    }
+    return rows;
+}
+// The rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists for one range at a time.
+static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
+    const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
+                        (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
+    if (ranged && at_is_range(at))
+        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most * width) * sizeof(floatX),
+                                "chunk of the mlp", gradient_slot_names[slot - ACT_COUNT]);
+    floatX *whole = d_buffer(at.m, at.l, slot, width);
+    return whole ? whole + at.first * width : NULL;
+}
+static floatX *d_residual_rows(struct at at) {
+    floatX *whole = d_residual(at.m);
+    return whole ? whole + at.first * at.m->shape.layer.C : NULL;
+}
+
+// Where an op's result goes, and what the op takes of it on the way.
+struct sink {
+    floatX *data;
+    uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
+    float *sums;    // partial sums of its columns; NULL: not made
+};
+static struct sink plain_sink(floatX *data) {
+    const struct sink sink = {data, NULL, NULL};
+    return sink;
+}
+
+static struct norm_rows final_norm_rows(struct gpt *m, enum pass pass) {
+    float *stats = final_norm_stats(m, pass);
+    struct norm_rows rows = {NULL, NULL};
+    if (stats) { // else it is only planned
+        rows.rstd = stats;
+        rows.mean = m->shape.layer.norm_statistics > 1 ? stats + extent_of(m, pass).N : NULL;
+    }
+    return rows;
+}
+// amax: see struct norm_options.
+static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
+    struct norm_options options;
+    options.kind = NORM_LAYERNORM;
+    switch (m->shape.normalization) {
+    case NORMALIZATION_LAYERNORM: break;
+    case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
+    }
+    options.one_plus = m->shape.norm_one_plus;
+    options.epsilon = (float)m->config.norm_epsilon;
+    options.amax = amax;
+    return options;
+}

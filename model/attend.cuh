@@ -1,0 +1,148 @@
+// Attention in a block: q, k and v, rotated and normed; attention itself, with a KV cache in generation; its backward.
+#pragma once
+#include "attention.cuh"            // attention_forward, attention_backward, attention_decode
+#include "kernels/qk_norm.cuh"      // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"         // rope_forward
+#include "model/at.cuh"             // struct at, struct sink
+#include "model/bias_gradients.cuh" // bias_partial
+#include "model/linear.cuh"         // linear_forward, input_sink
+#include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
+
+// RoPE, in place, on q and k of layer l, where that layer has rotary positions.
+static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
+    const struct layer_shape *s = &m->shape.layer;
+    const struct extent e = extent_of(m, pass);
+    if (!m->kinds[l].rotary)
+        return;
+    const struct token_positions positions = positions_of(m, pass);
+    RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
+}
+// RoPE of layer l as the norm of q and k applies it.
+static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
+    struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
+    if (m->kinds[l].rotary) {
+        rotary.table = rope_of(m, l);
+        rotary.positions = positions_of(m, pass);
+        rotary.T = extent_of(m, pass).T;
+    }
+    return rotary;
+}
+static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
+    struct qk_norm_shape shape;
+    shape.H = m->shape.layer.H;
+    shape.Hkv = m->shape.layer.G;
+    shape.D = m->shape.layer.D;
+    shape.full_width = false;
+    switch (m->shape.qk_norm_width) {
+    case QK_LAYERNORM_HEAD: break;
+    case QK_LAYERNORM_FULL: shape.full_width = true; break;
+    }
+    shape.one_plus = m->shape.norm_one_plus;
+    shape.epsilon = (float)m->config.norm_epsilon;
+    return shape;
+}
+// What attention reads: q, k and v of layer l.
+static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
+    return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
+}
+static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
+    const struct attention_shape shape = layer_attention_shape(m, pass, l);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
+    RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
+}
+// Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
+static int kv_capacity(const struct gpt *m, int l) {
+    return m->kinds[l].windowed && m->window < m->decode_tokens ? m->window : m->decode_tokens;
+}
+// The keys or values of the last kv_capacity positions, (B, G, capacity, D), which live from one token to the next.
+static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
+    const struct layer_shape *s = &m->shape.layer;
+    const size_t rows = (size_t)m->sequences * (size_t)kv_capacity(m, l);
+    return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
+                            slot == SLOT_KEYS ? "keys" : "values");
+}
+// Generation: the k and v of the pass's tokens join the cache. A prompt's tokens attend to each other, a later one to
+// the whole cache.
+static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
+    const struct extent e = extent_of(m, pass);
+    const int capacity = kv_capacity(m, l);
+    floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
+    const int32_t *positions = positions_buffer(m, pass);
+    const struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
+    if (pass == PASS_PREFILL) {
+        RUN(m, kv_cache_append(keys, values, qkv, NULL, positions, capacity, shape, m->dev));
+        attention(m, pass, l, att, activation_memory(m, pass, l, ACT_SOFTMAX), qkv);
+        return;
+    }
+    RUN(m, kv_cache_append(keys, values, qkv, positions, NULL, capacity, shape, m->dev));
+    void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
+    RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
+}
+
+// q, k and v as attention reads them, rotated and normed where the model does so.
+static void make_qkv(struct at at) {
+    struct gpt *m = at.m;
+    const enum phase_group group = forward_group(at.pass);
+    if (wants(at, BIT(QKV))) {
+        phase_at(at, group, "qkv");
+        floatX *qkv = rows_of(at, ACT_QKV);
+        linear_forward(at, LINEAR_QKV, qkv);
+        if (!m->shape.layer.qk_statistics)
+            rotate(m, at.pass, at.l, qkv);
+    }
+    if (wants(at, BIT(QKN) | BIT(QKN_STATS))) {
+        phase_at(at, group, "q and k norm");
+        floatX *qkn = rows_of(at, ACT_QKN);
+        float *stats = activation_stats(m, at.pass, at.l, ACT_QKN_STATS); // where kept, the same bits are written again
+        const floatX *qkv = rows_of(at, ACT_QKV);
+        const floatX *wq = param(m, at.pass, at.l, PARAM_QNORM_W), *wk = param(m, at.pass, at.l, PARAM_KNORM_W);
+        const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, at.pass, at.l);
+        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, at.rows, qk_norm_shape_of(m), rotary, m->dev));
+    }
+}
+static void attend(struct at at) {
+    struct gpt *m = at.m;
+    if (!wants(at, BIT(ATT) | BIT(SOFTMAX)))
+        return;
+    phase_at(at, forward_group(at.pass), "attention");
+    const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
+    const floatX *qkv = attention_input(m, at.pass, at.l);
+    if (generates(at.pass))
+        attention_with_cache(m, at.pass, at.l, att, qkv);
+    else
+        attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
+}
+// The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
+static void attention_backward_phases(struct at at) {
+    struct gpt *m = at.m;
+    const struct layer_shape *s = &m->shape.layer;
+    const int l = at.l;
+    phase_at(at, GROUP_BACKWARD, "attention");
+    const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
+    floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
+    const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
+    const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    struct attention_backward_options options;
+    options.rotary = rope_of(m, l);
+    options.positions = positions_of(m, PASS_TRAIN);
+    options.any_order = !m->config.deterministic_mode;
+    options.amax = gradient_amax(m, l, LINEAR_QKV);
+    options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
+    void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
+    if (!s->qk_statistics)
+        return;
+
+    phase_at(at, GROUP_BACKWARD, "q and k norm");
+    const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
+    dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    const floatX *raw = rows_of(at, ACT_QKV);
+    const float *stats = activation_stats(m, PASS_BACKWARD, l, ACT_QKN_STATS);
+    const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
+    float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
+    ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, adds(m), ws, m->dev));
+}

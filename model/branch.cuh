@@ -1,0 +1,275 @@
+// The branches of the residual stream: the norm before, the projection at the end, the norm after that, the addition to
+// the stream, and all of it backward. What lies between the norm and the projection is model/attend.cuh and model/mlp.cuh.
+#pragma once
+#include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "model/at.cuh"             // struct at, struct sink
+#include "model/bias_gradients.cuh" // bias_partial
+#include "model/linear.cuh"         // linear_forward, input_sink
+#include "model/mlp_ranges.cuh"     // mlp_range_tokens
+
+// ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
+
+// out = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
+static void norm(struct at at, struct sink out, struct norm_rows stats, const floatX *x, struct norm_weights weights) {
+    struct gpt *m = at.m;
+    const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
+    RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
+                        norm_options_of(m, out.amax), m->dev));
+}
+// dx = residual + the gradient of a norm's input x; those of its weight and bias join the unit's gradients. residual:
+// may be dx; NULL: 0.
+static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
+                          struct norm_rows stats, struct norm_weights weights) {
+    struct gpt *m = at.m;
+    const int C = m->shape.layer.C;
+    const floatX *w = param(m, at.pass, at.l, weights.weight);
+    float *dw = grad(m, at.l, weights.weight), *db = grad(m, at.l, weights.bias);
+    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most, C, m->dev),
+                                   norm_backward_workspace_bytes(at.last, C, m->dev)));
+    RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
+                         adds(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
+}
+// A branch of the residual stream: x + after(output(...input(before(x)))).
+struct branch {
+    enum linear input, output; // its first and its last linear layer
+    enum activation_id before, before_statistics;
+    struct norm_weights before_weights;
+    const char *before_name;
+    enum activation_id projection, after_statistics; // of the norm after the output, where there is one
+    struct norm_weights after_weights;
+    const char *after_name;
+    enum slot d_input, d_projection, d_added; // gradients of the input, the output, and of what is added to the stream
+    enum dropout_use use;
+};
+static const struct branch ATTENTION_BRANCH = {LINEAR_QKV,
+                                               LINEAR_ATT_PROJ,
+                                               ACT_NORM1,
+                                               ACT_NORM1_STATS,
+                                               {PARAM_LN1_W, PARAM_LN1_B},
+                                               "norm 1",
+                                               ACT_ATT_PROJ,
+                                               ACT_POST1_STATS,
+                                               {PARAM_POST1_W, PARAM_POST1_B},
+                                               "post-attention norm",
+                                               SLOT_D_NORM1,
+                                               SLOT_D_ATT_PROJ,
+                                               SLOT_D_ATT_ADDED,
+                                               DROPOUT_ATTENTION_PROJECTION};
+static const struct branch MLP_BRANCH = {LINEAR_FC,
+                                         LINEAR_MLP_PROJ,
+                                         ACT_NORM2,
+                                         ACT_NORM2_STATS,
+                                         {PARAM_LN2_W, PARAM_LN2_B},
+                                         "norm 2",
+                                         ACT_MLP_PROJ,
+                                         ACT_POST2_STATS,
+                                         {PARAM_POST2_W, PARAM_POST2_B},
+                                         "post-mlp norm",
+                                         SLOT_D_NORM2,
+                                         SLOT_D_MLP_PROJ,
+                                         SLOT_D_MLP_ADDED,
+                                         DROPOUT_MLP_PROJECTION};
+
+static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
+// Whether a branch reads the layer's input, and not the sum of that and attention's branch.
+static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
+// The rows of the residual stream that a branch reads.
+static const floatX *branch_input(struct at at, const struct branch *b) {
+    return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
+}
+// The statistics of a norm where they are wanted.
+static struct norm_rows wanted_statistics(struct at at, enum activation_id id) {
+    const struct norm_rows none = {NULL, NULL};
+    return wants(at, 1u << id) ? norm_rows_of(at, id) : none;
+}
+
+// ---- Forward ----
+
+// The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where
+// attention and MLP read the same stream, a buffer of the forward pass.
+static floatX *middle(struct at at) {
+    if (!at.m->shape.layer.parallel)
+        return rows_of(at, ACT_MID);
+    return (floatX *)buffer(at.m, at.pass, at.l, SLOT_PARALLEL_SUM,
+                            (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
+                            pass_name(at.pass), "residual after attention");
+}
+// Whether the addition of attention's branch to the stream runs.
+static bool adds_attention(struct at at) { return wants(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
+// Whether the norm before a branch, or its statistics, is wanted.
+static bool norm_is_wanted(struct at at, const struct branch *b) {
+    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+    return input || wants(at, 1u << b->before_statistics);
+}
+static struct sink norm_sink(struct at at, const struct branch *b) {
+    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+    struct sink sink = input ? input_sink(at, b->input) : plain_sink(NULL);
+    return sink;
+}
+// Norms the input of a branch, where the addition before it has not (fused_norm).
+static void branch_norm(struct at at, const struct branch *b) {
+    const bool fused =
+        is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
+    if (!norm_is_wanted(at, b) || fused)
+        return;
+    phase_at(at, forward_group(at.pass), b->before_name);
+    const struct sink out = norm_sink(at, b);
+    const struct norm_rows stats = wanted_statistics(at, b->before_statistics);
+    norm(at, out, stats, branch_input(at, b), b->before_weights);
+}
+
+// The norm of the sum that a branch's addition makes, where the same op computes it: attention's addition norm 2, the
+// MLP's, in a first forward, the next layer's norm 1 or the final norm.
+struct fused_norm {
+    bool runs;
+    int l; // whose weights it has; -1: the model's
+    struct norm_weights weights;
+    struct norm_rows stats;
+    struct sink out;
+};
+static struct fused_norm fused_norm(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
+    const struct layer_shape *s = &m->shape.layer;
+    const bool last = at.l + 1 == m->shape.L;
+    struct at reader = at; // of the sum
+    struct fused_norm f;
+    memset(&f, 0, sizeof f);
+    f.runs = is_mlp(b) ? at.pass != PASS_BACKWARD && (last || s->norm_before)
+                       : !s->parallel && norm_is_wanted(at, &MLP_BRANCH);
+    if (!f.runs)
+        return f;
+    if (is_mlp(b) && last) {
+        f.l = -1;
+        f.weights = NORM_FINAL;
+        f.stats = final_norm_rows(m, at.pass);
+        f.out = plain_sink(final_norm_buffer(m, at.pass));
+        return f;
+    }
+    const struct branch *next = is_mlp(b) ? &ATTENTION_BRANCH : &MLP_BRANCH;
+    reader.l += is_mlp(b);
+    f.l = reader.l;
+    f.weights = next->before_weights;
+    f.stats = wanted_statistics(reader, next->before_statistics);
+    f.out = norm_sink(reader, next);
+    return f;
+}
+// sum = x + multiplier * dropout(sum), and the norm of that.
+static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
+    struct gpt *m = at.m;
+    const int C = m->shape.layer.C;
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const struct fused_norm f = fused_norm(at, b);
+    if (!f.runs) {
+        RUN(m, residual_forward(sum, x, sum, at.rows, C, residual_scale(m), dropout, m->dev));
+        return;
+    }
+    const floatX *w = param(m, at.pass, f.l, f.weights.weight), *bias = param(m, at.pass, f.l, f.weights.bias);
+    RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
+                                 norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
+}
+// The output of a branch into its activation of its own, which the norm after it reads.
+static void branch_project(struct at at, const struct branch *b) {
+    if (!wants(at, 1u << b->projection))
+        return;
+    phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
+    linear_forward(at, b->output, rows_of(at, b->projection));
+}
+// Ends a branch: its output, the norm after that, its addition to the residual stream x, whose sum is `sum`.
+static void branch_end(struct at at, const struct branch *b) {
+    const struct layer_shape *s = &at.m->shape.layer;
+    const enum phase_group group = forward_group(at.pass);
+    const bool projected = is_mlp(b) && mlp_range_tokens(at.m, at.pass, at.l) > 0; // range by range, by now
+    const char *name = linear_row(b->output, s).name;
+    if (!projected) {
+        cast_input(at, b->output);
+        branch_project(at, b);
+    }
+    if (is_mlp(b) ? wants(at, BIT(OUT)) : adds_attention(at)) {
+        phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
+        floatX *sum = is_mlp(b) ? rows_of(at, ACT_OUT) : middle(at);
+        if (s->norm_after) {
+            const floatX *projection = rows_of(at, b->projection);
+            norm(at, plain_sink(sum), wanted_statistics(at, b->after_statistics), projection, b->after_weights);
+        } else if (!projected)
+            linear_forward(at, b->output, sum);
+        add_branch(at, b, sum, is_mlp(b) ? middle(at) : branch_input(at, b));
+    } else if (wants(at, 1u << b->after_statistics)) {
+        phase_at(at, group, b->after_name);
+        const floatX *projection = rows_of(at, b->projection);
+        norm(at, plain_sink(NULL), norm_rows_of(at, b->after_statistics), projection, b->after_weights);
+    }
+}
+
+// ---- Backward ----
+
+// The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
+// the gradient of the stream itself, which is then not stored twice. Of a range it was made before the ranges.
+// partial: gets the partial sums of its columns; NULL: not made.
+static const floatX *d_added(struct at at, const struct branch *b, float *partial) {
+    struct gpt *m = at.m;
+    if (branch_is_added_as_it_is(m))
+        return d_residual_rows(at);
+    const floatX *dres = d_residual(m);
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const int C = m->shape.layer.C;
+    floatX *dadded = d_rows(at, b->d_added, C);
+    if (!at_is_range(at))
+        RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
+    return dadded;
+}
+// The gradient of the output of a branch's last linear layer, through the norm after it where there is one. Opens the
+// phase of that linear layer, in which the result is live.
+static const floatX *d_projection(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
+    const int C = m->shape.layer.C;
+    const char *name = linear_row(b->output, &m->shape.layer).name;
+    if (!m->shape.layer.norm_after) {
+        phase_at(at, GROUP_BACKWARD, name);
+        return d_added(at, b, at_is_range(at) ? NULL : bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
+    }
+    phase_at(at, GROUP_BACKWARD, b->after_name);
+    const floatX *projection = rows_of(at, b->projection);
+    const struct norm_rows stats = norm_rows_of(at, b->after_statistics);
+    if (at.ranged & 1u << b->after_statistics)
+        norm(at, plain_sink(NULL), stats, projection, b->after_weights);
+    const floatX *dadded = d_added(at, b, NULL);
+    struct sink dproj = plain_sink(NULL);
+    dproj.sums = bias_partial(m, at.l, b->output, BIAS_BY_NORM);
+    dproj.data = d_rows(at, b->d_projection, C);
+    dproj.amax = gradient_amax(m, at.l, b->output);
+    norm_gradient(at, dproj, NULL, dadded, projection, stats, b->after_weights);
+    phase_at(at, GROUP_BACKWARD, name);
+    return d_rows(at, b->d_projection, C);
+}
+
+// The residual stream's gradient, which is that of the output of a projection as it is where that is added as it is:
+// the projection's amax and bias sums are taken on the way. l -1: of no projection.
+static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
+    struct sink sink = plain_sink(dres);
+    sink.sums = stream_bias_partial(m, l, projection);
+    sink.amax = stream_amax(m, l, projection);
+    return sink;
+}
+// The gradient of the input of a branch joins the residual stream's: through the norm before it, or as it is. Runs in a
+// phase of its own.
+static void d_branch_input(struct at at, const struct branch *b) {
+    struct gpt *m = at.m;
+    const struct layer_shape *s = &m->shape.layer;
+    const struct dropout none = {0, 0, 0, 0, 0, NULL};
+    phase_at(at, GROUP_BACKWARD, b->before_name);
+    floatX *din = d_rows(at, b->d_input, s->C), *dres = d_residual_rows(at);
+    if (!s->norm_before) {
+        RUN(m, residual_forward(dres, din, dres, at.rows, s->C, 1, none, m->dev));
+        return;
+    }
+    // What is added to the stream next below: attention's output, or the MLP's of the layer below.
+    const bool below = reads_layer_input(at, b), last_reader = is_mlp(b) || !s->parallel;
+    const struct sink sink = at_is_range(at) ? plain_sink(dres)
+                                             : stream_sink(m, dres,
+                                                           !last_reader ? -1
+                                                           : below      ? at.l - 1
+                                                                        : at.l,
+                                                           below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);
+    const floatX *x = branch_input(at, b);
+    norm_gradient(at, sink, dres, din, x, norm_rows_of(at, b->before_statistics), b->before_weights);
+}

@@ -1,0 +1,99 @@
+// What a pass knows of its sequences: tokens, targets, positions, documents, windows, and the attention that they leave.
+#pragma once
+#include "attention.cuh"         // struct attention_shape
+#include "kernels/positions.cuh" // struct token_positions
+#include "model/state.cuh"       // struct gpt and its buffers
+#include <math.h>                // sqrt
+
+// The pass whose inputs a pass reads: recomputation reads the training batch.
+static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
+// An integer for each of a pass's N tokens.
+static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
+    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
+    return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
+}
+static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
+}
+static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
+}
+// (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
+static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
+    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
+                             pass == PASS_PREFILL ? "lengths" : "positions");
+}
+// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
+// tasks pack them as documents.
+static bool masks_documents(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
+}
+static bool restarts_positions(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
+}
+// Whether a pass needs to know where the tokens' documents begin.
+static bool has_documents(const struct gpt *m, enum pass pass) {
+    return masks_documents(m, pass) || restarts_positions(m, pass);
+}
+// (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
+static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
+    return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
+}
+static struct token_positions positions_of(struct gpt *m, enum pass pass) {
+    struct token_positions positions = {NULL, NULL};
+    if (pass == PASS_GENERATE)
+        positions.starts = positions_buffer(m, pass);
+    else if (restarts_positions(m, pass))
+        positions.document_starts = documents_buffer(m, pass);
+    return positions;
+}
+
+// Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
+static bool shows_window(const struct gpt *m, enum pass pass, int l) {
+    return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
+}
+// Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
+// or documents do not see each other.
+static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
+struct spans {
+    int32_t *first_key, *last_query; // (B, T)
+};
+static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
+    struct spans spans;
+    spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
+                                     window ? "first keys, window" : "first keys");
+    spans.last_query = integer_buffer(m, pass, window ? SLOT_WINDOW_LAST_QUERY : SLOT_LAST_QUERY, "attention spans",
+                                      window ? "last queries, window" : "last queries");
+    return spans;
+}
+// The shape of a model's attention without spans, by the options alone.
+static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
+    struct attention_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.B = B;
+    shape.T = T;
+    shape.num_heads = c->num_attention_heads;
+    shape.num_query_groups = c->num_query_groups;
+    shape.head_dim = c->kv_channels;
+    shape.scale = (float)(c->softmax_scale > 0 ? c->softmax_scale : 1 / sqrt((double)c->kv_channels));
+    shape.softcap = (float)c->attn_logit_softcapping;
+    return shape;
+}
+// The shape of layer l's attention in a pass; its spans are live in this phase.
+static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
+    const struct extent e = extent_of(m, pass);
+    struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
+    const bool window = shows_window(m, pass, l);
+    if (has_spans(m, pass, window)) {
+        const struct spans spans = spans_buffers(m, pass, window);
+        shape.first_key = spans.first_key;
+        shape.last_query = spans.last_query;
+    }
+    return shape;
+}
+// The rotary table of layer l; NULL: its q and k are not rotated.
+static const float *rope_of(const struct gpt *m, int l) {
+    if (!m->kinds[l].rotary)
+        return NULL;
+    return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
+}

@@ -1,0 +1,252 @@
+// The gradients of units: reduced to shards, added to the stored sum, which may lie in the host's memory.
+#pragma once
+#include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
+#include "kernels/gradients.cuh"   // add_gradients, sum_of_squares
+#include "zero/units.cuh"          // struct zero
+
+// The part of a unit's stored gradients that passes through one slot: its buckets [first, end), which are elements
+// [place, place + n) of this rank's gradients.
+struct stored {
+    int first, end;
+    int64_t place, n;
+};
+// Whether a unit's stored gradients pass through the device bucket by bucket, by two slots, rather than at once: the
+// head's and the embeddings', where they are larger than a layer's.
+static bool unit_is_streamed(const struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
+           s->first[unit + 1] - s->first[unit] > 2;
+}
+static struct stored stored_at(const struct zero *z, int unit, int bucket) {
+    const struct shards *s = &z->shards;
+    struct stored stored;
+    stored.first = bucket;
+    stored.end = unit_is_streamed(z, unit) ? bucket + 1 : s->first[unit + 1];
+    const struct bucket *first = &s->buckets[stored.first], *last = &s->buckets[stored.end - 1];
+    stored.place = first->begin / s->ranks;
+    stored.n = last->begin / s->ranks + last->shard - stored.place;
+    return stored;
+}
+// Slot 0 or 1 of a unit's stored gradients; NULL when planning.
+static void *stored_slot(struct zero *z, int unit, int slot) {
+    const bool streamed = unit_is_streamed(z, unit);
+    int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
+    for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1] && streamed; i++)
+        n = z->shards.buckets[i].shard > n ? z->shards.buckets[i].shard : n;
+    const size_t bytes = state_bytes(z->grads_format, n);
+    void *slots = timeline_buffer(z->timeline, &z->slots_ids[unit], streamed ? 2 * bytes : bytes, "gradients of a unit",
+                                  "unit's stored gradients", unit_layer(z, unit));
+    return bytes_behind(slots, (size_t)slot * bytes);
+}
+// The stored gradients from element `place` of this rank's on; NULL when planning.
+static void *stored_gradients(const struct zero *z, int64_t place) {
+    return bytes_behind(z->grads, state_bytes(z->grads_format, place));
+}
+
+// Begins to bring the stored sum of a unit's gradients into its buffer, where that holds it and it is not there yet.
+static void zero_prefetch_gradients(struct zero *z, int unit) {
+    char name[64];
+    if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
+        return;
+    float *sum = unit_gradients(z, unit);
+    z->grads_loads[2 * unit] = timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"),
+                                                 sum, stored_gradients(z, z->layout->unit_begin[unit]),
+                                                 (size_t)unit_elements(z, unit) * sizeof *sum);
+    z->sums[unit] = UNIT_IN_FLIGHT;
+}
+// Begins to bring stored gradients into a slot; in the first micro-step of a step there are none, and the slot gets the
+// zeroes between tensors.
+static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
+    struct timeline *t = z->timeline;
+    const size_t bytes = state_bytes(z->grads_format, stored.n);
+    void *to = stored_slot(z, unit, slot);
+    char name[64];
+    if (z->adds_up)
+        z->grads_loads[2 * unit + slot] = timeline_transfer(
+            t, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"), to, stored_gradients(z, stored.place), bytes);
+    else
+        TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
+}
+// As load_stored, of a unit that is not streamed, where slots are used: while the unit is reduced, or, with one rank,
+// computed.
+static void prefetch_stored(struct zero *z, int unit) {
+    if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
+}
+// Waits until the gradients that are on their way to the host are there. Their buffers are live in this phase.
+static void wait_for_stores(struct zero *z) {
+    struct timeline *t = z->timeline;
+    if (z->storing < 0)
+        return;
+    if (zero_adds_in_place(z))
+        timeline_touch(unit_gradients(z, z->storing));
+    else
+        timeline_touch(stored_slot(z, z->storing, 0));
+    timeline_transfer_wait(t, &z->grads_stores[0]);
+    timeline_transfer_wait(t, &z->grads_stores[1]);
+    z->storing = -1;
+}
+
+// Zeroes between the tensors of a unit in its buffer, where no op writes: the buffer itself is stored and squared.
+static void zero_gap(struct zero *z, float *from, int64_t n) {
+    if (n > 0)
+        TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
+}
+static void zero_gaps(struct zero *z, float *whole, int unit) {
+    const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
+    int64_t at = begin; // behind the tensors so far
+    for (int i = 0; i < z->table->num_tensors && whole; i++) {
+        const struct tensor *t = &z->table->tensors[i];
+        if (t->offset < begin || t->offset >= end)
+            continue;
+        zero_gap(z, whole + at - begin, t->offset - at);
+        at = t->offset + t->count;
+    }
+    if (whole)
+        zero_gap(z, whole + at - begin, end - at);
+}
+// To be called before a unit's backward makes its gradients. Where units have buffers, the unit's then holds the stored
+// sum, to which backward adds, or nothing yet (zero_adds says which), and the next unit's sum is fetched. A buffer that
+// is added to the stored sum (add_shard) may hold anything between its tensors.
+static void zero_begin_gradients(struct zero *z, int unit) {
+    struct timeline *t = z->timeline;
+    if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
+        return;
+    timeline_phase(t, GROUP_BACKWARD, -1, "gradients begin");
+    zero_prefetch_gradients(z, unit);
+    if (unit + 1 < z->shards.units)
+        zero_prefetch_gradients(z, unit + 1);
+    if (!shards_gradients(&z->shards)) // else the load begins with the reduction
+        prefetch_stored(z, unit);
+    float *whole = unit_gradients(z, unit);
+    if (z->sums[unit] == UNIT_IN_FLIGHT)
+        timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
+    else if (zero_adds_in_place(z))
+        zero_gaps(z, whole, unit);
+    z->sums[unit] = UNIT_READY;
+}
+
+// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients, or, in the first micro-step, =.
+// Gaps between tensors stay zero.
+static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
+    const int64_t begin = shards_own_begin(&z->shards, b);
+    // The counter is the rank's own; less the rank it is the same on all.
+    const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
+                               0};
+    add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
+                  z->adds_up, r, z->timeline->dev);
+}
+// In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
+// optimizer_sum_squares does with others.
+static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
+    if (z->last_micro_step)
+        sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
+                       z->timeline->dev);
+}
+// Adds buckets of a unit, reduced by now, to stored gradients on the device, `sum`, and takes their squares where they
+// will be on the host.
+static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
+    const struct shards *s = &z->shards;
+    const bool planning = z->timeline->planning;
+    for (int i = stored.first; i < stored.end && s->ranks > 1 && !planning; i++) // all, then ops, which are one graph
+        collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
+    for (int i = stored.first; i < stored.end && !planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        char *at = (char *)sum + state_bytes(z->grads_format, b->begin / s->ranks - stored.place);
+        TIMELINE_RUN(z->timeline, add_shard(z, at, whole, b));
+        if (z->grads_on_host)
+            TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
+    }
+}
+// Begins to store what `from` holds.
+static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
+    char name[64];
+    z->grads_stores[slot] =
+        timeline_transfer(z->timeline, TRANSFER_TO_HOST, unit_name(z, unit, name, "gradients"),
+                          stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
+    z->storing = unit;
+}
+// Adds a unit's gradients to those on the host by way of the slots: while one is in work, the next is loaded and the
+// one before stored.
+static void add_by_slots(struct zero *z, int unit, const float *whole, void *ws) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    if (unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_at(z, unit, s->first[unit]), 0);
+    for (int i = s->first[unit], slot = 0, end; i < s->first[unit + 1]; i = end, slot = 1 - slot) {
+        const struct stored stored = stored_at(z, unit, i);
+        end = stored.end;
+        if (end < s->first[unit + 1]) {
+            timeline_transfer_wait(t, &z->grads_stores[1 - slot]);
+            load_stored(z, unit, stored_at(z, unit, end), 1 - slot);
+        }
+        timeline_transfer_wait(t, &z->grads_loads[2 * unit + slot]);
+        void *sum = stored_slot(z, unit, slot);
+        add_to_stored(z, sum, whole, stored, ws);
+        store_gradients(z, unit, stored, sum, slot);
+    }
+}
+// Stores a unit's gradients, of which backward, and with several ranks the reduction, is done or waited for.
+static void collect_gradients(struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    struct stored all;
+    timeline_phase(t, GROUP_BACKWARD, -1, "collect gradients");
+    float *whole = unit_gradients(z, unit);
+    void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes(t->dev)) : NULL;
+    wait_for_stores(z);
+    all.first = s->first[unit];
+    all.end = s->first[unit + 1];
+    all.place = z->layout->unit_begin[unit] / s->ranks;
+    all.n = unit_elements(z, unit) / s->ranks;
+    if (zero_adds_in_place(z)) {
+        for (int i = all.first; i < all.end; i++)
+            TIMELINE_RUN(t, add_squares(z, whole + s->buckets[i].begin - all.place, i, ws));
+        store_gradients(z, unit, all, whole, 0);
+    } else if (z->grads_on_host)
+        add_by_slots(z, unit, whole, ws);
+    else
+        add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
+}
+// To be called after a unit's backward: begins the reduction of its gradients, sharded ones in each micro-step, whole
+// ones in the last one. With one rank it stores them where the unit has a buffer.
+static void zero_reduce(struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    char name[64];
+    float *whole = NULL;
+    if (unit_elements(z, unit) == 0)
+        return;
+    if (shards_gradients(s)) {
+        timeline_phase(t, GROUP_BACKWARD, -1, "reduce gradients");
+        whole = unit_gradients(z, unit);
+        prefetch_stored(z, unit);
+    } else if (zero_has_unit_gradients(z)) {
+        collect_gradients(z, unit);
+        return;
+    } else if (s->ranks == 1 || !z->last_micro_step)
+        return;
+    else if (z->grads)
+        whole = (float *)z->grads + z->layout->unit_begin[unit];
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        float *at = whole + b->begin - z->layout->unit_begin[unit], *own = at + s->rank * b->shard;
+        z->grads_tickets[i] = collective_reduce_scatter(z->collectives, own, at, b->shard,
+                                                        unit_name(z, unit, name, "reduction of gradients"), t->dev);
+        if (s->stage == 0)
+            z->grads_tickets[i] = collective_all_gather(z->collectives, at, own, (size_t)b->shard * sizeof *at,
+                                                        unit_name(z, unit, name, "gathering of gradients"), t->dev);
+    }
+}
+// Waits for the reduction of a unit's sharded gradients and adds this rank's shards to those of the micro-steps before.
+static void zero_add_reduced(struct zero *z, int unit) {
+    if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
+        collect_gradients(z, unit);
+}
+// To be called at a micro-step's end: waits until all gradients are stored.
+static void zero_end_gradients(struct zero *z) {
+    if (!z->grads_on_host)
+        return;
+    timeline_phase(z->timeline, GROUP_BACKWARD, -1, "store gradients");
+    wait_for_stores(z);
+}

@@ -1,0 +1,117 @@
+// Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al.
+// 2020, arXiv 1910.02054).
+//
+// A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
+// are ranges of the flat buffers (model/parameters.cuh), in the order in which backward finishes their gradients. A
+// unit is cut into buckets of at most --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's
+// gradients are complete. Each rank owns an equal shard of each bucket, so that every reduction and every all-gather is
+// balanced. The shards are the same in every stage:
+//
+//   stage 0   each rank holds and updates everything; gradients are all-reduced
+//   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
+//   stage 2   gradients too: a unit's are reduce-scattered after its backward, in each micro-step
+//   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
+//
+// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
+// in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
+#pragma once
+#include "model/parameters.cuh" // struct flat_layout, TENSOR_ALIGNMENT
+
+struct bucket {
+    int64_t begin; // element of the flat buffers
+    int64_t shard; // elements of each rank's shard: the bucket is [begin, begin + ranks * shard)
+    int unit;
+};
+
+struct shards {
+    int rank, ranks, stage;
+    struct bucket *buckets; // in flat order
+    int count;
+    int *first; // (units + 1) unit u consists of buckets first[u] .. first[u + 1] - 1
+    int units;
+    int64_t flat; // elements of a whole flat buffer
+    int64_t largest_shard;
+};
+
+// What a stage shards; with one rank, nothing.
+static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
+static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
+static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
+
+// Cuts [begin, end) into buckets of at most about `most` elements, as equal as the alignment of their shards allows.
+static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
+    const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
+    if (n == 0)
+        return;
+    const int64_t buckets = (n + most - 1) / most,
+                  size = ((n + buckets - 1) / buckets + multiple - 1) / multiple * multiple;
+    for (int64_t at = begin; at < end; at += size) {
+        struct bucket *b = &s->buckets[s->count++];
+        b->begin = at;
+        b->shard = (end - at < size ? end - at : size) / s->ranks;
+        b->unit = unit;
+        s->largest_shard = b->shard > s->largest_shard ? b->shard : s->largest_shard;
+    }
+}
+
+static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
+                                   int64_t bucket_bytes) {
+    const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
+    struct shards s;
+    memset(&s, 0, sizeof s);
+    s.rank = rank;
+    s.ranks = ranks;
+    s.stage = stage;
+    s.units = units;
+    s.flat = layout->flat;
+    s.buckets =
+        (struct bucket *)calloc((size_t)(most > 0 ? s.flat / most : 0) + (size_t)s.units + 1, sizeof *s.buckets);
+    s.first = (int *)calloc((size_t)s.units + 1, sizeof *s.first);
+    if (!s.buckets || !s.first)
+        fail("out of memory for the table of shards");
+    for (int unit = 0; unit < s.units; unit++) {
+        s.first[unit] = s.count;
+        shards_cut(&s, layout->unit_begin[unit], layout->unit_begin[unit + 1], most, unit);
+    }
+    s.first[s.units] = s.count;
+    return s;
+}
+static void shards_free(struct shards *s) {
+    free(s->buckets);
+    free(s->first);
+    memset(s, 0, sizeof *s);
+}
+
+// Elements of a flat buffer on this rank, sharded or whole.
+static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
+
+// The element of the whole flat buffer at which this rank's shard of a bucket begins.
+static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
+    return b->begin + s->rank * b->shard;
+}
+
+// The index, in this rank's buffer (sharded or whole), of element `at` of the flat buffers, which is in this rank's
+// shard of the bucket.
+static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
+    return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
+}
+
+// The next range of [*at, end) that this rank's buffer holds: [*at, *at + n) of the flat buffer, at index *place of
+// this rank's buffer. Returns n; 0: nothing is left.
+static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
+    if (!sharded) {
+        *place = *at;
+        return *at < end ? end - *at : 0;
+    }
+    for (int i = 0; i < s->count; i++) {
+        const struct bucket *b = &s->buckets[i];
+        const int64_t own = shards_own_begin(s, b), first = own > *at ? own : *at;
+        const int64_t last = own + b->shard < end ? own + b->shard : end;
+        if (first >= last)
+            continue;
+        *at = first;
+        *place = shards_place(s, b, first, true);
+        return last - first;
+    }
+    return 0;
+}

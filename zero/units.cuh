@@ -1,0 +1,304 @@
+// Units of parameters and gradients on the device (zero/shards.cuh): their memory, and the gathering of parameters.
+//
+// Offloading is the same schedule with copies over the bus: the host is one more rank, which holds what this rank
+// would.
+//
+//   parameters   a unit's are copied into the buffer that a sharded unit is gathered into; where they are sharded too,
+//                this rank's shards are, and the all-gather begins behind these copies
+//   gradients    in fp32 on one rank the unit's buffer starts from the stored sum, a unit ahead, and backward adds to
+//                it as it would in place. Else backward overwrites the buffer, which is reduced; this rank's shards
+//                of it are added to the stored sum, which comes and goes by slots
+//
+// Gradients in bf16 take the second way wherever they lie: a micro-step's are summed in fp32 and rounded stochastically
+// once, when they are added to the stored sum. None of this changes a bit of what the same number of ranks computes
+// without offloading. Other numbers of ranks sum in another order, as they do in fp32.
+#pragma once
+#include "kernels/collectives.cuh"  // collective_all_gather
+#include "kernels/flat_tensors.cuh" // struct flat_tensors
+#include "kernels/state_format.cuh" // enum state_format
+#include "model/parameters.cuh"     // struct parameters
+#include "model/timeline.cuh"       // struct timeline, enum pass
+#include "zero/shards.cuh"          // struct shards
+
+// The parameters of a unit in one pass, or the stored sum of its gradients: whether they are in the unit's buffer.
+enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
+
+// Where parameters and gradients lie and how gradients are stored.
+struct zero_options {
+    bool offload_weights, offload_gradients; // in the host's memory
+    enum state_format grads_format;          // FORMAT_FP32 or FORMAT_BF16
+    uint64_t seed;                           // of stochastic rounding
+};
+
+// The trained or the frozen tensors of this rank: parameters, and gradients of those that are trained. Whole or
+// sharded, by the stage; units in use are whole in any case. A unit may have no tensors of the kind, and then no
+// buckets.
+struct zero {
+    struct shards shards;
+    const struct parameters *table;   // not owned
+    const struct flat_layout *layout; // of the table; not owned
+    struct timeline *timeline;        // not owned
+    struct collectives *collectives;  // not owned; NULL with one rank, and while planning
+    floatX *params;                   // NULL while planning
+    void *grads;                      // of grads_format; NULL while planning, and where the model does not train
+    bool params_on_host, grads_on_host;
+    enum state_format grads_format;
+    uint64_t seed;
+    // Device memory, NULL while planning: where squares of gradients on the host are summed, and the number of the
+    // micro-step, which each rank counts from its own rank on.
+    double *squares;
+    const uint64_t *micro_step;
+    struct flat_tensors tensors;   // of the table, which is in the device's memory too; not owned
+    bool adds_up, last_micro_step; // of this micro-step: the step has gradients already; it is the step's last
+    uint64_t *params_tickets;      // (buckets) all-gathers of parameters in flight, 0: none
+    uint64_t *params_loads;        // (buckets) transfers of parameters to the device in flight, 0: none
+    uint64_t *grads_tickets;       // (buckets) reductions of gradients in flight, 0: none
+    uint64_t *grads_loads;         // (units, 2) transfers of stored gradients to the device in flight, by slot
+    uint64_t grads_stores[2];      // transfers of gradients of unit `storing` to the host in flight, by slot
+    int storing;                   // -1: none
+    enum unit_state *units;        // (PASS_COUNT, units) of parameters
+    enum unit_state *sums;         // (units) where the buffers of gradients hold the stored sums
+    int *params_ids;               // (PASS_COUNT, units) buffer of a unit's parameters, -1: none
+    int *grads_ids;                // (units) buffer of a unit's gradients before they are reduced and stored, -1: none
+    int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
+};
+
+// Sets up z, for the tensors of one of the table's layouts, on rank `rank` of `ranks`. The table and the timeline must
+// outlive it; zero_free frees it.
+static void zero_create(struct zero *z, const struct parameters *table, const struct flat_layout *layout,
+                        struct timeline *timeline, int rank, int ranks, int stage, int64_t bucket_bytes,
+                        struct zero_options options) {
+    memset(z, 0, sizeof *z);
+    z->shards = shards_create(layout, table->num_units, rank, ranks, stage, bucket_bytes);
+    z->table = table;
+    z->layout = layout;
+    z->timeline = timeline;
+    z->params_on_host = options.offload_weights;
+    z->grads_on_host = options.offload_gradients;
+    z->grads_format = options.grads_format;
+    z->seed = options.seed;
+    z->storing = -1;
+    const size_t units = (size_t)z->shards.units, buckets = (size_t)z->shards.count + 1;
+    z->params_tickets = (uint64_t *)calloc(buckets, sizeof *z->params_tickets);
+    z->params_loads = (uint64_t *)calloc(buckets, sizeof *z->params_loads);
+    z->grads_tickets = (uint64_t *)calloc(buckets, sizeof *z->grads_tickets);
+    z->grads_loads = (uint64_t *)calloc(2 * units, sizeof *z->grads_loads);
+    z->units = (enum unit_state *)calloc(PASS_COUNT * units, sizeof *z->units);
+    z->sums = (enum unit_state *)calloc(units, sizeof *z->sums);
+    z->params_ids = (int *)calloc(PASS_COUNT * units, sizeof *z->params_ids);
+    z->grads_ids = (int *)calloc(2 * units, sizeof *z->grads_ids);
+    if (!z->params_tickets || !z->params_loads || !z->grads_tickets || !z->grads_loads || !z->units || !z->sums ||
+        !z->params_ids || !z->grads_ids)
+        fail("out of memory for the table of shards");
+    z->slots_ids = z->grads_ids + units;
+    for (size_t i = 0; i < PASS_COUNT * units; i++)
+        z->params_ids[i] = -1;
+    for (size_t i = 0; i < 2 * units; i++)
+        z->grads_ids[i] = -1;
+}
+static void zero_free(struct zero *z) {
+    shards_free(&z->shards);
+    free(z->params_tickets);
+    free(z->params_loads);
+    free(z->grads_tickets);
+    free(z->grads_loads);
+    free(z->units);
+    free(z->sums);
+    free(z->params_ids);
+    free(z->grads_ids);
+    memset(z, 0, sizeof *z);
+}
+
+// To be called when a region of the timeline begins: no unit is on the device then but where all are.
+static void zero_begin_region(struct zero *z) {
+    memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
+    memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
+}
+// To be called before a micro-step's forward. adds_up: an earlier micro-step of the step has made gradients; when
+// planning, whether there is one that does. Else nothing of the step before is read: gradients are overwritten.
+static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
+    z->adds_up = adds_up;
+    z->last_micro_step = last_micro_step;
+}
+
+static int64_t unit_elements(const struct zero *z, int unit) {
+    return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
+}
+// Whether a unit's parameters, or gradients, are in a buffer of the unit while they are in use.
+static bool zero_has_unit_parameters(const struct zero *z) {
+    return shards_parameters(&z->shards) || z->params_on_host;
+}
+static bool zero_has_unit_gradients(const struct zero *z) {
+    return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
+}
+// Whether the buffer of a unit's gradients holds the stored sum, to which backward adds in place.
+static bool zero_adds_in_place(const struct zero *z) {
+    return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
+}
+// Whether backward adds to what the memory of gradients holds: to those of earlier micro-steps of the step. Else it
+// overwrites them.
+static bool zero_adds(const struct zero *z) {
+    return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
+}
+// Bytes of this rank's gradients.
+static size_t zero_gradients_bytes(const struct zero *z) {
+    return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
+}
+
+// The layer of a unit, -1: the head's or the embeddings'.
+static int unit_layer(const struct zero *z, int unit) {
+    const bool layer = unit != unit_of_head() && unit != unit_of_embeddings(z->table);
+    return layer ? z->table->L - unit : -1;
+}
+// "parameters of layer 3", for messages about a collective.
+static const char *unit_name(const struct zero *z, int unit, char text[64], const char *what) {
+    if (unit == unit_of_head())
+        snprintf(text, 64, "%s of the head", what);
+    else if (unit == unit_of_embeddings(z->table))
+        snprintf(text, 64, "%s of the embeddings", what);
+    else
+        snprintf(text, 64, "%s of layer %d", what, z->table->L - unit);
+    return text;
+}
+
+// The buffers of a unit's parameters, and of its gradients until they are reduced and stored; NULL when planning.
+static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
+    return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
+                                     (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
+                                     "unit's parameters", unit_layer(z, unit));
+}
+static float *unit_gradients(struct zero *z, int unit) {
+    return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
+                                    "gradients of a unit", "unit's gradients", unit_layer(z, unit));
+}
+// `bytes` behind `base`; NULL, when planning, has nothing behind it.
+static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
+
+// The address of a parameter, and of its gradient; NULL when planning. The tensor is one of the layout.
+static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
+    if (zero_has_unit_parameters(z)) {
+        const int unit = unit_of(z->table, t);
+        floatX *gathered = unit_parameters(z, pass, unit);
+        return gathered ? gathered + t->offset - z->layout->unit_begin[unit] : NULL;
+    }
+    return z->params ? z->params + t->offset : NULL;
+}
+static float *zero_gradient(struct zero *z, const struct tensor *t) {
+    if (zero_has_unit_gradients(z)) {
+        const int unit = unit_of(z->table, t);
+        float *whole = unit_gradients(z, unit);
+        return whole ? whole + t->offset - z->layout->unit_begin[unit] : NULL;
+    }
+    return z->grads ? (float *)z->grads + t->offset : NULL;
+}
+
+// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets.
+static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
+    for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
+        collective_wait(z->collectives, tickets[i], z->timeline->dev);
+        tickets[i] = 0;
+    }
+}
+// Makes later work of the device wait for every all-gather of updated parameters in flight.
+static void zero_wait_for_updates(struct zero *z) {
+    for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
+        unit_wait(z, z->params_tickets, unit);
+}
+
+// Begins to copy elements [at, at + n) of the flat buffer of parameters, at `place` of this rank's, into the buffer of
+// their unit. Returns the ticket.
+static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
+    char name[64];
+    return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
+                             bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
+                             bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
+}
+// Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards where these are on the
+// host.
+static void gather_parameters(struct zero *z, floatX *whole, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    char name[64];
+    for (int i = s->first[unit]; i < s->first[unit + 1]; i++) {
+        const struct bucket *b = &s->buckets[i];
+        const int64_t begin = b->begin - z->layout->unit_begin[unit], own = shards_own_begin(s, b);
+        if (z->params_on_host)
+            z->params_loads[i] = begin_parameters_load(z, whole, unit, own, b->begin / s->ranks, b->shard);
+        if (t->planning)
+            continue;
+        const floatX *from = z->params + b->begin / s->ranks;
+        if (z->params_on_host) {
+            collectives_begin_after(z->collectives, &t->transfers, z->params_loads[i], t->dev);
+            from = whole + begin + s->rank * b->shard;
+        }
+        z->params_tickets[i] =
+            collective_all_gather(z->collectives, whole + begin, from, (size_t)b->shard * sizeof *whole,
+                                  unit_name(z, unit, name, "parameters"), t->dev);
+    }
+}
+// Begins to bring a unit's parameters into its buffer in the current phase, where it has one and they are not there
+// yet.
+static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
+    const struct shards *s = &z->shards;
+    enum unit_state *state = &z->units[(int)pass * s->units + unit];
+    if (!zero_has_unit_parameters(z) || *state != UNIT_ABSENT || unit_elements(z, unit) == 0)
+        return;
+    floatX *whole = unit_parameters(z, pass, unit);
+    const int64_t begin = z->layout->unit_begin[unit];
+    if (shards_parameters(s))
+        gather_parameters(z, whole, unit);
+    else
+        z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
+    *state = UNIT_IN_FLIGHT;
+}
+// Whether all-gathers of the last update may be in flight for parameters without buffers of units. The first micro-step
+// behind it waits for all in its forward. Frozen parameters have none. Waits where there can be none would divide
+// recorded work for nothing (kernels/work_segments.cuh).
+static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
+    const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
+    return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
+}
+// To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
+// have buffers this is a phase of its own.
+static void zero_use(struct zero *z, enum pass pass, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    enum unit_state *state = &z->units[(int)pass * s->units + unit];
+    if (!zero_has_unit_parameters(z)) {
+        if (*state == UNIT_ABSENT && update_may_be_in_flight(z, pass) && !t->planning)
+            unit_wait(z, z->params_tickets, unit);
+        *state = UNIT_READY;
+        return;
+    }
+    if (unit_elements(z, unit) == 0)
+        return;
+    timeline_phase(t, forward_group(pass), -1, "parameters");
+    zero_prefetch(z, pass, unit);
+    timeline_touch(unit_parameters(z, pass, unit));
+    for (int i = s->first[unit]; i < s->first[unit + 1] && *state == UNIT_IN_FLIGHT; i++)
+        timeline_transfer_wait(t, &z->params_loads[i]);
+    if (*state == UNIT_IN_FLIGHT && s->ranks > 1 && !t->planning)
+        unit_wait(z, z->params_tickets, unit);
+    *state = UNIT_READY;
+}
+
+// Whether this rank holds anything of elements [at, at + n) of a flat buffer.
+static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n) {
+    int64_t place;
+    return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
+}
+// Uploads elements [at, at + n) of a flat buffer, those that this rank holds; parameters on the host are copied there.
+// `values`, in host memory, must stay until the device was waited for.
+static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
+                        size_t element_bytes) {
+    const bool on_host = flat == z->params && z->params_on_host;
+    int64_t first = at, place, count;
+    for (; (count = shards_next(&z->shards, sharded, &first, at + n, &place)) > 0; first += count) {
+        char *to = (char *)flat + (size_t)place * element_bytes;
+        const char *from = (const char *)values + (size_t)(first - at) * element_bytes;
+        if (on_host)
+            memcpy(to, from, (size_t)count * element_bytes);
+        else
+            device_upload(to, from, (size_t)count * element_bytes, z->timeline->dev);
+    }
+}
