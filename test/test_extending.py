@@ -21,7 +21,7 @@ SOURCES = ["Makefile", "scripts", "test", "config", "formats", "kernels", "memor
 REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.
-MOST = {"An activation function": (5, 6), "A parameter of each layer": (3, 6), "A module of --recompute-modules": (1, 2),
+MOST = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A module of --recompute-modules": (1, 2),
         "A state of the optimizer": (2, 3), "An option, which only some commands may set": (2, 3), "A preset": (1, 1),
         "An op, for both targets": (2, 3)}
 # Whole engines whose tests need an optimized one, or take long without: 14 builds and runs of 10 to 20 s.
