@@ -51,13 +51,13 @@ static void forward_backward(struct gpt *m, double scale) {
 // Enqueues what gpt_micro_step does, but for its end. Returns as enqueue_as_graph does.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
-    m->dropout = true;
-    m->last_micro_step = index == m->step_micro_steps - 1;
-    zero_begin_micro_step(&m->zero, m->timeline.planning ? m->micro_steps > 1 : index > 0, m->last_micro_step);
+    m->steps.dropout = true;
+    m->steps.is_last = index == m->steps.of_step - 1;
+    zero_begin_micro_step(&m->zero, m->timeline.planning ? m->steps.most > 1 : index > 0, m->steps.is_last);
     upload_batch(m, PASS_TRAIN, batch);
     RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
-    RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
+    RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
 }
 // Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
@@ -66,14 +66,14 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
-    RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
-    m->dropout = false;
-    m->micro_step += (uint64_t)m->zero.shards.ranks;
+    RUN(m, device_copy(&m->io.losses[index], &m->io.results->loss, sizeof *m->io.losses, m->dev));
+    m->steps.dropout = false;
+    m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
 // Fills in this rank's report and, with several ranks, all-gathers the reports.
 static void gather_reports(struct gpt *m, void *ws) {
-    double *row = m->reports + m->zero.shards.rank * report_width(m);
+    double *row = m->io.reports + m->zero.shards.rank * report_width(m);
     if (!m->zero.grads_on_host) // else the last micro-step has summed them
         optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
     if (fp8_is_on(&m->fp8))
@@ -81,12 +81,12 @@ static void gather_reports(struct gpt *m, void *ws) {
                           report_width(m) - report_fp8_amaxes(m), m->dev);
     if (m->zero.shards.ranks == 1)
         return;
-    double *request = &m->host_requests[m->updates++ % 2];
-    *request = m->request;
+    double *request = &m->io.host_requests[m->io.updates++ % 2];
+    *request = m->io.request;
     device_upload(&row[report_request(m)], request, sizeof *request, m->dev);
     collective_wait(m->zero.collectives,
-                    collective_all_gather(m->zero.collectives, m->reports, row, (size_t)report_width(m) * sizeof *row,
-                                          "losses and gradient norms", m->dev),
+                    collective_all_gather(m->zero.collectives, m->io.reports, row,
+                                          (size_t)report_width(m) * sizeof *row, "losses and gradient norms", m->dev),
                     m->dev);
 }
 
@@ -107,26 +107,26 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     phase(m, GROUP_UPDATE, -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
-    const double targets = (double)m->zero.shards.ranks * m->step_micro_steps * (double)extent_of(m, PASS_TRAIN).N;
-    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->step_micro_steps,
+    const double targets = (double)m->zero.shards.ranks * m->steps.of_step * (double)extent_of(m, PASS_TRAIN).N;
+    RUN(m, gradient_check(&m->io.results->check, m->io.reports, m->zero.shards.ranks, report_width(m), m->steps.of_step,
                           targets, c->clip_grad, m->dev));
     if (fp8_is_delayed(&m->fp8))
-        RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->results->check, m->reports, m->zero.shards.ranks,
-                                 report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
-                                 m->fp8.gradients, m->dev));
+        RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->io.results->check, m->io.reports,
+                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8),
+                                 m->fp8.delay, m->fp8.gradients, m->dev));
     phase(m, GROUP_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
-    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
+    RUN(m, optimizer_update(&m->optimizer, adamw, &m->io.results->check, slots));
     if (m->muon.count > 0) {
         phase(m, GROUP_UPDATE, -1, "muon");
         slots = optimizer_slots(&m->optimizer, false);
-        const struct gradient_check *check = m->results ? &m->results->check : NULL; // NULL when planning
+        const struct gradient_check *check = m->io.results ? &m->io.results->check : NULL; // NULL when planning
         optimizer_update_matrices(&m->muon, adamw, check, slots);
     }
     if (c->ema_decay > 0) {
         phase(m, GROUP_UPDATE, -1, "moving averages");
         slots = optimizer_slots(&m->optimizer, false);
-        RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->results->check, slots));
+        RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
     }
 }
 // With --ema-decay: puts the moving averages into the parameters' place, and at the next call back. No step may be
@@ -143,15 +143,16 @@ static void gpt_swap_averages(struct gpt *m) {
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.
 static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
-    device_download_begin(&m->host_results[slot], m->results, sizeof *m->results, m->dev);
-    device_download_begin(m->host_reports + (size_t)slot * doubles, m->reports, doubles * sizeof *m->reports, m->dev);
+    device_download_begin(&m->io.host_results[slot], m->io.results, sizeof *m->io.results, m->dev);
+    device_download_begin(m->io.host_reports + (size_t)slot * doubles, m->io.reports, doubles * sizeof *m->io.reports,
+                          m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
 // Waits for gpt_fetch_results of that slot. *reports (ranks, report_width) stays valid until the slot's next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
-    *reports = m->host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
-    return m->host_results[slot];
+    *reports = m->io.host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
+    return m->io.host_results[slot];
 }
 
 // The losses of a batch, without gradients and dropout. Waits for the device.
@@ -163,7 +164,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     for (int l = 0; l < m->shape.L; l++)
         block_forward(m, l, ACT_ALL, PASS_EVALUATE);
     head(m, PASS_EVALUATE, 0);
-    RUN(m, device_download(&loss, &m->results->loss, sizeof loss, m->dev));
+    RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
 // gpt_evaluate of a run that scores tasks, which also gives what it finds of each target.
@@ -207,13 +208,14 @@ static enum collectives_kind collectives_kind_of(const struct config *c, const s
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
-    m->host_batches_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "batches in flight", -1,
-                                  6 * (size_t)m->host_batch_tokens * sizeof(int32_t));
-    m->host_results_id =
+    m->io.host_batches_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "batches in flight", -1,
+                                     6 * (size_t)m->io.host_batch_tokens * sizeof(int32_t));
+    m->io.host_results_id =
         plan_add(plan, ARENA_HOST_STAGING, "staging", "step results in flight", -1, 2 * sizeof(struct step_results));
-    m->host_reports_id =
+    m->io.host_reports_id =
         plan_add(plan, ARENA_HOST_STAGING, "staging", "reports of the ranks in flight", -1, 2 * reports_bytes);
-    m->host_requests_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
+    m->io.host_requests_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
 // Records the memory plan: runs the timeline in planning mode. Allocates no memory of the model.
@@ -224,37 +226,37 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     for (int i = 0; i < PASS_COUNT * (m->shape.L + 1) * SLOT_COUNT; i++)
         m->slots[i] = -1;
     const enum plan_arena params_arena = m->zero.params_on_host ? ARENA_HOST_PARAMETERS : ARENA_PARAMETERS;
-    m->params_id = plan_add(plan, params_arena, "parameters", "parameters", -1,
-                            (size_t)shards_elements(s, shards_parameters(s)) * sizeof(floatX));
-    m->frozen_id = -1;
+    m->ids.params = plan_add(plan, params_arena, "parameters", "parameters", -1,
+                             (size_t)shards_elements(s, shards_parameters(s)) * sizeof(floatX));
+    m->ids.frozen = -1;
     if (m->table.num_frozen > 0)
-        m->frozen_id = plan_add(plan, params_arena, "frozen parameters", "frozen parameters", -1,
-                                (size_t)shards_elements(&m->frozen.shards, shards_parameters(s)) * sizeof(floatX));
-    m->stored_id = -1;
+        m->ids.frozen = plan_add(plan, params_arena, "frozen parameters", "frozen parameters", -1,
+                                 (size_t)shards_elements(&m->frozen.shards, shards_parameters(s)) * sizeof(floatX));
+    m->ids.stored = -1;
     if (m->table.stored_bytes > 0)
-        m->stored_id =
+        m->ids.stored =
             plan_add(plan, ARENA_PARAMETERS, "frozen weights", "frozen weights", -1, (size_t)m->table.stored_bytes);
-    m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
+    m->rotary.id = m->rotary.local_id = m->ids.scratch = m->ids.grads = -1;
     const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (config_rotates(&m->config))
-        m->rope_id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
+        m->rotary.id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
     if (m->config.rotary_base_local > 0)
-        m->local_rope_id =
+        m->rotary.local_id =
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
-        m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
-                               "gradients", -1, zero_gradients_bytes(&m->zero));
+        m->ids.grads = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
+                                "gradients", -1, zero_gradients_bytes(&m->zero));
     optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
     muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
-        m->scratch_id =
+        m->ids.scratch =
             plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                      collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config, m->dev),
                                                m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon), m->dev));
-    m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
-    m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
-                             (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
+    m->io.results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
+    m->io.reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
+                                (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
     fp8_plan(&m->fp8, plan);
     plan_staging(m);
 
@@ -270,7 +272,7 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
         gpt_decode(m, NULL, NULL);
     }
     m->timeline.planning = false;
-    m->micro_step = 0;
+    m->steps.micro_step = 0;
 }
 
 static struct zero_options zero_options_of(const struct config *c) {
@@ -316,16 +318,16 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
-    m->chunk = loss_chunk(config, m->shape.Vp, dev);
+    m->loss_chunk = loss_chunk(config, m->shape.Vp, dev);
     m->trains = config_trains(config);
-    m->sequences =
+    m->generation.sequences =
         config->chat ? 1 : config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
-    m->prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
-    m->decode_tokens = config->sample_tokens;
-    m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
-    if (extent_of(m, PASS_PREFILL).N > m->host_batch_tokens)
-        m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
-    m->micro_steps = m->step_micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
+    m->generation.prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
+    m->generation.decode_tokens = config->sample_tokens;
+    m->io.host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
+    if (extent_of(m, PASS_PREFILL).N > m->io.host_batch_tokens)
+        m->io.host_batch_tokens = extent_of(m, PASS_PREFILL).N;
+    m->steps.most = m->steps.of_step = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
     if (!m->slots || !m->kinds)
@@ -348,31 +350,31 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
-    m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
-    m->frozen.params = (floatX *)gpt_pointer(m, m->frozen_id);
-    m->stored.memory = (char *)gpt_pointer(m, m->stored_id);
-    m->zero.grads = gpt_pointer(m, m->grads_id);
+    m->zero.params = (floatX *)gpt_pointer(m, m->ids.params);
+    m->frozen.params = (floatX *)gpt_pointer(m, m->ids.frozen);
+    m->stored.memory = (char *)gpt_pointer(m, m->ids.stored);
+    m->zero.grads = gpt_pointer(m, m->ids.grads);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     optimizer_allocate(&m->optimizer);
     muon_allocate(&m->muon);
     optimizer_copy_allocate(&m->copy, &m->optimizer);
-    m->results = (struct step_results *)gpt_pointer(m, m->results_id);
-    m->reports = (double *)gpt_pointer(m, m->reports_id);
-    m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
-    m->zero.squares = m->reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
-    m->zero.micro_step = &m->results->micro_step;
+    m->io.results = (struct step_results *)gpt_pointer(m, m->io.results_id);
+    m->io.reports = (double *)gpt_pointer(m, m->io.reports_id);
+    m->io.losses = (struct loss_sum *)(m->io.reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
+    m->zero.squares = m->io.reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
+    m->zero.micro_step = &m->io.results->micro_step;
     m->zero.tensors = m->optimizer.tensors;
-    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
-    device_zero(m->results, sizeof *m->results, m->dev);
-    device_zero(m->reports, reports_bytes, m->dev);
+    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->io.reports;
+    device_zero(m->io.results, sizeof *m->io.results, m->dev);
+    device_zero(m->io.reports, reports_bytes, m->dev);
     if (config_rotates(&m->config))
-        m->rope = gpt_initialise_rope(m, m->rope_id, false);
+        m->rotary.table = gpt_initialise_rope(m, m->rotary.id, false);
     if (m->config.rotary_base_local > 0)
-        m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);
-    m->host_batches = (int32_t *)gpt_pointer(m, m->host_batches_id);
-    m->host_results = (struct step_results *)gpt_pointer(m, m->host_results_id);
-    m->host_reports = (double *)gpt_pointer(m, m->host_reports_id);
-    m->host_requests = (double *)gpt_pointer(m, m->host_requests_id);
+        m->rotary.local = gpt_initialise_rope(m, m->rotary.local_id, true);
+    m->io.host_batches = (int32_t *)gpt_pointer(m, m->io.host_batches_id);
+    m->io.host_results = (struct step_results *)gpt_pointer(m, m->io.host_results_id);
+    m->io.host_reports = (double *)gpt_pointer(m, m->io.host_reports_id);
+    m->io.host_requests = (double *)gpt_pointer(m, m->io.host_requests_id);
     gpt_initialise(m);
     device_synchronize(m->dev);
 }
@@ -380,7 +382,7 @@ static void gpt_allocate(struct gpt *m) {
 // Connects the model with those of the other ranks. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
-    collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
+    collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
 // Makes the state that a checkpoint holds complete, and copies this rank's part of it where there is a copy.

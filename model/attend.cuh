@@ -53,12 +53,12 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
 }
 // Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
 static int kv_capacity(const struct gpt *m, int l) {
-    return m->kinds[l].windowed && m->window < m->decode_tokens ? m->window : m->decode_tokens;
+    return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
 // The keys or values of the last kv_capacity positions, (B, G, capacity, D), which live from one token to the next.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
-    const size_t rows = (size_t)m->sequences * (size_t)kv_capacity(m, l);
+    const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }

@@ -19,18 +19,18 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
 // Begins the upload of a batch: its inputs (B, T). Two batches can be in flight; a third waits for the first. Returns
 // the pinned memory of what is uploaded beside the inputs, host_batch_tokens apart.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
-    const int slot = (int)(m->batches % 2);
+    const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
-    int32_t *pinned = m->host_batches + (int64_t)slot * 3 * m->host_batch_tokens;
+    int32_t *pinned = m->io.host_batches + (int64_t)slot * 3 * m->io.host_batch_tokens;
     int32_t *tokens = tokens_buffer(m, pass);
     RUN(m, device_event_wait(m->dev, EVENT_BATCH + slot));
     RUN(m, upload_integers(m, tokens, pinned, inputs, extent_of(m, pass).N));
-    return pinned + m->host_batch_tokens;
+    return pinned + m->io.host_batch_tokens;
 }
 static void upload_end(struct gpt *m) {
-    RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->batches % 2)));
+    RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->io.batches % 2)));
     if (!m->timeline.planning)
-        m->batches++;
+        m->io.batches++;
 }
 // Uploads a batch of a training step or an evaluation.
 static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
@@ -40,7 +40,7 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     RUN(m, upload_integers(m, targets, pinned, batch.targets, N));
     if (has_documents(m, pass)) {
         int32_t *documents = documents_buffer(m, pass);
-        RUN(m, upload_integers(m, documents, pinned + m->host_batch_tokens, batch.document_starts, N));
+        RUN(m, upload_integers(m, documents, pinned + m->io.host_batch_tokens, batch.document_starts, N));
     }
     upload_end(m);
 }

@@ -25,7 +25,7 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
 // Returns the logits of the token that follows each sequence's last one; in a prefill the last one is lengths[b] - 1.
 // Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
-    const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
+    const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, head_unit(m));
     phase(m, forward_group(pass), -1, "logits");
     const floatX *lnf = final_norm_buffer(m, pass);
@@ -49,7 +49,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
 static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
-    RUN(m, upload_integers(m, to, pinned, positions, m->sequences));
+    RUN(m, upload_integers(m, to, pinned, positions, m->generation.sequences));
     upload_end(m);
 }
 

@@ -39,8 +39,8 @@ static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
 // The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
 static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
-    const int64_t rest = extent_of(m, pass).N % m->chunk;
-    const size_t whole = matmul_workspace_bytes(m->chunk, Vp, C, m->dev);
+    const int64_t rest = extent_of(m, pass).N % m->loss_chunk;
+    const size_t whole = matmul_workspace_bytes(m->loss_chunk, Vp, C, m->dev);
     const size_t last = rest > 0 ? matmul_workspace_bytes(rest, Vp, C, m->dev) : 0;
     return whole > last ? whole : last;
 }
@@ -52,7 +52,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const int64_t row = first * C;
 
     phase(m, GROUP_HEAD, -1, "logits and loss");
-    floatX *logits = logits_buffer(m, pass, m->chunk);
+    floatX *logits = logits_buffer(m, pass, m->loss_chunk);
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
     int32_t *largest = m->scores ? largest_buffer(m, pass) : NULL;
@@ -68,7 +68,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
         return;
 
     phase(m, GROUP_HEAD, -1, "gradients");
-    logits = logits_buffer(m, pass, m->chunk);
+    logits = logits_buffer(m, pass, m->loss_chunk);
     lnf = final_norm_buffer(m, pass);
     floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
     w = param(m, head_pass(m, pass), -1, weight);
@@ -99,15 +99,15 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     if (pass == PASS_TRAIN)
         timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
     const int chunk_phase = m->timeline.phase;
-    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->chunk) {
+    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->loss_chunk) {
         m->timeline.phase = chunk_phase;
-        head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
+        head_chunk(m, pass, first, N - first < m->loss_chunk ? N - first : m->loss_chunk, dloss);
     }
     phase(m, GROUP_HEAD, -1, "final norm");
     timeline_touch(final_norm_buffer(m, pass));
     const int32_t *targets = targets_buffer(m, pass);
     const float *losses = losses_buffer(m, pass);
-    RUN(m, losses_sum(&m->results->loss, losses, targets, N, m->dev));
+    RUN(m, losses_sum(&m->io.results->loss, losses, targets, N, m->dev));
     if (pass == PASS_TRAIN) {
         const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
         floatX *dres = d_residual(m);

@@ -8,20 +8,20 @@
 // Whether micro-step `index` of a step begins collectives, or waits for any.
 static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
-    return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
+    return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
 // The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on
 // the host; else it is as others. Sharded gradients are reduced in each.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
-    const bool last = m->last_micro_step && (reduces || m->zero.grads_on_host);
-    return &m->graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
+    const bool last = m->steps.is_last && (reduces || m->zero.grads_on_host);
+    return &m->steps.graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
 }
 static void gpt_free_graphs(struct gpt *m) {
     for (int i = 0; i < MICRO_STEP_KINDS; i++) {
-        graph_free(&m->graphs[i].work);
-        segments_free(&m->graphs[i].segments);
+        graph_free(&m->steps.graphs[i].work);
+        segments_free(&m->steps.graphs[i].segments);
     }
 }
 // The work of a micro-step that never changes, and so can be recorded.
@@ -54,9 +54,10 @@ static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, do
         graph->warm = !m->timeline.planning;
         return true;
     }
-    if (m->graphs_scale != scale) { // the batch has grown: all kinds are freed, also those that will not run again
+    if (m->steps.graphs_scale !=
+        scale) { // the batch has grown: all kinds are freed, also those that will not run again
         gpt_free_graphs(m);
-        m->graphs_scale = scale;
+        m->steps.graphs_scale = scale;
     }
     if (!has_collectives(m, index))
         return enqueue_as_graph(m, graph, work, scale);

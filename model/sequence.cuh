@@ -20,7 +20,7 @@ static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
 }
 // (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
 static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
-    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
+    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
 // Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
@@ -95,5 +95,5 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;
-    return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
+    return m->kinds[l].windowed && m->rotary.local ? m->rotary.local : m->rotary.table;
 }

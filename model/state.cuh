@@ -138,6 +138,49 @@ struct micro_step_graph {
     bool warm; // one has run, and with it the libraries' first calls, which can't be recorded
 };
 
+// The micro-steps of a step.
+struct micro_steps {
+    int most;            // of a step, on each rank
+    int of_step;         // of this step: fewer while the batch warms up
+    uint64_t micro_step; // micro-batches so far in the run, over all ranks
+    bool is_last;        // the current one is its step's last: gradients are reduced
+    bool dropout;        // on in training, off in evaluation and generation
+    struct micro_step_graph graphs[MICRO_STEP_KINDS];
+    double graphs_scale; // of the loss, with which they were recorded
+};
+// What goes between the host and the device in a step. Pinned host memory is double-buffered: batches in flight to the
+// device, results in flight to the host.
+struct step_io {
+    int results_id, reports_id, host_batches_id, host_results_id, host_reports_id, host_requests_id; // in the plan
+    struct step_results *results;                                                                    // device memory
+    double *reports;         // (ranks, report_width) device memory: each rank's report of a step
+    struct loss_sum *losses; // (micro_steps.most) device memory: the losses within this rank's report
+    int32_t *host_batches;   // (2, 3, host_batch_tokens): batch; inputs, targets, document starts
+    int64_t host_batch_tokens;
+    unsigned batches;                  // uploaded so far
+    unsigned updates;                  // enqueued so far
+    struct step_results *host_results; // (2)
+    double *host_reports;              // (2, ranks, report_width)
+    int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
+    double *host_requests; // (2) requests in flight
+};
+// A generation.
+struct generation {
+    int sequences;     // at a time
+    int prompt_tokens; // of the longest prompt
+    int decode_tokens; // capacity of the KV cache, tokens of a sequence
+};
+// RoPE's tables; ids in the plan.
+struct rotary {
+    int id, local_id;
+    const float *table; // (T, D) cosines and sines
+    const float *local; // (T, D) of windowed layers; NULL: `table`
+};
+// Buffers of the whole model in the plan, -1: none.
+struct flat_ids {
+    int params, frozen, stored, grads, scratch;
+};
+
 struct gpt {
     struct config config;
     struct model_shape shape;
@@ -146,6 +189,9 @@ struct gpt {
     enum attention_backend backend;
     struct device *dev;
     struct timeline timeline;
+    int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
+    struct flat_ids ids;
+
     struct zero zero;             // the trained parameters and their gradients
     struct zero frozen;           // the frozen parameters, but for
     struct frozen_weights stored; // those that are stored in FP8 or NF4
@@ -157,48 +203,21 @@ struct gpt {
 
     struct layer_kind *kinds; // (L)
     int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
+    struct rotary rotary;
+    int64_t loss_chunk; // tokens of a chunk of logits
 
-    int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
-    int params_id, frozen_id, stored_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
-    int host_batches_id, host_results_id, host_reports_id, host_requests_id;
-    const float *rope;            // (T, D) cosines and sines
-    const float *local_rope;      // (T, D) of windowed layers; NULL: rope
-    struct step_results *results; // device memory
-    double *reports;              // (ranks, report_width) device memory: each rank's report of a step
-    struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
-
-    bool trains;          // has gradients and an optimizer; false: validates and generates only
-    int sequences;        // generation: sequences at a time
-    int prompt_tokens;    // generation: of the longest prompt
-    int decode_tokens;    // generation: capacity of the KV cache, tokens of a sequence
-    int64_t chunk;        // tokens of a logits chunk
-    int micro_steps;      // the most of a step, on each rank
-    int step_micro_steps; // of this step: fewer while the batch warms up
-    uint64_t micro_step;  // micro-batches so far in the run, over all ranks
-    bool last_micro_step; // the current micro-step is its step's last: gradients are reduced
-    bool scores;          // an evaluation that also looks whether targets have the largest logits
-    bool dropout;         // on in training, off in evaluation and generation
-    struct micro_step_graph graphs[MICRO_STEP_KINDS];
-    double graphs_scale; // of the loss, with which they were recorded
-
-    // Ticket of the last activation on its way to the host, and from there; 0: none is.
-    uint64_t transfers[TRANSFER_DIRECTIONS];
-
-    // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
-    int32_t *host_batches; // (2, 3, host_batch_tokens): batch; inputs, targets, document starts
-    int64_t host_batch_tokens;
-    unsigned batches;                  // uploaded so far
-    unsigned updates;                  // enqueued so far
-    struct step_results *host_results; // (2)
-    double *host_reports;              // (2, ranks, report_width)
-    int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
-    double *host_requests; // (2) requests in flight
+    bool trains; // has gradients and an optimizer; false: validates and generates only
+    bool scores; // an evaluation that also looks whether targets have the largest logits
+    struct micro_steps steps;
+    struct generation generation;
+    struct step_io io;
+    uint64_t transfers[TRANSFER_DIRECTIONS]; // tickets of the last activation to the host, and from there; 0: none
 };
 
 // The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct
 // loss_sum of each micro-batch (from REPORT_LOSSES on), its request (at report_request), and with FP8 its counts
 // (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
-static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->micro_steps; }
+static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
     return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
@@ -235,8 +254,8 @@ struct extent {
     int64_t N; // B * T
 };
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
-    const int B = generates(pass) ? m->sequences : m->config.micro_batch_size;
-    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->prompt_tokens : 1;
+    const int B = generates(pass) ? m->generation.sequences : m->config.micro_batch_size;
+    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->generation.prompt_tokens : 1;
     const struct extent e = {B, T, (int64_t)B * T};
     return e;
 }
@@ -372,14 +391,18 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
 static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
-    const struct dropout d = {m->dropout ? (float)p : 0, m->config.seed, 0,
-                              (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
+    const struct dropout d = {m->steps.dropout ? (float)p : 0,
+                              m->config.seed,
+                              0,
+                              (uint32_t)layer,
+                              (uint32_t)use,
+                              m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
 // Whether a branch joins the residual stream without dropout and multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
-    return (!m->dropout || m->config.hidden_dropout == 0) && residual_scale(m) == 1;
+    return (!m->steps.dropout || m->config.hidden_dropout == 0) && residual_scale(m) == 1;
 }
 // The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
 // exact in either type.

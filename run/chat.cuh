@@ -88,8 +88,8 @@ static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct sampler *sampler = &chat->r->sampler;
     int fed = 0;
     if (chat->count == 0) {
-        fed = count < m->prompt_tokens ? count : m->prompt_tokens;
-        memset(sampler->fed, 0, (size_t)m->prompt_tokens * sizeof *sampler->fed);
+        fed = count < m->generation.prompt_tokens ? count : m->generation.prompt_tokens;
+        memset(sampler->fed, 0, (size_t)m->generation.prompt_tokens * sizeof *sampler->fed);
         memcpy(sampler->fed, tokens, (size_t)fed * sizeof *tokens);
         chat->logits = gpt_prefill(m, sampler->fed, &fed);
         chat->count = fed;
@@ -188,7 +188,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     struct error_text error;
     memset(chat, 0, sizeof *chat);
     chat->r = r;
-    chat->capacity = r->model->decode_tokens;
+    chat->capacity = r->model->generation.decode_tokens;
     chat->longest = longest;
     chat->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
     if (!find_text_file(r, "chat_format.json", path, sizeof path))

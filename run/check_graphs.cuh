@@ -47,7 +47,7 @@ static void graph_check_restore(const struct graph_check_scales *s, struct gpt *
 // Whether the gradients of a step's first micro-step are complete on the device, so that their squares can be summed.
 static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
-    return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->last_micro_step);
+    return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
 // Runs the step's first micro-step on the batch and returns what it gives. Waits for the device.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
@@ -60,10 +60,10 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
     if (arenas->bytes[ARENA_GRADIENTS] > 0)
         device_zero(arenas->base[ARENA_GRADIENTS], arenas->bytes[ARENA_GRADIENTS],
                     m->dev); // gaps between tensors stay 0
-    device_zero(&m->results->loss, sizeof m->results->loss, m->dev);
+    device_zero(&m->io.results->loss, sizeof m->io.results->loss, m->dev);
     gpt_micro_step(m, 0, batch, scale);
-    m->micro_step -= (uint64_t)m->zero.shards.ranks;
-    double *const squares = &m->reports[m->zero.shards.rank * report_width(m) + REPORT_SQUARES];
+    m->steps.micro_step -= (uint64_t)m->zero.shards.ranks;
+    double *const squares = &m->io.reports[m->zero.shards.rank * report_width(m) + REPORT_SQUARES];
     if (graph_check_sums(m)) {
         region(m, REGION_UPDATE);
         phase(m, GROUP_UPDATE, -1, "gradient norm");
@@ -71,7 +71,7 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
         RUN(m, optimizer_sum_squares(&m->optimizer, squares, ws));
         RUN(m, device_download(&result.squares, squares, sizeof result.squares, m->dev));
     }
-    RUN(m, device_download(&result.loss, &m->results->loss, sizeof result.loss, m->dev));
+    RUN(m, device_download(&result.loss, &m->io.results->loss, sizeof result.loss, m->dev));
     cuda_check(cudaDeviceSynchronize());
     return result;
 }

@@ -216,7 +216,7 @@ static void fit_set_estimates(struct fit_auto *a) {
     s->updated_bytes = weights * sizeof(floatX);
     s->outside = fit_outside_layers(&m->table);
     s->tied = m->shape.tied;
-    s->micro_steps = m->micro_steps;
+    s->micro_steps = m->steps.most;
     s->bus = fit_bus_of(m, r);
     gpt_destroy(m);
     for (int i = 0; i < a->known_formats; i++)

@@ -248,6 +248,6 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     gpt_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];
-    time.step_s = m->micro_steps * time.micro_step_s + time.update_s;
+    time.step_s = m->steps.most * time.micro_step_s + time.update_s;
     return time;
 }

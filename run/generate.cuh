@@ -144,13 +144,13 @@ static int generate_only(struct run *r, int new_tokens) {
         say_warning("%s: the run ends without a result", strsignal(signals_stop_requested()));
         return EXIT_STOPPED;
     }
-    for (int b = 0; b < r->model->sequences; b++) {
+    for (int b = 0; b < r->model->generation.sequences; b++) {
         const int32_t *tokens = r->samples + (size_t)b * (size_t)n;
         const int last = r->prompt_tokens[b] + new_tokens < n ? r->prompt_tokens[b] + new_tokens : n;
         int count = r->prompt_tokens[b];
         while (count < last && tokens[count] != end)
             count++;
-        if (r->model->sequences > 1)
+        if (r->model->generation.sequences > 1)
             printf("--- %d ---\n", b + 1);
         vocabulary_print(stdout, &r->vocabulary, tokens, count);
         printf("\n");

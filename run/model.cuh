@@ -32,23 +32,23 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
     for (int i = 0; i < plan->transfer_count && m->trains; i++) {
         const struct plan_transfer *transfer = &plan->transfers[i];
         if (transfer->phase < end)
-            bytes[transfer->direction] += transfer->bytes * (transfer->phase < update ? (size_t)m->micro_steps : 1);
+            bytes[transfer->direction] += transfer->bytes * (transfer->phase < update ? (size_t)m->steps.most : 1);
     }
-    if (m->trains && m->zero.grads_on_host && m->micro_steps > 1) // the first micro-step's gradients start from zero
+    if (m->trains && m->zero.grads_on_host && m->steps.most > 1) // the first micro-step's gradients start from zero
         bytes[TRANSFER_TO_DEVICE] -= zero_gradients_bytes(&m->zero);
 }
 
 // Calls the matmuls of a training step, and of an evaluation where the run has some, on their planned memory; nothing
 // else runs (model/timeline.cuh). For a matmul library that lists its calls, before the first step.
 static void gpt_rehearse(struct gpt *m) {
-    const uint64_t micro_step = m->micro_step;
+    const uint64_t micro_step = m->steps.micro_step;
     timeline_rehearse(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
     gpt_update(m, 1, 0);
     if (m->config.val_every > 0 || config_scores(&m->config))
         gpt_evaluate_nothing(m);
     timeline_rehearse(&m->timeline, false);
-    m->micro_step = micro_step;
+    m->steps.micro_step = micro_step;
 }
 
 // Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
@@ -56,7 +56,7 @@ static void gpt_rehearse(struct gpt *m) {
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;
-    size_t gathered = larger((size_t)s->largest_shard * sizeof(float), (size_t)report_width(m) * sizeof *m->reports);
+    size_t gathered = larger((size_t)s->largest_shard * sizeof(float), (size_t)report_width(m) * sizeof *m->io.reports);
     if (shards_parameters(frozen))
         gathered = larger(gathered, (size_t)frozen->largest_shard * sizeof(floatX));
     collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, s->largest_shard, gathered,

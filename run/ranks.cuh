@@ -246,7 +246,7 @@ static void grant_request(struct run *r, int request, int rank) {
 // the next step that is enqueued, so that all follow after the same step.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
-        r->model->request |= take_request(r);
+        r->model->io.request |= take_request(r);
     else
         grant_request(r, take_request(r), 0);
 }

@@ -241,7 +241,7 @@ static void report(const struct run *r) {
     report_memory(&spread);
     report_beside_plan(r);
     if (m->trains)
-        log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->chunk,
+        log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->loss_chunk,
                 (long long)extent_of(m, PASS_TRAIN).N);
     report_optimizer(r);
     report_formats(r);

@@ -152,7 +152,7 @@ static void load_model(struct run *r) {
         r->first_step = r->enqueued = r->finished = (int)state.step;
         r->skipped = (int)state.skipped;
         r->empty = (int)state.empty;
-        r->model->micro_step = state.micro_steps;
+        r->model->steps.micro_step = state.micro_steps;
         r->best_val_loss = state.best_val_loss;
         r->best_val_step = (int)state.best_val_step;
         r->validation_due = state.validation_due;
@@ -174,7 +174,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     state.skipped = r->skipped;
     state.empty = r->empty;
     state.samples = dataloader_position(r->train);
-    state.micro_steps = r->model->micro_step;
+    state.micro_steps = r->model->steps.micro_step;
     state.best_val_loss = r->best_val_loss;
     state.best_val_step = r->best_val_step;
     state.validation_due = r->validation_due;

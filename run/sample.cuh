@@ -149,8 +149,9 @@ struct sampler {
     float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
 };
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
-    sampler->fed = (int32_t *)calloc((size_t)m->sequences * (size_t)m->prompt_tokens, sizeof *sampler->fed);
-    sampler->positions = (int32_t *)calloc((size_t)m->sequences, sizeof *sampler->positions);
+    sampler->fed =
+        (int32_t *)calloc((size_t)m->generation.sequences * (size_t)m->generation.prompt_tokens, sizeof *sampler->fed);
+    sampler->positions = (int32_t *)calloc((size_t)m->generation.sequences, sizeof *sampler->positions);
     sampler->row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *sampler->row);
     sampler->logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *sampler->logits);
     if (!sampler->fed || !sampler->positions || !sampler->row || !sampler->logits)
@@ -172,7 +173,7 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
 #pragma omp simd
     for (int i = 0; i < Vp; i++)
         sampler->logits[i] = to_float(sampler->row[i]);
-    const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)m->sequences + (uint64_t)b);
+    const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)m->generation.sequences + (uint64_t)b);
     return sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
 }
 
@@ -182,7 +183,7 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
 // returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
-    const int B = m->sequences, T = m->prompt_tokens;
+    const int B = m->generation.sequences, T = m->generation.prompt_tokens;
     int longest = 0;
     for (int b = 0; b < B; b++) {
         longest = lengths[b] > longest ? lengths[b] : longest;

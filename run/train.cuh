@@ -23,8 +23,8 @@ static void enqueue_gradients(struct run *r) {
     r->batch[slot] = ramp_batch(&c->ramp, r->first_sample[slot]);
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
     const int micro_batches = r->batch[slot] / c->micro_batch_size;
-    r->model->step_micro_steps = micro_batches / c->ranks;
-    for (int i = 0; i < r->model->step_micro_steps; i++) {
+    r->model->steps.of_step = micro_batches / c->ranks;
+    for (int i = 0; i < r->model->steps.of_step; i++) {
         const struct batch batch_i = read_batch(r, r->train);
         long_wait_begin(r->device_watch); // for memory of a batch, or where CUDA's queue is full
         if (i == 0 && r->enqueued == r->first_step)
@@ -37,7 +37,7 @@ static void enqueue_gradients(struct run *r) {
 // results of all steps before must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
-    r->model->request = 0;
+    r->model->io.request = 0;
     gpt_fetch_results(r->model, r->enqueued % 2);
     r->comm_sent_by_step[r->enqueued % 2] = r->collectives.sent_bytes;
     r->enqueued++;

@@ -60,7 +60,7 @@ static void triad(struct bench *x) {
 // A prompt of random tokens for each sequence, and `tokens` more, with triads in between.
 static void one_round(struct bench *x) {
     struct gpt *m = x->m;
-    const int B = m->sequences;
+    const int B = m->generation.sequences;
     for (int i = 0; i < B * x->prompt; i++)
         x->sampler.fed[i] = (int32_t)(random_uniform(1, 0, (uint64_t)i) * m->shape.V);
     double begin = seconds_now();
@@ -90,11 +90,11 @@ static double bytes_of_token(const struct gpt *m, double positions) {
     const struct tensor *wpe = parameters_find(&m->table, -1, PARAM_WPE);
     double elements = 0;
     for (int l = 0; l < m->shape.L; l++)
-        elements += (double)m->sequences * fmin(positions, kv_capacity(m, l)) * 2 * s->G * s->D;
+        elements += (double)m->generation.sequences * fmin(positions, kv_capacity(m, l)) * 2 * s->G * s->D;
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
         const bool row = t == wpe || (t == wte && !m->shape.tied);
-        elements += row ? (double)m->sequences * t->cols : (double)t->count;
+        elements += row ? (double)m->generation.sequences * t->cols : (double)t->count;
     }
     return elements * sizeof(floatX);
 }
@@ -134,7 +134,7 @@ static void open_model(struct bench *x) {
     x->m = gpt_create(c, policy_none(c->num_layers), ATTENTION_FLASH, &x->dev);
     gpt_allocate(x->m);
     sampler_open(&x->sampler, x->m);
-    x->lengths = (int *)calloc((size_t)x->m->sequences, sizeof *x->lengths);
+    x->lengths = (int *)calloc((size_t)x->m->generation.sequences, sizeof *x->lengths);
     x->a = (float *)device_allocate(3 * (size_t)TRIAD_ELEMENTS * sizeof *x->a);
     if (!x->lengths || !x->a)
         fail("out of memory");
@@ -142,7 +142,7 @@ static void open_model(struct bench *x) {
     x->c = x->b + TRIAD_ELEMENTS;
     for (int64_t i = 0; i < 2 * TRIAD_ELEMENTS; i++)
         x->b[i] = (float)i;
-    for (int b = 0; b < x->m->sequences; b++)
+    for (int b = 0; b < x->m->generation.sequences; b++)
         x->lengths[b] = x->prompt;
 }
 
@@ -182,15 +182,15 @@ int main(int argc, char **argv) {
     struct gpt *m = x.m;
     printf("%s, %d layers of %d, %s, %d threads, %d x (prompt %d, %d new tokens)\n",
            n == 4 ? options[3] + 9 : "model as given", m->shape.L, m->shape.layer.C, FLOATX_NAME, x.dev.threads,
-           m->sequences, x.prompt, x.tokens);
+           m->generation.sequences, x.prompt, x.tokens);
     one_round(&x);
     x.triad.n = x.prefill.n = x.decode.n = x.sample.n = 0;
     for (int i = 0; i < x.rounds; i++)
         one_round(&x);
     const double bytes = bytes_of_token(m, x.prompt + 0.5 * (x.tokens + 1)), seconds = median(&x.decode);
     const double rate = 1e-9 * bytes / seconds, triad_rate = 1e-9 * 12 * TRIAD_ELEMENTS / median(&x.triad);
-    printf("  prefill %8.1f tok/s, decode %8.2f tok/s\n", m->sequences * x.prompt / median(&x.prefill),
-           m->sequences / seconds);
+    printf("  prefill %8.1f tok/s, decode %8.2f tok/s\n", m->generation.sequences * x.prompt / median(&x.prefill),
+           m->generation.sequences / seconds);
     printf("  decode reads %.1f MB a token: %.1f GB/s, triad %.1f GB/s: %.0f %%\n", 1e-6 * bytes, rate, triad_rate,
            100 * rate / triad_rate);
     print_profile(&x);

@@ -135,7 +135,7 @@ static enum attention_backend backend_here(enum attention_backend wanted) {
 static double micro_step_loss_of(struct gpt *m, int index, struct batch batch, double scale) {
     struct loss_sum loss;
     gpt_micro_step(m, index, batch, scale);
-    device_download(&loss, &m->losses[index], sizeof loss, m->dev);
+    device_download(&loss, &m->io.losses[index], sizeof loss, m->dev);
     return loss_mean(loss);
 }
 static double micro_step_loss(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {

@@ -250,7 +250,7 @@ static void generation_equals_forward_of(const char *shape) {
     struct setup s = setup_of(shape, "--separate-documents=false");
     struct gpt *m = s.model;
     const int B = s.config.micro_batch_size, T = s.config.seq_length, V = s.config.vocab_size, Vp = m->shape.Vp;
-    assert_true(B == s.config.sample_count && B <= 3 && m->prompt_tokens == PROMPT_TOKENS);
+    assert_true(B == s.config.sample_count && B <= 3 && m->generation.prompt_tokens == PROMPT_TOKENS);
     int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of the latest tokens
     double *losses = test_doubles((int64_t)B * T), whole[3 * 37];
     for (int b = 0; b < B; b++) {
@@ -297,7 +297,7 @@ static void a_windowed_layer_caches_its_window(void **state) {
     for (int l = 0; l < 3; l++) {
         const int id = s.model->slots[(PASS_GENERATE * 4 + l + 1) * SLOT_COUNT + SLOT_KEYS];
         assert_int_equal(s.model->timeline.plan.buffers[id].bytes,
-                         (size_t)s.model->sequences * (l == 1 ? 11 : 37) * 2 * 16 * sizeof(floatX));
+                         (size_t)s.model->generation.sequences * (l == 1 ? 11 : 37) * 2 * 16 * sizeof(floatX));
     }
     setup_free(&s);
 }

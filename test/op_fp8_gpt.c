@@ -367,13 +367,13 @@ static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe
     const floatX before = *p;
     *p = to_floatX(INFINITY);
     step_of(&b, 1);
-    assert_int_equal(b.model->results->check.finite, 0);
+    assert_int_equal(b.model->io.results->check.finite, 0);
     *p = before;
     for (int step = 1; step < 4; step++) {
         step_of(&a, step);
-        b.model->micro_step = a.model->micro_step - 2; // the counter of the dropout masks
+        b.model->steps.micro_step = a.model->steps.micro_step - 2; // the counter of the dropout masks
         step_of(&b, step);
-        assert_int_equal(b.model->results->check.finite, 1);
+        assert_int_equal(b.model->io.results->check.finite, 1);
     }
     assert_memory_equal(a.model->zero.params, b.model->zero.params,
                         (size_t)a.model->table.trained.flat * sizeof(floatX));

@@ -196,7 +196,7 @@ static void engine_gradient_errors(struct comparison *errors, const struct gpt *
 static struct comparison evaluation_error(struct gpt *m, const struct golden *g) {
     const int V = m->shape.V, Vp = m->shape.Vp;
     const int64_t N = extent_of(m, PASS_EVALUATE).N;
-    assert_int_equal(m->chunk, N);
+    assert_int_equal(m->loss_chunk, N);
     gpt_evaluate(m, batch_of(golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0)));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
     const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);

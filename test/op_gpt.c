@@ -281,7 +281,7 @@ static double norm_of_one(struct setup *s, int before) {
         setup_micro_step(s, i % 2, 1.0 / before);
     if (before > 0)
         update_norm(s->model, 1, 0);
-    s->model->step_micro_steps = 1;
+    s->model->steps.of_step = 1;
     setup_micro_step(s, 0, 1);
     return update_norm(s->model, 2, 1e-3);
 }
@@ -308,7 +308,7 @@ static void steps_of_fewer_micro_batches_are_those_of_a_smaller_batch(void **sta
         snprintf(small, sizeof small, "%s --global-batch-size %s", cases[i].options, BATCH);
         struct setup one = setup_of(LLAMA, small), two = setup_of(LLAMA, cases[i].options),
                      fresh = setup_of(LLAMA, cases[i].options);
-        assert_true(one.model->micro_steps == 1 && two.model->micro_steps == 2);
+        assert_true(one.model->steps.most == 1 && two.model->steps.most == 2);
         const double expected = norm_of_one(&one, 0), got = norm_of_one(&two, 2);
         assert_true(norm_of_one(&fresh, 0) == expected);
         if (!(fabs(got / expected - 1) <= cases[i].tolerance))

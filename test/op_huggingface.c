@@ -77,7 +77,7 @@ static float *exact(const struct gpt *m) { return state_values(m, STATE_MASTER);
 // Those that evaluation leaves behind, where one chunk holds them all: (T, V).
 static double *evaluated(struct gpt *m, const int32_t *tokens) {
     const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.seq_length;
-    assert_int_equal(m->chunk, T);
+    assert_int_equal(m->loss_chunk, T);
     gpt_evaluate(m, batch_of(tokens, tokens));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
     const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);

@@ -154,8 +154,8 @@ static void check_averages(const char *options) {
     double *expected = floats_to_doubles(start, n);
     free(start);
     for (int step = 0; step < 3; step++) {
-        for (int i = 0; i < m->micro_steps; i++)
-            setup_micro_step(&s, i % 2, 1.0 / m->micro_steps);
+        for (int i = 0; i < m->steps.most; i++)
+            setup_micro_step(&s, i % 2, 1.0 / m->steps.most);
         gpt_update(m, step + 1, 1e-2);
         device_synchronize(m->dev);
         float *values = state_values(m, STATE_MASTER);
@@ -228,8 +228,8 @@ static void a_step_that_is_not_finite_changes_nothing(void **state) {
 // The master weights after one step.
 static float *masters_after_a_step(const char *shape, const char *options, double lr, struct setup *s) {
     *s = setup_of(shape, options);
-    for (int i = 0; i < s->model->micro_steps; i++)
-        setup_micro_step(s, i % 2, 1.0 / s->model->micro_steps);
+    for (int i = 0; i < s->model->steps.most; i++)
+        setup_micro_step(s, i % 2, 1.0 / s->model->steps.most);
     update_norm(s->model, 1, lr);
     return state_values(s->model, STATE_MASTER);
 }

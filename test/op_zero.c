@@ -179,12 +179,12 @@ static float *own_values(const struct gpt *m, enum optimizer_state id) {
 }
 static void run_steps(struct setup *s, int first, int steps, struct outcome *o) {
     struct gpt *m = s->model;
-    const int ranks = m->zero.shards.ranks, batches = m->micro_steps * ranks;
+    const int ranks = m->zero.shards.ranks, batches = m->steps.most * ranks;
     for (int step = first; step < first + steps; step++) {
         const double *reports;
         if (m->zero.grads_on_host) // which the first micro-step overwrites
             memset(m->zero.grads, 0xff, zero_gradients_bytes(&m->zero));
-        for (int i = 0; i < m->micro_steps; i++)
+        for (int i = 0; i < m->steps.most; i++)
             micro_step(s, step, i, i * ranks + m->zero.shards.rank, batches);
         gpt_update(m, step + 1, 1e-2);
         gpt_fetch_results(m, 0);

@@ -130,7 +130,7 @@ static struct batch batch_of_golden(const struct golden *g, const int32_t *docum
 static void evaluation_equals(struct zoo_model *z) {
     struct gpt *m = z->m;
     const int V = m->shape.V, Vp = m->shape.Vp, rows = shown_rows(z->golden);
-    assert_int_equal(m->chunk, rows_of(z) * z->config.seq_length); // one chunk holds all logits
+    assert_int_equal(m->loss_chunk, rows_of(z) * z->config.seq_length); // one chunk holds all logits
     const struct loss_sum loss = gpt_evaluate(m, batch_of_golden(z->golden, NULL));
     const double mean = loss_mean(loss);
     compare(z, "loss", &mean, FP32_BOUND / 10);

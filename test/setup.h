@@ -107,8 +107,8 @@ static struct outcome two_steps(struct setup *s) {
     struct outcome o;
     struct gpt *m = s->model;
     for (int step = 0; step < 2; step++) {
-        for (int i = 0; i < m->micro_steps; i++)
-            o.loss[2 * step + i % 2] = micro_step_loss_of(m, i, setup_batch(s, i % 2), 1.0 / m->micro_steps);
+        for (int i = 0; i < m->steps.most; i++)
+            o.loss[2 * step + i % 2] = micro_step_loss_of(m, i, setup_batch(s, i % 2), 1.0 / m->steps.most);
         gpt_update(m, step + 1, 1e-3);
     }
     device_synchronize(m->dev);
