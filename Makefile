@@ -325,4 +325,4 @@ bench:
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/sanitized/*/*.d $(B)/sanitized/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d $(B)/checked/*.d $(B)/checked/*/*.d $(B)/checked/*/*/*.d $(B)/checked/as_cxx/*/*/*.d)
+-include $(wildcard $(B)/*.d $(B)/ops/*/*.d $(B)/ops/*/*/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/sanitized/*/*.d $(B)/sanitized/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d $(B)/checked/*.d $(B)/checked/*/*.d $(B)/checked/*/*/*.d $(B)/checked/as_cxx/*/*/*.d)

@@ -98,6 +98,14 @@ class Build(unittest.TestCase):
         for linked in (self.target, *tests):
             self.assertRegex(printed, f"-o {linked}(\n|$)")
 
+        # What an object was compiled from is read beside it, in whatever room of kernels/ its source is.
+        header = self.script("planted.h", "")
+        for op in ("rope", "attention/cpu"):
+            with open(f"{self.folder}/build/ops/cpu_bf16/{op}.d", "w", encoding="utf-8") as file:
+                file.write(f"{self.folder}/build/ops/cpu_bf16/{op}.o: {header}\n")
+        printed = self.make("-n", "-W", header, *stand_ins, *tests).stdout
+        self.assertEqual(sorted(re.findall(r"'(\S+) cpu (\S+) '", printed)), [("kernels/attention/cpu.cu", "bf16"), ("kernels/rope.cu", "bf16")])
+
     def test_tests_of_the_runtime_are_the_same_program_on_every_machine(self):
         commands = self.make("-n", "--always-make").stdout
         self.assertIn("unit_schedule.c", commands)
