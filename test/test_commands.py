@@ -71,7 +71,7 @@ class Commands(unittest.TestCase):
 
     def test_options_that_messages_name_are_there(self):
         known = engine_options() | OTHERS_IN_MESSAGES
-        for folder in (".", "run", "formats", "runtime/*", "kernels"):
+        for folder in (".", "config", "model", "memory", "optimizer", "zero", "run", "formats", "runtime/*", "kernels", "kernels/*"):
             for path in glob.glob("%s/%s/*" % (ROOT, folder)):
                 if not path.endswith((".h", ".c", ".cuh", ".cu")):
                     continue

@@ -314,7 +314,7 @@ class Launches(Folder):
             listed = re.search('COMPUTING_VARIABLES="([^"]*)"', file.read())[1].split()
         self.assertEqual(listed, table)
         read = set()
-        for path in [os.path.join(ROOT, "attention.cuh"), *glob.glob(os.path.join(ROOT, "kernels", "*"))]:
+        for path in [os.path.join(ROOT, "attention.cuh"), *glob.glob(os.path.join(ROOT, "kernels", "**", "*.*"), recursive=True)]:
             with open(path, encoding="utf-8") as file:
                 read.update(re.findall(r'"((?:NVTE|CUDNN)_[A-Z_]+)"', file.read()))
         self.assertIn("NVTE_FLASH_ATTN", read)
