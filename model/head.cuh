@@ -89,8 +89,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         if (m->shape.tied)
             zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
     }
-    // One chunk is planned, and every chunk runs in its two phases. Buffers that outlive a chunk must be live in both
-    // phases: the phase before touches those that chunks write, the phase after those that they read.
+    // What outlives a chunk is live from before the first one to behind the last one.
     phase(m, GROUP_HEAD, -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
@@ -98,11 +97,9 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         timeline_touch(largest_buffer(m, pass));
     if (pass == PASS_TRAIN)
         timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
-    const int chunk_phase = m->timeline.phase;
-    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->loss_chunk) {
-        m->timeline.phase = chunk_phase;
-        head_chunk(m, pass, first, N - first < m->loss_chunk ? N - first : m->loss_chunk, dloss);
-    }
+    struct timeline_loop loop = timeline_loop_of(&m->timeline, m->loss_chunk, N);
+    while (timeline_loop_next(&m->timeline, &loop))
+        head_chunk(m, pass, loop.first, N - loop.first < loop.step ? N - loop.first : loop.step, dloss);
     phase(m, GROUP_HEAD, -1, "final norm");
     timeline_touch(final_norm_buffer(m, pass));
     const int32_t *targets = targets_buffer(m, pass);
