@@ -330,6 +330,34 @@ static void empty_plans(void **state) {
     plan_free(&plan);
 }
 
+// What is there before a loop or after it is live in all of the loop's phases; what exists only in the loop is as it was
+// touched.
+static void loops_keep_what_outlives_a_turn(void **state) {
+    enum { BEFORE, INSIDE, LATER, AFTER, THROUGH, BUFFERS };
+    static const struct {
+        int first, last;
+    } touched[BUFFERS] = {{0, 1}, {1, 1}, {2, 3}, {4, 4}, {0, 4}},
+      live[BUFFERS] = {{0, 3}, {1, 1}, {1, 4}, {4, 4}, {0, 4}};
+    struct plan plan;
+    int ids[BUFFERS];
+    plan_begin(&plan);
+    for (int i = 0; i < BUFFERS; i++)
+        ids[i] = plan_add(&plan, ARENA_ACTIVATIONS, "some", "buffer", -1, 64);
+    for (int p = 0; p < 5; p++) { // phases 1 to 3 are the loop's
+        plan_phase(&plan, 0, -1, "phase");
+        for (int i = 0; i < BUFFERS; i++)
+            if (p == touched[i].first || p == touched[i].last || (i == LATER && p == 4))
+                plan_touch(&plan, ids[i]);
+        if (p == 3)
+            plan_add_loop(&plan, 1);
+    }
+    for (int i = 0; i < BUFFERS; i++) {
+        assert_int_equal(plan.buffers[ids[i]].first_phase, live[i].first);
+        assert_int_equal(plan.buffers[ids[i]].last_phase, live[i].last);
+    }
+    plan_free(&plan);
+}
+
 static void touching_before_the_first_phase_and_long_names(void **state) {
     struct plan plan;
     plan_begin(&plan);
@@ -509,6 +537,7 @@ int main(void) {
         cmocka_unit_test(large_plans_are_placed_in_bounded_time),
         cmocka_unit_test(empty_plans),
         cmocka_unit_test(a_buffer_lives_from_its_first_touch_to_its_last),
+        cmocka_unit_test(loops_keep_what_outlives_a_turn),
         cmocka_unit_test(touching_before_the_first_phase_and_long_names),
         cmocka_unit_test(sums_that_overflow_are_errors),
         cmocka_unit_test(arenas_are_what_was_planned),
