@@ -1,13 +1,13 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
-#include "model/attend.cuh" // make_qkv, attend, attention_backward_phases
+#include "model/attend.cuh" // make_qkv, attend, attend_backward
 #include "model/branch.cuh" // branch_norm, branch_end, d_projection, d_branch_input
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Parameters that the layer needs now, and those that are needed next.
+// Waits for the layer's parameters, and begins to bring the next unit's.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
-    const int next = at.l + 1 < m->shape.L ? unit_of_layer(&m->table, at.l + 1) : unit_of_head();
+    const int next = next_unit(at);
     if (at.produce)
         use_unit(m, at.pass, unit_of_layer(&m->table, at.l));
     if (at.pass == PASS_BACKWARD)
@@ -42,24 +42,23 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         mlp_forward_ranges(at);
     else
         mlp_forward(at);
-    if (wants(at, BIT(OUT)) && pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
-        use_unit(m, pass, l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head());
     branch_end(at, &MLP_BRANCH);
 }
 
-// The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
-// parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
+// Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the middle of the residual
+// stream. With parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it
+// is, first.
 static void mlp_branch_backward(struct at at) {
     mlp_backward(at, d_projection(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
         d_branch_input(at, &MLP_BRANCH);
 }
-// The same range by range, each of which first makes again what it reads.
+// Does what mlp_branch_backward does, range by range. Each range first makes again what its backward reads.
 static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
     phase(at.m, GROUP_BACKWARD, at.l, "mlp");
     d_added(at, &MLP_BRANCH, NULL);
-    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most, at.rows);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
     while (at_next(&range, &loop)) {
         branch_norm(range, &MLP_BRANCH);
         mlp_forward(range);
@@ -84,7 +83,7 @@ static void block_backward(struct gpt *m, int l) {
 
     const floatX *dproj = d_projection(at, &ATTENTION_BRANCH);
     linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
-    attention_backward_phases(at);
+    attend_backward(at);
     phase_at(at, GROUP_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
     linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);

@@ -121,8 +121,8 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
 // Begins a phase and returns its index.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Says that the phases from `first` to the current one are a loop's. A buffer that is touched in it and before it, or in
-// it and after it, is live in all of its phases.
+// Says that the phases from `first` to the current one are a loop's. A buffer that is touched in it and before it, or
+// in it and after it, is live in all of its phases.
 static void plan_add_loop(struct plan *plan, int first);
 
 // Makes a buffer live in the current phase and in all since its first touch. A negative id, of a buffer that this
@@ -336,7 +336,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// slot_of[p] = the last slot of an arena's buffers that began up to phase p; zeroed before. Returns the number of slots.
+// slot_of[p] = the last slot of an arena's buffers that began up to phase p; zeroed before. Returns the number of
+// slots.
 static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -349,8 +350,9 @@ static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_
     return slots;
 }
 
-// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase] is the
-// slot that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
+// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase]
+// is the slot that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can
+// overflow.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -386,8 +388,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size. Returns its lower bound, and where not `places` finds no
-// more than that. *peak_phase: the first phase with the largest sum of live buffers; -1: no buffer is live.
+// Places a packed arena: sets its buffers' offsets and its size. Returns its lower bound, and where not `places` finds
+// no more than that. *peak_phase: the first phase with the largest sum of live buffers; -1: no buffer is live.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
     struct plan_packing packing;

@@ -41,8 +41,8 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
 // What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads, floatX or
 // FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_SAVED };
-// Bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the weight reads it;
-// with scales of blocks, 4 bytes for each 128 tokens.
+// Bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the weight reads
+// it; with scales of blocks, 4 bytes for each 128 tokens.
 static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
     case KEPT_FLOATX: return width * s->x;
@@ -97,15 +97,14 @@ static const char *const module_names[NUM_MODULES] = {
 };
 
 // One row per activation. Columns: id; name; category in the reports; modules that drop it; what its elements are and
-// their number per token; matmul and attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it
-// is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the layer before, not
-// stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
-// recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
-// cost is in ATT's row.
-// RoPE rotates q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
-// activation that a shape does not have is a row of 0 elements; with parallel residuals the sum after attention is one,
-// since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
-// makes two, activation_cost says so.
+// their number per token; matmul and attention flops per token to recompute it; bytes of memory traffic per token to
+// recompute it; the activations that it is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's
+// input: the OUT of the layer before, not stored twice. The last matmul of the MLP belongs to OUT; no backward reads
+// OUT of its own layer, so full recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both
+// whenever either is needed; its cost is in ATT's row. RoPE rotates q and k in place, in the phase that makes what
+// attention reads: QKV, or QKN where q and k are normed. An activation that a shape does not have is a row of 0
+// elements; with parallel residuals the sum after attention is one, since only the next op reads it. A row alone makes
+// nothing: block.cuh's block_forward makes it, and where one op makes two, activation_cost says so.
 //
 // What is kept in FP8 is kept in its column form. A product that is computed again reads its input in row form,
 // ROWS_OF: from the activation, or, where that is kept in FP8, made again from its own source.
@@ -334,8 +333,8 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
 // `flops_per_byte` flops, the machine's balance.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
-// The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of the
-// time of a layer that is recomputed in full; 0: sequences of `tokens` tokens are no longer.
+// The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of
+// the time of a layer that is recomputed in full; 0: sequences of `tokens` tokens are no longer.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
 
 // The activations that a set of modules drops. The statistics of a norm are always kept: 4 or 8 bytes per token.
@@ -519,9 +518,9 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
 }
 
 // A chunk reads each weight of the MLP in the products of forward, recomputation and backward, x bytes each, and reads
-// and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is not
-// counted in favour). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's time
-// is four forwards': forward, recomputation, and backward as two.
+// and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is
+// not counted in favour). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's
+// time is four forwards': forward, recomputation, and backward as two.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte) {
     const double weights = (double)s->C * (fc_width(s) + s->F);
     const double chunk = weights * (3 * s->x + 8) * flops_per_byte;

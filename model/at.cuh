@@ -3,27 +3,27 @@
 #include "kernels/norm_kind.cuh" // struct norm_options
 #include "model/state.cuh"       // struct gpt and its buffers
 
-// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges of
-// tokens (model/mlp_ranges.cuh).
+// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges
+// of tokens (model/mlp_ranges.cuh).
 struct at {
     struct gpt *m;
     enum pass pass;
     int l;
     uint32_t produce; // the activations that are to be made
     int64_t first, rows;
-    int64_t most, last; // rows of the largest range, and of the last one
-    uint32_t ranged;    // the activations of which one range exists at a time
-    int range_slot;     // of a range of the first activation
+    int64_t most_rows, last_rows; // of the largest range, and of the last one
+    uint32_t ranged;              // the activations of which one range exists at a time
+    int range_slot;               // the slot of a range of the first activation; the others' follow
 };
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
     const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
     return at;
 }
-static bool at_is_range(struct at at) { return at.most < extent_of(at.m, at.pass).N; }
+static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
 static bool wants(struct at at, uint32_t set) { return at.produce & set; }
 
-// Begins a phase of the layer; one of a range says so.
+// Begins a phase of the layer; the name of a range's phase says so.
 static void phase_at(struct at at, enum phase_group group, const char *op) {
     char name[PLAN_NAME_CHARS];
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
@@ -32,10 +32,10 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
 // The memory of one range of an activation, used again by each range.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
-    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most),
+    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// The rows of an activation of floatX that an op at work reads or writes: of layer l, or of the layer below it.
+// The rows of an activation of floatX that an op at work reads or writes: of layer l.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -44,22 +44,23 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
+// The same tokens of the layer below, all of whose activations are whole.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;
     return at;
 }
-// The statistics of a norm's rows: reciprocal standard deviations and, for LayerNorm, means.
-struct norm_rows {
-    float *mean, *rstd; // (rows); mean NULL: there is none
+// The statistics of a norm. In memory: the reciprocal standard deviations of all rows, then, for LayerNorm, the means.
+struct norm_stats {
+    float *mean, *rstd; // (rows), of these rows; mean NULL: there is none
 };
-static struct norm_rows norm_rows_of(struct at at, enum activation_id id) {
+static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     const bool ranged = at.ranged & (1u << id), means = at.m->shape.layer.norm_statistics > 1;
     float *all = ranged ? (float *)range_memory(at, id) : activation_stats(at.m, at.pass, at.l, id);
-    struct norm_rows rows = {NULL, NULL};
+    struct norm_stats rows = {NULL, NULL};
     if (all) { // else it is only planned
         rows.rstd = all + (ranged ? 0 : at.first);
-        rows.mean = means ? rows.rstd + (ranged ? at.most : extent_of(at.m, at.pass).N) : NULL;
+        rows.mean = means ? rows.rstd + (ranged ? at.most_rows : extent_of(at.m, at.pass).N) : NULL;
     }
     return rows;
 }
@@ -68,7 +69,7 @@ static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
     if (ranged && at_is_range(at))
-        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most * width) * sizeof(floatX),
+        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most_rows * width) * sizeof(floatX),
                                 "chunk of the mlp", gradient_slot_names[slot - ACT_COUNT]);
     floatX *whole = d_buffer(at.m, at.l, slot, width);
     return whole ? whole + at.first * width : NULL;
@@ -89,9 +90,9 @@ static struct sink plain_sink(floatX *data) {
     return sink;
 }
 
-static struct norm_rows final_norm_rows(struct gpt *m, enum pass pass) {
+static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     float *stats = final_norm_stats(m, pass);
-    struct norm_rows rows = {NULL, NULL};
+    struct norm_stats rows = {NULL, NULL};
     if (stats) { // else it is only planned
         rows.rstd = stats;
         rows.mean = m->shape.layer.norm_statistics > 1 ? stats + extent_of(m, pass).N : NULL;

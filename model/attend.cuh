@@ -45,6 +45,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
 }
+// Computes attention from q, k and v into att, with no cache.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
@@ -101,6 +102,7 @@ static void make_qkv(struct at at) {
         RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, at.rows, qk_norm_shape_of(m), rotary, m->dev));
     }
 }
+// Makes attention's output, where it or what its backward reads is wanted.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!wants(at, BIT(ATT) | BIT(SOFTMAX)))
@@ -113,8 +115,8 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
-static void attention_backward_phases(struct at at) {
+// Writes the gradient of qkv into D_QKV, through attention and the norm of q and k.
+static void attend_backward(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const int l = at.l;

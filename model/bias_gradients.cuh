@@ -29,7 +29,8 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_RESIDUAL;
     if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
         return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
-    if (linear == LINEAR_ATT_PROJ && mlp_range_tokens(m, PASS_BACKWARD, l) > 0) // norm 2 goes by the MLP's chunks
+    if (linear == LINEAR_ATT_PROJ &&
+        mlp_range_tokens(m, PASS_BACKWARD, l) > 0) // norm 2's gradient goes by the MLP's ranges
         return BIAS_BY_PRODUCT;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
 }
@@ -40,7 +41,7 @@ static int64_t attention_chunks(const struct gpt *m) {
 }
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const bool chunked = mlp_range_tokens(m, PASS_BACKWARD, l) > 0; // each chunk's products sum their rows
+    const bool ranged = mlp_range_tokens(m, PASS_BACKWARD, l) > 0; // each range's products sum their rows
     // On the CPU the products that read dout sum its columns while they pack it, at no cost.
     if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
@@ -48,8 +49,8 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     case LINEAR_QKV: // the norm of q and k goes on from attention's gradient
         return attention_chunks(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_PRODUCT;
     case LINEAR_ATT_PROJ: return bias_source_of_projection(m, l, linear);
-    case LINEAR_FC: return chunked ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
-    case LINEAR_MLP_PROJ: return chunked ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
+    case LINEAR_FC: return ranged ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
+    case LINEAR_MLP_PROJ: return ranged ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
     case LINEAR_COUNT: break;
     }
     return BIAS_BY_PRODUCT;

@@ -1,5 +1,5 @@
-// The branches of the residual stream: the norm before, the projection at the end, the norm after that, the addition to
-// the stream, and all of it backward. What lies between the norm and the projection is model/attend.cuh and model/mlp.cuh.
+// The branches of the residual stream, forward and backward: the norm before, the projection at the end, the norm after
+// that, the addition to the stream. Between norm and projection: model/attend.cuh, model/mlp.cuh.
 #pragma once
 #include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "model/at.cuh"             // struct at, struct sink
@@ -10,7 +10,7 @@
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
 // out = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
-static void norm(struct at at, struct sink out, struct norm_rows stats, const floatX *x, struct norm_weights weights) {
+static void norm(struct at at, struct sink out, struct norm_stats stats, const floatX *x, struct norm_weights weights) {
     struct gpt *m = at.m;
     const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
@@ -19,13 +19,13 @@ static void norm(struct at at, struct sink out, struct norm_rows stats, const fl
 // dx = residual + the gradient of a norm's input x; those of its weight and bias join the unit's gradients. residual:
 // may be dx; NULL: 0.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
-                          struct norm_rows stats, struct norm_weights weights) {
+                          struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
     const floatX *w = param(m, at.pass, at.l, weights.weight);
     float *dw = grad(m, at.l, weights.weight), *db = grad(m, at.l, weights.bias);
-    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most, C, m->dev),
-                                   norm_backward_workspace_bytes(at.last, C, m->dev)));
+    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most_rows, C, m->dev),
+                                   norm_backward_workspace_bytes(at.last_rows, C, m->dev)));
     RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
                          adds(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
 }
@@ -78,9 +78,9 @@ static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
 // The statistics of a norm where they are wanted.
-static struct norm_rows wanted_statistics(struct at at, enum activation_id id) {
-    const struct norm_rows none = {NULL, NULL};
-    return wants(at, 1u << id) ? norm_rows_of(at, id) : none;
+static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
+    const struct norm_stats none = {NULL, NULL};
+    return wants(at, 1u << id) ? norm_stats_of(at, id) : none;
 }
 
 // ---- Forward ----
@@ -96,15 +96,17 @@ static floatX *middle(struct at at) {
 }
 // Whether the addition of attention's branch to the stream runs.
 static bool adds_attention(struct at at) { return wants(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
+// Whether the norm before a branch makes the branch's input.
+static bool norm_makes_input(struct at at, const struct branch *b) {
+    return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+}
 // Whether the norm before a branch, or its statistics, is wanted.
 static bool norm_is_wanted(struct at at, const struct branch *b) {
-    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
-    return input || wants(at, 1u << b->before_statistics);
+    return norm_makes_input(at, b) || wants(at, 1u << b->before_statistics);
 }
+// Where the norm before a branch writes; data NULL: only statistics are wanted.
 static struct sink norm_sink(struct at at, const struct branch *b) {
-    const bool input = at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
-    struct sink sink = input ? input_sink(at, b->input) : plain_sink(NULL);
-    return sink;
+    return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
 // Norms the input of a branch, where the addition before it has not (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
@@ -114,7 +116,7 @@ static void branch_norm(struct at at, const struct branch *b) {
         return;
     phase_at(at, forward_group(at.pass), b->before_name);
     const struct sink out = norm_sink(at, b);
-    const struct norm_rows stats = wanted_statistics(at, b->before_statistics);
+    const struct norm_stats stats = wanted_statistics(at, b->before_statistics);
     norm(at, out, stats, branch_input(at, b), b->before_weights);
 }
 
@@ -124,7 +126,7 @@ struct fused_norm {
     bool runs;
     int l; // whose weights it has; -1: the model's
     struct norm_weights weights;
-    struct norm_rows stats;
+    struct norm_stats stats;
     struct sink out;
 };
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
@@ -141,7 +143,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     if (is_mlp(b) && last) {
         f.l = -1;
         f.weights = NORM_FINAL;
-        f.stats = final_norm_rows(m, at.pass);
+        f.stats = final_norm_stats_of(m, at.pass);
         f.out = plain_sink(final_norm_buffer(m, at.pass));
         return f;
     }
@@ -167,12 +169,16 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// The output of a branch into its activation of its own, which the norm after it reads.
+// Makes the output of a branch as an activation of its own, which the norm after the branch reads.
 static void branch_project(struct at at, const struct branch *b) {
     if (!wants(at, 1u << b->projection))
         return;
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
+}
+// The unit of parameters behind the layer's.
+static int next_unit(struct at at) {
+    return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
 // Ends a branch: its output, the norm after that, its addition to the residual stream x, whose sum is `sum`.
 static void branch_end(struct at at, const struct branch *b) {
@@ -185,6 +191,8 @@ static void branch_end(struct at at, const struct branch *b) {
         branch_project(at, b);
     }
     if (is_mlp(b) ? wants(at, BIT(OUT)) : adds_attention(at)) {
+        if (is_mlp(b) && at.pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
+            use_unit(at.m, at.pass, next_unit(at));
         phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
         floatX *sum = is_mlp(b) ? rows_of(at, ACT_OUT) : middle(at);
         if (s->norm_after) {
@@ -196,15 +204,15 @@ static void branch_end(struct at at, const struct branch *b) {
     } else if (wants(at, 1u << b->after_statistics)) {
         phase_at(at, group, b->after_name);
         const floatX *projection = rows_of(at, b->projection);
-        norm(at, plain_sink(NULL), norm_rows_of(at, b->after_statistics), projection, b->after_weights);
+        norm(at, plain_sink(NULL), norm_stats_of(at, b->after_statistics), projection, b->after_weights);
     }
 }
 
 // ---- Backward ----
 
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
-// the gradient of the stream itself, which is then not stored twice. Of a range it was made before the ranges.
-// partial: gets the partial sums of its columns; NULL: not made.
+// the gradient of the stream itself, which is then not stored twice. Of a range the gradient was made before the first
+// range. partial: gets the partial sums of its columns; NULL: not made.
 static const floatX *d_added(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -225,11 +233,11 @@ static const floatX *d_projection(struct at at, const struct branch *b) {
     const char *name = linear_row(b->output, &m->shape.layer).name;
     if (!m->shape.layer.norm_after) {
         phase_at(at, GROUP_BACKWARD, name);
-        return d_added(at, b, at_is_range(at) ? NULL : bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
+        return d_added(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
     }
     phase_at(at, GROUP_BACKWARD, b->after_name);
     const floatX *projection = rows_of(at, b->projection);
-    const struct norm_rows stats = norm_rows_of(at, b->after_statistics);
+    const struct norm_stats stats = norm_stats_of(at, b->after_statistics);
     if (at.ranged & 1u << b->after_statistics)
         norm(at, plain_sink(NULL), stats, projection, b->after_weights);
     const floatX *dadded = d_added(at, b, NULL);
@@ -264,12 +272,8 @@ static void d_branch_input(struct at at, const struct branch *b) {
     }
     // What is added to the stream next below: attention's output, or the MLP's of the layer below.
     const bool below = reads_layer_input(at, b), last_reader = is_mlp(b) || !s->parallel;
-    const struct sink sink = at_is_range(at) ? plain_sink(dres)
-                                             : stream_sink(m, dres,
-                                                           !last_reader ? -1
-                                                           : below      ? at.l - 1
-                                                                        : at.l,
-                                                           below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);
+    const int next = !last_reader ? -1 : below ? at.l - 1 : at.l;
+    const struct sink sink = stream_sink(m, dres, next, below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);
     const floatX *x = branch_input(at, b);
-    norm_gradient(at, sink, dres, din, x, norm_rows_of(at, b->before_statistics), b->before_weights);
+    norm_gradient(at, sink, dres, din, x, norm_stats_of(at, b->before_statistics), b->before_weights);
 }

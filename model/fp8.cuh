@@ -27,7 +27,7 @@ struct fp8_state {
     int num_layers;
     bool weights_sharded; // no rank updates a whole weight, or not on the device: its amax is taken where it is cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
-    // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are counts alone:
+    // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are only counts:
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step

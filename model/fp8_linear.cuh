@@ -1,12 +1,12 @@
-// The linear layers of a block in FP8 (model/fp8.cuh): what is cast where, and their products. Without FP8 the functions
-// that the plain path calls do nothing.
+// The linear layers of a block in FP8 (model/fp8.cuh): what is cast where, and their products. Without FP8 cast_input
+// does nothing, and no amax is taken.
 //
-// All three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for dW
-// dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that are
-// read there: its row form is the matrix as it is, its column form the transposed one. A row form lives until its
+// All three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for
+// dW dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that
+// are read there: its row form is the matrix as it is, its column form the transposed one. A row form lives until its
 // product. An input that no other op of the backward reads is kept only in its column form, one byte an element: the op
-// that produces it writes floatX values into a buffer that lives until they are cast, or, with delayed scales, the MLP's
-// activation writes the FP8 forms itself. Weights are cast where they are used.
+// that produces it writes floatX values into a buffer that lives until they are cast, or, with delayed scales, the
+// MLP's activation writes the FP8 forms itself. Weights are cast where they are used.
 #pragma once
 #include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
 #include "kernels/fp8/cast.cuh"       // fp8_cast
@@ -33,8 +33,8 @@ static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l,
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Where the producer of a linear layer's input puts its amax; NULL: nowhere. Recomputed values have the amax of the
-// first ones.
+// Where the producer of an operand puts the operand's amax; NULL: nowhere. Recomputed values have the amax of the first
+// ones.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantised(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
@@ -47,26 +47,14 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 
 // ---- Inputs ----
 
-// Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
-static bool input_is_wanted(struct at at, enum linear linear) {
+// (rows, inputs) what a linear layer in FP8 reads, in floatX: the activation, where that is kept in floatX, else a
+// buffer until the input is cast.
+static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_source(&at.m->shape.layer, linear);
-    const uint32_t product = is_quantised(at.m, at.pass, at.l) ? 1u << source.product : 0;
-    return wants(at, 1u << source.id | product);
-}
-// (rows, inputs) what a linear layer reads, in floatX: the activation, or, where that is kept in FP8, a buffer until the
-// input is cast.
-static floatX *linear_input(struct at at, enum linear linear) {
-    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
-    if (source.shared || !is_quantised(at.m, at.pass, at.l))
+    if (source.shared)
         return rows_of(source.below ? at_below(at) : at, source.id);
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
-}
-// Where the producer of a linear layer's input writes it.
-static struct sink input_sink(struct at at, enum linear linear) {
-    struct sink sink = plain_sink(linear_input(at, linear));
-    sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
-    return sink;
 }
 
 // A cast that makes nothing yet.
@@ -108,7 +96,7 @@ static void cast_input(struct at at, enum linear linear) {
         return;
     snprintf(name, sizeof name, "cast for %s", row.name);
     phase(m, forward_group(at.pass), at.l, name);
-    const floatX *in = linear_input(at, linear);
+    const floatX *in = fp8_linear_input(at, linear);
     const struct fp8_cast to = input_cast(at, linear);
     uint32_t *amax = amax_of(m, at.pass, at.l, linear, FP8_INPUT);
     if (amax && source.shared && source.id != ACT_ATT) // the residual stream has many readers: its amax is taken here
@@ -154,7 +142,7 @@ static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum 
     RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
     return matrix;
 }
-// linear_forward in FP8, behind cast_input.
+// Does what linear_forward does, in FP8, behind cast_input.
 static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -204,12 +192,13 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.add_dbias = adds(m);
     return to;
 }
-// The scratch memory of that cast; none without a bias.
+// The scratch memory of gradient_cast's cast; none without a bias.
 static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
+// Casts the gradient of a linear layer's output.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
@@ -231,11 +220,11 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
                              scale);
     struct fp8_cast to = cast_by(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_COLUMNS, FP8_INPUT, k, at.rows);
-    const floatX *in = linear_input(at, linear);
+    const floatX *in = fp8_linear_input(at, linear);
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// The two products of a linear layer's backward, a phase each, behind the cast of its output's gradient.
+// Runs the two products of a linear layer's backward, a phase each, behind the cast of the output's gradient.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -263,8 +252,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
-// The backward of the MLP's activation and of its first linear layer, in the phase of the activation's backward that the
-// caller began: the activation's gradient is written in FP8.
+// Goes back through the MLP's activation, which writes its gradient in FP8, and its first linear layer. Begins in the
+// phase of the activation's backward.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

@@ -110,7 +110,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         floatX *dres = d_residual(m);
         const floatX *x = activation(m, pass, m->shape.L - 1, ACT_OUT);
         const struct sink sink = stream_sink(m, dres, m->shape.L - 1, LINEAR_MLP_PROJ);
-        norm_gradient(at_layer(m, pass, -1, 0), sink, NULL, dlnf, x, final_norm_rows(m, pass), NORM_FINAL);
+        norm_gradient(at_layer(m, pass, -1, 0), sink, NULL, dlnf, x, final_norm_stats_of(m, pass), NORM_FINAL);
         if (next_backward_layer(m, m->shape.L) >= 0)
             prefetch_unit(m, PASS_BACKWARD, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head());

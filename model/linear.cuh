@@ -1,10 +1,33 @@
 // The linear layers of a block: their products forward and backward, of all tokens or of a range.
 #pragma once
 #include "kernels/matmul/matmul.cuh" // matmul_forward, matmul_backward_input, matmul_backward_weight
-#include "model/fp8_linear.cuh"      // linear_input; the same in FP8
+#include "model/fp8_linear.cuh"      // linear_forward_fp8, linear_backward_fp8, cast_input
 #include "model/lora.cuh"            // lora_forward, lora_backward
 #include "model/parameters.cuh"      // enum linear
-#include "model/at.cuh"              // struct gpt and its buffers, struct at, struct sink
+#include "model/at.cuh"              // struct gpt and its buffers, struct at
+
+// ---- Inputs ----
+
+// Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
+static bool input_is_wanted(struct at at, enum linear linear) {
+    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    const uint32_t product = is_quantised(at.m, at.pass, at.l) ? 1u << source.product : 0;
+    return wants(at, 1u << source.id | product);
+}
+// (rows, inputs) what a linear layer reads, in floatX.
+static floatX *linear_input(struct at at, enum linear linear) {
+    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    return is_quantised(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
+                                             : rows_of(source.below ? at_below(at) : at, source.id);
+}
+// Where the producer of a linear layer's input writes it.
+static struct sink input_sink(struct at at, enum linear linear) {
+    struct sink sink = plain_sink(linear_input(at, linear));
+    sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
+    return sink;
+}
+
+// ---- Products ----
 
 // A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch
 // memory of this phase: the first linear_weight_bytes of its workspace, 0 for others.
@@ -24,9 +47,9 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 static void *linear_workspace(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const size_t products = larger(matmul_workspace_bytes(at.most, row.outputs, row.inputs, m->dev),
-                                   matmul_workspace_bytes(at.last, row.outputs, row.inputs, m->dev));
-    const size_t bytes = larger(products, lora_workspace_bytes(m, linear, at.most, at.last));
+    const size_t products = larger(matmul_workspace_bytes(at.most_rows, row.outputs, row.inputs, m->dev),
+                                   matmul_workspace_bytes(at.last_rows, row.outputs, row.inputs, m->dev));
+    const size_t bytes = larger(products, lora_workspace_bytes(m, linear, at.most_rows, at.last_rows));
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
 
@@ -53,10 +76,9 @@ struct gelu_input {
 };
 static const struct gelu_input NO_GELU = {NULL, false};
 
-// Gradients of a linear layer, from the phase in which dout (rows, outputs) is live: its input's (rows, inputs) is
-// written to the slot; its weight's, where that is trained, and where `sums_bias` its bias's, join the unit's gradients,
-// as those of its adapter do. In FP8 two further phases follow. Returns whether what was written is the gradient of
-// gelu.pre.
+// Goes back through a linear layer, from the phase in which dout (rows, outputs) is live. The input's gradient (rows,
+// inputs) is written to the slot. The gradients of a trained weight, of an adapter and, where `sums_bias`, of the bias
+// join the unit's. In FP8 two further phases follow. Returns whether what was written is the gradient of gelu.pre.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, const floatX *dout, bool sums_bias,
                             struct gelu_input gelu) {
     struct gpt *m = at.m;

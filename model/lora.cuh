@@ -56,7 +56,7 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     s.bytes = 2 * h + dropped + products;
     return s;
 }
-// Scratch memory of a linear layer's adapter, for chunks of `most` and of `last` tokens.
+// Scratch memory of a linear layer's adapter, for ranges of `most` and of `last` tokens.
 static size_t lora_workspace_bytes(const struct gpt *m, enum linear linear, int64_t most, int64_t last) {
     if (!has_adapter(m, linear))
         return 0;

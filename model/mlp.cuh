@@ -1,9 +1,9 @@
-// The MLP of a block, forward and backward, of all tokens or of a range: what lies between its two projections.
+// The MLP of a block, of all tokens or of a range: its first product and its activation; the backward of both products.
 #pragma once
 #include "model/activations.cuh"    // ACTIVATION_SWITCH
 #include "model/bias_gradients.cuh" // bias_partial, bias_source
 #include "model/linear.cuh"         // linear_forward, linear_backward
-#include "model/mlp_ranges.cuh"     // mlp_range_tokens
+#include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
 // act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
@@ -41,17 +41,17 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// The MLP's forward range by range.
+// Makes the output of the second product range by range, where it is wanted.
 static void mlp_forward_ranges(struct at at) {
-    struct at range = at_forward_ranges(at);
-    const struct linear_source output = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ);
-    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most, at.rows);
-    if (!wants(at, 1u << output.product))
+    const enum activation_id product = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ).product;
+    if (!wants(at, 1u << product))
         return;
+    struct at range = at_forward_ranges(at);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
     while (at_next(&range, &loop)) {
         mlp_forward(range);
         phase_at(range, forward_group(at.pass), "mlp projection");
-        linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, output.product));
+        linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
 // What the MLP's activation reads, where the product behind it may apply the activation's derivative: not where an
@@ -64,8 +64,8 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// From dproj, the gradient of the second projection's output, in the phase in which that is live, to the gradient of the
-// MLP's input, in D_NORM2; those of the parameters join the unit's gradients.
+// Goes from dproj, the gradient of the second product's output, to the gradient of the MLP's input, in D_NORM2. Begins
+// in the phase in which dproj is live. The gradients of parameters join the unit's.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -74,7 +74,7 @@ static void mlp_backward(struct at at, const floatX *dproj) {
 
     phase_at(at, GROUP_BACKWARD, "activation");
     const floatX *dact = d_rows(at, SLOT_D_ACT, s->F), *fc = rows_of(at, ACT_FC);
-    if (is_quantised(m, PASS_TRAIN, at.l) && fp8_is_delayed(&m->fp8)) {
+    if (activation_is_fused(at)) {
         activation_backward_in_fp8(at, dact, fc);
         return;
     }

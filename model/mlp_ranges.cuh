@@ -1,4 +1,4 @@
-// The MLP by ranges of tokens (--mlp-chunk-tokens).
+// The MLP by ranges of tokens (--mlp-chunk-tokens; in plans a range is called a chunk, too).
 //
 // Of a layer that keeps neither FC nor ACT for its backward, both exist for one range of tokens at a time, forward and
 // backward: the ops are those of all tokens (model/mlp.cuh), called for each range. The backward of a range makes again
@@ -9,7 +9,7 @@
 // Rows do not depend on each other, so that forward differs from the MLP at once only where a matmul's sums depend on
 // its number of rows; gradients of parameters are sums over ranges.
 #pragma once
-#include "model/at.cuh" // struct gpt and its buffers, struct at, struct sink
+#include "model/at.cuh" // struct gpt and its buffers, struct at
 
 // Tokens of a range of layer l's MLP in a pass; 0: all at once.
 static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
@@ -28,23 +28,24 @@ static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint3
 // The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
 static struct at at_forward_ranges(struct at at) {
     const enum activation_id product = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ).product;
-    at.most = mlp_range_tokens(at.m, at.pass, at.l);
-    at.last = (at.rows - 1) % at.most + 1;
+    at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
+    at.last_rows = (at.rows - 1) % at.most_rows + 1;
     at.ranged = BIT(FC) | BIT(ACT);
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Its backward: also what the policy does not keep of the MLP's input and of its output is of a range, made again.
+// The MLP's backward by ranges: what the policy does not keep from norm 2 to the norm after the MLP is of a range, made
+// again.
 static struct at at_backward_ranges(struct at at) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
-    at.most = mlp_range_tokens(at.m, PASS_BACKWARD, at.l);
-    at.last = (at.rows - 1) % at.most + 1;
+    at.most_rows = mlp_range_tokens(at.m, PASS_BACKWARD, at.l);
+    at.last_rows = (at.rows - 1) % at.most_rows + 1;
     at.ranged = members & activation_present(&at.m->shape.layer) & ~kept_activations(at.m, at.l);
     at.produce = at.ranged & ~BIT(POST2_STATS); // which the backward of the norm after the MLP makes
-    at.range_slot = SLOT_CHUNK;
+    at.range_slot = SLOT_RANGE;
     return at;
 }
-// Goes on to the next range, and the first one. Returns whether there is one.
+// Moves *at to the loop's next range. Returns whether there is a range.
 static bool at_next(struct at *at, struct timeline_loop *loop) {
     const bool more = timeline_loop_next(&at->m->timeline, loop);
     at->first = loop->first;

@@ -591,8 +591,8 @@ static void parameters_free(struct parameters *p) {
     memset(p, 0, sizeof *p);
 }
 
-// The tensor of a layer (-1: of the whole model), or NULL where this model has none. PARAM_COUNT: no tensor, in a table's
-// row that has none.
+// The tensor of a layer (-1: of the whole model), or NULL where this model has none. PARAM_COUNT: no tensor, in a
+// table's row that has none.
 static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
     if (id == PARAM_COUNT)
         return NULL;

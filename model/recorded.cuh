@@ -43,9 +43,9 @@ static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, m
     work(m, scale);
     segments_end(m->dev);
 }
-// Enqueues the work of micro-step `index` of a step as its graph, recorded where it is the first of its kind. Not
-// recorded are the very first micro-step of each kind, since the libraries' first calls can't be, and one that is
-// watched phase by phase. Returns as enqueue_as_graph does.
+// Enqueues the work of micro-step `index` of a step: as the graph of its kind, which the second of the kind records.
+// The first of a kind runs unrecorded, since the libraries' first calls can't be recorded, as does one that is watched
+// phase by phase. Returns as enqueue_as_graph does.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
     struct micro_step_graph *const graph = graph_of_micro_step(m);
@@ -54,9 +54,8 @@ static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, do
         graph->warm = !m->timeline.planning;
         return true;
     }
-    if (m->steps.graphs_scale !=
-        scale) { // the batch has grown: all kinds are freed, also those that will not run again
-        gpt_free_graphs(m);
+    if (m->steps.graphs_scale != scale) {
+        gpt_free_graphs(m); // the batch has grown: all kinds, also those that will not run again
         m->steps.graphs_scale = scale;
     }
     if (!has_collectives(m, index))

@@ -1,4 +1,4 @@
-// What a pass knows of its sequences: tokens, targets, positions, documents, windows, and the attention that they leave.
+// What a pass knows of its sequences: tokens, targets, positions, documents, windows, and the attention these leave.
 #pragma once
 #include "attention.cuh"         // struct attention_shape
 #include "kernels/positions.cuh" // struct token_positions
@@ -66,7 +66,7 @@ static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
                                       window ? "last queries, window" : "last queries");
     return spans;
 }
-// The shape of a model's attention without spans, by the options alone.
+// The shape of a model's attention without spans, by only the options.
 static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
     struct attention_shape shape;
     memset(&shape, 0, sizeof shape);

@@ -6,12 +6,10 @@
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
-#include "attention.cuh"             // struct attention_shape
+#include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config
 #include "kernels/device_queue.cuh"  // struct work_graph
 #include "kernels/loss.cuh"          // struct loss_sum
-#include "kernels/norm_kind.cuh"     // struct norm_options
-#include "kernels/positions.cuh"     // struct token_positions
 #include "kernels/work_segments.cuh" // struct work_segments
 #include "model/fp8.cuh"             // struct fp8_state
 #include "model/frozen_weights.cuh"  // struct frozen_weights
@@ -21,7 +19,6 @@
 #include "optimizer/optimizer.cuh"   // struct optimizer
 #include "recompute.cuh"             // struct recompute_policy
 #include "zero/gradients.cuh"        // struct zero: parameters and gradients, whole or sharded
-#include <math.h>                    // sqrt
 
 // Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
 // EVENT_START: a step begins that no other was in flight before.
@@ -78,7 +75,7 @@ enum slot {
     SLOT_TARGETS,
     SLOT_POSITIONS,       // (B) generation: of the new tokens; prefill: the lengths of the prompts
     SLOT_DOCUMENT_STARTS, // (B, T) the row of its sequence at which a token's document begins
-    SLOT_FIRST_KEY,       // the spans of attention/spans.cuh, of layers without a window
+    SLOT_FIRST_KEY,       // the spans of kernels/attention/spans.cuh, of layers without a window
     SLOT_LAST_QUERY,
     SLOT_WINDOW_FIRST_KEY, // of layers with the window
     SLOT_WINDOW_LAST_QUERY,
@@ -90,9 +87,9 @@ enum slot {
     SLOT_LARGEST, // (N) evaluation that scores tasks: whether the target's logit is the largest
     SLOT_FP8,     // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
     SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
-    SLOT_CHUNK = SLOT_HOST + ACT_COUNT, // what backward recomputes of a chunk of the MLP, by enum activation_id
+    SLOT_RANGE = SLOT_HOST + ACT_COUNT, // what backward recomputes of a range of the MLP, by enum activation_id
     SLOT_BIAS_SUMS =
-        SLOT_CHUNK + ACT_COUNT, // partial sums of bias gradients (model/bias_gradients.cuh), by enum linear
+        SLOT_RANGE + ACT_COUNT, // partial sums of bias gradients (model/bias_gradients.cuh), by enum linear
     SLOT_COUNT = SLOT_BIAS_SUMS + LINEAR_COUNT
 };
 
@@ -289,8 +286,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// The kept activations that are in host memory between forward and backward. A layer's input, the OUT of the layer before, goes with its layer.
-// The last group of layers stays: its backward comes next.
+// The kept activations that are in host memory between forward and backward. A layer's input, the OUT of the layer
+// before, goes with its layer. The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -416,9 +413,7 @@ static struct logit_transform logit_transform_of(const struct gpt *m) {
 struct norm_weights {
     enum parameter weight, bias;
 };
-static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
-                                 NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
-                                 NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
+static const struct norm_weights NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
 // The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
 // again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.

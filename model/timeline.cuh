@@ -9,7 +9,7 @@
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
 // A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
-// their addresses, and of the ops the matmuls alone are called, by a library that lists them.
+// their addresses, and of the ops only the matmuls are called, by a library that lists them.
 #pragma once
 #include "kernels/transfers.cuh"      // transfer_begin, transfer_wait
 #include "kernels/work_segments.cuh"  // segments_op_begin
@@ -23,7 +23,7 @@
 // validation; PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
 enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
 
-// What a phase is a part of: id, name in plans.
+// What a phase is a part of: id, name in plans. Those of a micro-step come first, BACKWARD last of them.
 #define PHASE_GROUPS(ROW)                                                                                              \
     ROW(FORWARD, "forward")                                                                                            \
     ROW(RECOMPUTE, "recompute") /* of activations that the forward has dropped */                                      \
@@ -177,7 +177,7 @@ static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t s
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Goes on to the next range, and the first one. Returns whether there is one.
+// Goes on to the next range, at first to the first. Returns whether there is a range.
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_plans(t)) {
@@ -247,7 +247,7 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
 // Wraps the fetch of a buffer that no op of this phase uses but that must be live in it, between phases that use it.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Scratch memory that lives in this phase alone: the most that its ops ask for. NULL for 0 bytes, and when planning.
+// Scratch memory that lives only in this phase: the most that its ops ask for. NULL for 0 bytes, and when planning.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

@@ -1,11 +1,10 @@
 // The update of the parameters that this rank owns, by AdamW and Muon, their moving averages, and the norm of their
-// gradients. It goes over pieces (optimizer/pieces.cuh).
+// gradients. The update goes over pieces (optimizer/pieces.cuh).
 #pragma once
 #include "kernels/fp8/cast.cuh"  // fp8_amax
 #include "kernels/gradients.cuh" // squares_of_ranges, squares_total
 #include "model/fp8.cuh"         // fp8_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
-#include "zero/gradients.cuh"    // reductions in flight
 
 // Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of
 // each bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.

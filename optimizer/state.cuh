@@ -95,7 +95,7 @@ struct optimizer {
     int tensors_id, buckets_id;
     struct flat_tensors tensors;
     struct gradient_range *buckets;
-    // The streamed update; see optimizer/optimizer.cuh.
+    // The streamed update; see optimizer/pieces.cuh.
     int slots_id;
     int64_t piece; // elements; 0: nothing is streamed
     size_t slot_bytes;

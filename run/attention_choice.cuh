@@ -137,10 +137,11 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
                  fused_gpu(gpu, sizeof gpu, dev));
 }
 
-// Chooses among the backends that `reasons` leave, and writes what it is and why.
+// Why each backend can't be chosen; empty: it can.
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
+// Chooses flash, and writes which kernels and why.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
@@ -153,6 +154,7 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
+// Chooses fused, and writes why.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {

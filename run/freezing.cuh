@@ -1,7 +1,7 @@
 // Which parameters are frozen: under LoRA all but the adapters, else what --freeze names.
 #pragma once
 #include "config/layers.h"      // config_rotary_dims
-#include "model/state.cuh"      // struct norm_weights
+#include "model/branch.cuh"     // struct norm_weights, the branches
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
@@ -33,7 +33,8 @@ static void freezing_check_used(const char *patterns, const bool *used, const ch
 
 // The bias of a weight; PARAM_COUNT: it has none.
 static enum parameter freezing_bias(enum parameter weight) {
-    const struct norm_weights norms[] = {NORM_1, NORM_2, NORM_POST_1, NORM_POST_2, NORM_FINAL};
+    const struct norm_weights norms[] = {ATTENTION_BRANCH.before_weights, MLP_BRANCH.before_weights,
+                                         ATTENTION_BRANCH.after_weights, MLP_BRANCH.after_weights, NORM_FINAL};
     struct layer_shape none;
     memset(&none, 0, sizeof none);
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)

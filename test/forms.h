@@ -1,6 +1,6 @@
-// The forms that options give a model, one table for every test of models: what a form adds to its base changes the loss
-// or the parameters, accumulation, recomputation, FP8, offload and adapters are held in it. An option that gives the block
-// another form gets a row here.
+// The forms that options give a model, one table for all tests of models. Each option that a form adds to its base
+// changes the loss or the parameters. Accumulation, recomputation, FP8, offload and adapters are tested in these forms.
+// An option that gives the block another form gets a row here.
 #pragma once
 #include "test/setup.h" // GPT2, LLAMA, MQA, SMALL
 
@@ -10,11 +10,12 @@
           "--add-bias-linear=false "
 #define NEOX SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --position-embedding-type rope "
 
-// Which tests take a form besides those that take all. EMULATED: also where threads are fibers.
+// Which tests take a form besides those that take all. EMULATED: also where threads are fibers. LESS: under every other
+// policy.
 enum { FORM_IN_FP8 = 1, FORM_OFFLOADED = 2, FORM_OFFLOADED_EMULATED = 4, FORM_OFFLOADED_LESS = 8 };
 // `added` has values at which a mistake shows: windows shorter than the prompt and at no tile border, multipliers far
-// from 1, caps that bend, an even and an odd number of layers of a kind. '|' stands between options that each change the
-// model by themselves. "": the form is its base.
+// from 1, caps that bend, an even and an odd number of layers of a kind. '|' stands between options that each change
+// the model by themselves. "": the form is its base.
 struct form {
     const char *name, *base, *added;
     unsigned taken_by;

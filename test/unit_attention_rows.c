@@ -1,5 +1,5 @@
 // What attention may be asked for, and the rows of its backends: a feature that no row names is refused by all of them.
-// A planted one stands for the next that is added.
+// A planted feature stands for the next one that is added.
 #define ATTENTION_PLANTED_FEATURES(FEATURE) FEATURE(PLANTED, "planted slopes")
 #define ATTENTION_PLANTED_FIELDS(FIELD) FIELD(const float *, slopes, PLANTED)
 #include "attention.cuh"
@@ -67,7 +67,7 @@ static void forward_of_a_planted_shape(void *argument) {
 static void a_feature_that_no_row_knows_is_refused(void **state) {
     for (int i = 0; i < BACKENDS_COUNT; i++)
         assert_string_equal(attention_refusal(BACKENDS[i], FEATURE_PLANTED), "planted slopes");
-    enum attention_backend called[] = {ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90};
+    enum attention_backend called[] = {ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90}; // fused asks flash
     for (int i = 0; i < 3; i++)
         assert_fails(forward_of_a_planted_shape, &called[i], "has no planted slopes");
 }

@@ -330,8 +330,8 @@ static void empty_plans(void **state) {
     plan_free(&plan);
 }
 
-// What is there before a loop or after it is live in all of the loop's phases; what exists only in the loop is as it was
-// touched.
+// What is there before a loop or after it is live in all of the loop's phases; what exists only in the loop is as it
+// was touched.
 static void loops_keep_what_outlives_a_turn(void **state) {
     enum { BEFORE, INSIDE, LATER, AFTER, THROUGH, BUFFERS };
     static const struct {
@@ -440,7 +440,8 @@ static void arenas_are_what_was_planned(void **state) {
     struct arenas arenas;
     const size_t before = memory_resident_bytes();
     arenas_allocate(&arenas, &plan);
-    // Every page is touched already. The kernel's count lags by some pages a CPU. An emulated CPU's translated code counts too.
+    // Every page is touched already. The kernel's count lags by some pages a CPU. An emulated CPU's translated code
+    // counts too.
     const size_t grown = memory_resident_bytes() - before;
     const size_t planned = plan.peak_bytes + plan.host_peak_bytes, more = test_slowness() > 1 ? 16 << 20 : 1 << 20;
     assert_true(grown + (1 << 20) > planned && grown < planned + more);

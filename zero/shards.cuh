@@ -1,5 +1,5 @@
-// Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al.
-// 2020, arXiv 1910.02054).
+// Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al. 2020,
+// arXiv 1910.02054).
 //
 // A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
 // are ranges of the flat buffers (model/parameters.cuh), in the order in which backward finishes their gradients. A

@@ -1,6 +1,6 @@
 // Units of parameters and gradients on the device (zero/shards.cuh): their memory, and the gathering of parameters.
 //
-// Offloading is the same schedule with copies over the bus: the host is one more rank, which holds what this rank
+// Offloading is sharding's schedule with copies over the bus: the host is one more rank, which holds what this rank
 // would.
 //
 //   parameters   a unit's are copied into the buffer that a sharded unit is gathered into; where they are sharded too,

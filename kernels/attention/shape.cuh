@@ -1,4 +1,4 @@
-// The shape that every attention backend takes.
+// The shape that every attention backend takes, and the features by which a backend may refuse one.
 #pragma once
 
 #include "kernels/positions.cuh" // struct token_positions
@@ -7,15 +7,15 @@
 #include <stddef.h>              // NULL, offsetof
 #include <stdint.h>              // int32_t
 
-// What attention may be asked for beyond causal attention with grouped queries: id, in words. A backend's row says which of
-// these it provides (attention.cuh).
+// What attention may be asked for beyond causal attention with grouped queries: id, in words. A backend's row says
+// which of these features it provides (attention.cuh).
 #define ATTENTION_FEATURES(FEATURE)                                                                                    \
     FEATURE(DROPOUT, "--attention-dropout")                                                                            \
     FEATURE(SOFTCAP, "--attn-logit-softcapping")                                                                       \
     FEATURE(FULL, "attention without a causal mask")                                                                   \
     FEATURE(HIDDEN_KEYS, "keys that are hidden by documents or a window")                                              \
     ATTENTION_PLANTED_FEATURES(FEATURE)
-// The fields by which a shape asks for one of them: type, name, feature. In a shape that does not ask a field is 0.
+// The fields by which a shape asks for a feature: type, name, feature. In a shape that does not ask a field is 0.
 //   full        every query sees every key, not only those up to its own position
 //   softcap     > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2)
 //   first_key, last_query  which keys a query sees, where documents or a window hide some (kernels/attention/spans.cuh
@@ -28,7 +28,7 @@
     FIELD(const int32_t *, first_key, HIDDEN_KEYS)                                                                     \
     FIELD(const int32_t *, last_query, HIDDEN_KEYS)                                                                    \
     ATTENTION_PLANTED_FIELDS(FIELD)
-// A test plants a feature that no backend knows.
+// test/unit_attention_rows.c plants a feature that no backend knows.
 #ifndef ATTENTION_PLANTED_FEATURES
 #define ATTENTION_PLANTED_FEATURES(FEATURE)
 #define ATTENTION_PLANTED_FIELDS(FIELD)
@@ -89,7 +89,7 @@ static inline unsigned attention_asked(struct attention_shape shape, float dropo
 
 // What backward does besides the gradient of attention itself.
 struct attention_backward_options {
-    // rope.cuh's table, of all the tokens' positions: backward undoes RoPE on dQ and dK. NULL: it does not.
+    // kernels/rope.cuh's table, of all the tokens' positions: backward undoes RoPE on dQ and dK. NULL: it does not.
     const float *rotary;
     bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
     struct token_positions positions; // what the table is read at
