@@ -56,7 +56,7 @@ static void mlp_branch_backward(struct at at) {
 // Does what mlp_branch_backward does, range by range. Each range first makes again what its backward reads.
 static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
-    phase(at.m, GROUP_BACKWARD, at.l, "mlp");
+    phase(at.m, PHASES_BACKWARD, at.l, "mlp");
     d_added(at, &MLP_BRANCH, NULL);
     struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
     while (at_next(&range, &loop)) {
@@ -84,7 +84,7 @@ static void block_backward(struct gpt *m, int l) {
     const floatX *dproj = d_projection(at, &ATTENTION_BRANCH);
     linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
     attend_backward(at);
-    phase_at(at, GROUP_BACKWARD, "qkv");
+    phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
     linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
     d_branch_input(at, &ATTENTION_BRANCH);

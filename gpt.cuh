@@ -104,7 +104,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.grad_scale = 1;
     adamw.seed = c->seed;
     region(m, REGION_UPDATE);
-    phase(m, GROUP_UPDATE, -1, "gradient norm");
+    phase(m, PHASES_UPDATE, -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
     const double targets = (double)m->zero.shards.ranks * m->steps.of_step * (double)extent_of(m, PASS_TRAIN).N;
@@ -114,17 +114,17 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->io.results->check, m->io.reports,
                                  m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8),
                                  m->fp8.delay, m->fp8.gradients, m->dev));
-    phase(m, GROUP_UPDATE, -1, "adamw");
+    phase(m, PHASES_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->io.results->check, slots));
     if (m->muon.count > 0) {
-        phase(m, GROUP_UPDATE, -1, "muon");
+        phase(m, PHASES_UPDATE, -1, "muon");
         slots = optimizer_slots(&m->optimizer, false);
         const struct gradient_check *check = m->io.results ? &m->io.results->check : NULL; // NULL when planning
         optimizer_update_matrices(&m->muon, adamw, check, slots);
     }
     if (c->ema_decay > 0) {
-        phase(m, GROUP_UPDATE, -1, "moving averages");
+        phase(m, PHASES_UPDATE, -1, "moving averages");
         slots = optimizer_slots(&m->optimizer, false);
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
     }
@@ -135,7 +135,7 @@ static void gpt_swap_averages(struct gpt *m) {
     if (m->config.ema_decay <= 0 || !m->trains)
         return;
     region(m, REGION_AVERAGES);
-    phase(m, GROUP_AVERAGES, -1, "swap");
+    phase(m, PHASES_AVERAGES, -1, "swap");
     void *slots = optimizer_slots(&m->optimizer, false);
     RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }

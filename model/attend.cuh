@@ -120,7 +120,7 @@ static void attend_backward(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const int l = at.l;
-    phase_at(at, GROUP_BACKWARD, "attention");
+    phase_at(at, PHASES_BACKWARD, "attention");
     const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
     floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
     const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
@@ -138,7 +138,7 @@ static void attend_backward(struct at at) {
     if (!s->qk_statistics)
         return;
 
-    phase_at(at, GROUP_BACKWARD, "q and k norm");
+    phase_at(at, PHASES_BACKWARD, "q and k norm");
     const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
     dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
     const floatX *raw = rows_of(at, ACT_QKV);

@@ -232,10 +232,10 @@ static const floatX *d_projection(struct at at, const struct branch *b) {
     const int C = m->shape.layer.C;
     const char *name = linear_row(b->output, &m->shape.layer).name;
     if (!m->shape.layer.norm_after) {
-        phase_at(at, GROUP_BACKWARD, name);
+        phase_at(at, PHASES_BACKWARD, name);
         return d_added(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
     }
-    phase_at(at, GROUP_BACKWARD, b->after_name);
+    phase_at(at, PHASES_BACKWARD, b->after_name);
     const floatX *projection = rows_of(at, b->projection);
     const struct norm_stats stats = norm_stats_of(at, b->after_statistics);
     if (at.ranged & 1u << b->after_statistics)
@@ -246,7 +246,7 @@ static const floatX *d_projection(struct at at, const struct branch *b) {
     dproj.data = d_rows(at, b->d_projection, C);
     dproj.amax = gradient_amax(m, at.l, b->output);
     norm_gradient(at, dproj, NULL, dadded, projection, stats, b->after_weights);
-    phase_at(at, GROUP_BACKWARD, name);
+    phase_at(at, PHASES_BACKWARD, name);
     return d_rows(at, b->d_projection, C);
 }
 
@@ -264,7 +264,7 @@ static void d_branch_input(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
-    phase_at(at, GROUP_BACKWARD, b->before_name);
+    phase_at(at, PHASES_BACKWARD, b->before_name);
     floatX *din = d_rows(at, b->d_input, s->C), *dres = d_residual_rows(at);
     if (!s->norm_before) {
         RUN(m, residual_forward(dres, din, dres, at.rows, s->C, 1, none, m->dev));

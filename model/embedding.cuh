@@ -87,7 +87,7 @@ static void embedding_gradients(struct gpt *m) {
     const int unit = unit_of_embeddings(&m->table);
     if (!m->shape.tied)
         zero_begin_gradients(&m->zero, unit);
-    phase(m, GROUP_BACKWARD, -1, "embedding");
+    phase(m, PHASES_BACKWARD, -1, "embedding");
     struct table_gradient dwte = table_gradient(m, PARAM_WTE), dwpe = table_gradient(m, PARAM_WPE);
     dwte.add = dwte.add || m->shape.tied; // to the gradient of the tied head
     const floatX *dres = d_residual(m);

@@ -234,7 +234,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     char name[PLAN_NAME_CHARS];
 
     snprintf(name, sizeof name, "%s, input", row.name);
-    phase(m, GROUP_BACKWARD, at.l, name);
+    phase(m, PHASES_BACKWARD, at.l, name);
     floatX *din = d_rows(at, din_slot, k);
     const floatX *w = param(m, PASS_BACKWARD, at.l, row.weight);
     void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
@@ -244,7 +244,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
 
     snprintf(name, sizeof name, "%s, weight", row.name);
-    phase(m, GROUP_BACKWARD, at.l, name);
+    phase(m, PHASES_BACKWARD, at.l, name);
     float *dw = grad(m, at.l, row.weight);
     ws = workspace(m, matmul_fp8_workspace_bytes(n, k, N, m->dev));
     const struct fp8_matrix x = input_columns(at, linear);

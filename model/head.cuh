@@ -51,7 +51,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const enum parameter weight = head_weight(m);
     const int64_t row = first * C;
 
-    phase(m, GROUP_HEAD, -1, "logits and loss");
+    phase(m, PHASES_HEAD, -1, "logits and loss");
     floatX *logits = logits_buffer(m, pass, m->loss_chunk);
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
@@ -67,7 +67,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     if (pass != PASS_TRAIN)
         return;
 
-    phase(m, GROUP_HEAD, -1, "gradients");
+    phase(m, PHASES_HEAD, -1, "gradients");
     logits = logits_buffer(m, pass, m->loss_chunk);
     lnf = final_norm_buffer(m, pass);
     floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
@@ -90,7 +90,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
             zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
     }
     // What outlives a chunk is live from before the first one to behind the last one.
-    phase(m, GROUP_HEAD, -1, "begin");
+    phase(m, PHASES_HEAD, -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
     if (m->scores)
@@ -100,7 +100,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     struct timeline_loop loop = timeline_loop_of(&m->timeline, m->loss_chunk, N);
     while (timeline_loop_next(&m->timeline, &loop))
         head_chunk(m, pass, loop.first, N - loop.first < loop.step ? N - loop.first : loop.step, dloss);
-    phase(m, GROUP_HEAD, -1, "final norm");
+    phase(m, PHASES_HEAD, -1, "final norm");
     timeline_touch(final_norm_buffer(m, pass));
     const int32_t *targets = targets_buffer(m, pass);
     const float *losses = losses_buffer(m, pass);

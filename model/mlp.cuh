@@ -72,7 +72,7 @@ static void mlp_backward(struct at at, const floatX *dproj) {
     const bool sums_bias = !bias_finish(m, at.l, LINEAR_MLP_PROJ);
     const bool applied = linear_backward(at, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, sums_bias, gelu_input_of(at));
 
-    phase_at(at, GROUP_BACKWARD, "activation");
+    phase_at(at, PHASES_BACKWARD, "activation");
     const floatX *dact = d_rows(at, SLOT_D_ACT, s->F), *fc = rows_of(at, ACT_FC);
     if (activation_is_fused(at)) {
         activation_backward_in_fp8(at, dact, fc);
@@ -88,7 +88,7 @@ static void mlp_backward(struct at at, const floatX *dproj) {
     else
         RUN(m, mlp_activation_backward(dfc, dact, fc, at.rows, &m->shape, m->dev));
 
-    phase_at(at, GROUP_BACKWARD, "fc");
+    phase_at(at, PHASES_BACKWARD, "fc");
     const floatX *dout = d_rows(at, slot, fc_width(s));
     linear_backward(at, LINEAR_FC, SLOT_D_NORM2, dout, !bias_finish(m, at.l, LINEAR_FC), NO_GELU);
 }

@@ -54,7 +54,7 @@ static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
         return;
-    phase(m, GROUP_FORWARD, l, "offload");
+    phase(m, PHASES_FORWARD, l, "offload");
     offload_touch(m, TRANSFER_TO_HOST, l - 1, before);
     offload_wait(m, TRANSFER_TO_HOST);
     offload_begin(m, TRANSFER_TO_HOST, l, set);
@@ -77,14 +77,14 @@ static bool group_is_offloaded(const struct gpt *m, int first, int last) {
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {
-        phase(m, GROUP_BACKWARD, last, "fetched");
+        phase(m, PHASES_BACKWARD, last, "fetched");
         for (int k = first - 1; k <= last; k++)
             offload_touch(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
         offload_wait(m, TRANSFER_TO_DEVICE);
     }
     const int below = first - 1, below_first = below < 0 ? 0 : m->policy.group_first[below];
     if (below >= 0 && group_is_offloaded(m, below_first, below)) {
-        phase(m, GROUP_BACKWARD, below, "fetch");
+        phase(m, PHASES_BACKWARD, below, "fetch");
         for (int k = below_first - 1; k <= below; k++)
             offload_begin(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, below_first, below, k));
     }

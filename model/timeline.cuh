@@ -4,7 +4,7 @@
 // nothing: the memory plan is made from these records. When running, the same code finds the buffers at their planned
 // addresses. A phase:
 //
-//     timeline_phase(t, GROUP_FORWARD, layer, "norm 1");   // the next phase of the timeline begins
+//     timeline_phase(t, PHASES_FORWARD, layer, "norm 1");   // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
@@ -35,7 +35,7 @@ enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERAT
     ROW(PREFILL, "prefill")                                                                                            \
     ROW(GENERATE, "generate")
 enum phase_group {
-#define ENUM_ROW(id, name) GROUP_##id,
+#define ENUM_ROW(id, name) PHASES_##id,
     PHASE_GROUPS(ENUM_ROW)
 #undef ENUM_ROW
 };
@@ -50,14 +50,14 @@ static const char *group_name(enum phase_group group) {
 // The group of a pass's forward ops, which in PASS_BACKWARD are recomputation's.
 static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
-    case PASS_TRAIN: return GROUP_FORWARD;
-    case PASS_BACKWARD: return GROUP_RECOMPUTE;
-    case PASS_EVALUATE: return GROUP_EVALUATE;
-    case PASS_PREFILL: return GROUP_PREFILL;
-    case PASS_GENERATE: return GROUP_GENERATE;
+    case PASS_TRAIN: return PHASES_FORWARD;
+    case PASS_BACKWARD: return PHASES_RECOMPUTE;
+    case PASS_EVALUATE: return PHASES_EVALUATE;
+    case PASS_PREFILL: return PHASES_PREFILL;
+    case PASS_GENERATE: return PHASES_GENERATE;
     case PASS_COUNT: break;
     }
-    return GROUP_FORWARD;
+    return PHASES_FORWARD;
 }
 static const char *pass_name(enum pass pass) { return group_name(forward_group(pass)); }
 

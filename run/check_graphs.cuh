@@ -66,7 +66,7 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
     double *const squares = &m->io.reports[m->zero.shards.rank * report_width(m) + REPORT_SQUARES];
     if (graph_check_sums(m)) {
         region(m, REGION_UPDATE);
-        phase(m, GROUP_UPDATE, -1, "gradient norm");
+        phase(m, PHASES_UPDATE, -1, "gradient norm");
         void *const ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
         RUN(m, optimizer_sum_squares(&m->optimizer, squares, ws));
         RUN(m, device_download(&result.squares, squares, sizeof result.squares, m->dev));

@@ -210,7 +210,7 @@ static void fit_set_estimates(struct fit_auto *a) {
     const double weights = (double)shards_elements(shards, shards_parameters(shards)),
                  frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
     s->head_s =
-        fit_group_cost(m, GROUP_HEAD, -1, r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
+        fit_group_cost(m, PHASES_HEAD, -1, r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
     s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->num_layers - s->forward_s, 0);
     s->weights_bytes = (weights + frozen) * sizeof(floatX);
     s->updated_bytes = weights * sizeof(floatX);

@@ -133,21 +133,21 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
     switch (group) {
-    case GROUP_HEAD: return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
-    case GROUP_FORWARD: return l < 0 ? 0 : forward;
-    case GROUP_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
-    case GROUP_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;
-    case GROUP_UPDATE:
-    case GROUP_AVERAGES:
-    case GROUP_EVALUATE:
-    case GROUP_PREFILL:
-    case GROUP_GENERATE: break;
+    case PHASES_HEAD: return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
+    case PHASES_FORWARD: return l < 0 ? 0 : forward;
+    case PHASES_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
+    case PHASES_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;
+    case PHASES_UPDATE:
+    case PHASES_AVERAGES:
+    case PHASES_EVALUATE:
+    case PHASES_PREFILL:
+    case PHASES_GENERATE: break;
     }
     return 0;
 }
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
-    enum { GROUPS = GROUP_BACKWARD + 1 }; // of a micro-step
+    enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
     const struct plan_phase *phases = m->timeline.plan.phases;
     const int layers = m->shape.L + 1; // the last one of none
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);

@@ -200,7 +200,7 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
 static int plan_section_chars(const char *phase) { return (int)strcspn(phase, " :"); }
 // The section of a phase: its group, but recomputation is a part of backward.
 static int plan_section(const struct plan_phase *phase) {
-    return phase->group == GROUP_RECOMPUTE ? GROUP_BACKWARD : phase->group;
+    return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
 
 // Draws the numbers of a section's layers, each below the first of its phases, as many as have room.

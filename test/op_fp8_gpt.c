@@ -133,7 +133,7 @@ static int64_t kept_bytes(const struct gpt *m) {
     const struct plan *plan = &m->timeline.plan;
     int head = 0;
     int64_t kept = 0;
-    while (plan->phases[head].group != GROUP_HEAD)
+    while (plan->phases[head].group != PHASES_HEAD)
         head++;
     for (int b = 0; b < plan->count; b++) {
         const struct plan_buffer *buffer = &plan->buffers[b];

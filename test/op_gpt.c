@@ -92,7 +92,7 @@ static void test_plan_keeps_what_the_table_says(void **state) {
         struct setup s = setup_of(LLAMA, policies[i]);
         const struct gpt *m = s.model;
         int head = 0;
-        while (m->timeline.plan.phases[head].group != GROUP_HEAD)
+        while (m->timeline.plan.phases[head].group != PHASES_HEAD)
             head++;
         int64_t kept = 0;
         for (int b = 0; b < m->timeline.plan.count; b++) {

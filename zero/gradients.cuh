@@ -112,7 +112,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
         return;
-    timeline_phase(t, GROUP_BACKWARD, -1, "gradients begin");
+    timeline_phase(t, PHASES_BACKWARD, -1, "gradients begin");
     zero_prefetch_gradients(z, unit);
     if (unit + 1 < z->shards.units)
         zero_prefetch_gradients(z, unit + 1);
@@ -191,7 +191,7 @@ static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     struct stored all;
-    timeline_phase(t, GROUP_BACKWARD, -1, "collect gradients");
+    timeline_phase(t, PHASES_BACKWARD, -1, "collect gradients");
     float *whole = unit_gradients(z, unit);
     void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes(t->dev)) : NULL;
     wait_for_stores(z);
@@ -218,7 +218,7 @@ static void zero_reduce(struct zero *z, int unit) {
     if (unit_elements(z, unit) == 0)
         return;
     if (shards_gradients(s)) {
-        timeline_phase(t, GROUP_BACKWARD, -1, "reduce gradients");
+        timeline_phase(t, PHASES_BACKWARD, -1, "reduce gradients");
         whole = unit_gradients(z, unit);
         prefetch_stored(z, unit);
     } else if (zero_has_unit_gradients(z)) {
@@ -247,6 +247,6 @@ static void zero_add_reduced(struct zero *z, int unit) {
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;
-    timeline_phase(z->timeline, GROUP_BACKWARD, -1, "store gradients");
+    timeline_phase(z->timeline, PHASES_BACKWARD, -1, "store gradients");
     wait_for_stores(z);
 }
