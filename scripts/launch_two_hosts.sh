@@ -23,7 +23,7 @@ cd "$(dirname "$0")/.."
 . scripts/launch_environment.sh
 gpus=${GPUS:-8} port=${PORT:-29400} address=${ADDRESS:-$(hostname)}
 pids=
-trap 'kill -TERM $pids 2>/dev/null || true' INT TERM
+trap 'interrupted=1; kill -TERM $pids 2>/dev/null || true' INT TERM
 
 # One argument as a word of a shell.
 quoted() { printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
@@ -43,11 +43,16 @@ start() {
     done
 }
 
-# The status of a process. A signal ends `wait` before the process.
+# The status of a process. A signal ends `wait`, whose status is then the signal's, before the process or as it ends. A shell
+# may have forgotten (127) what it has told once.
 status_of() {
+    told=
     while :; do
+        interrupted=
         wait "$1" && status=0 || status=$?
-        kill -0 "$1" 2>/dev/null || return "$status"
+        [ "$status" -ne 127 ] || status=${told:-127}
+        [ -n "$interrupted" ] || return "$status"
+        told=$status
     done
 }
 
