@@ -143,7 +143,7 @@ static enum kept_input fp8_input(const struct config *c) {
 
 // Rows of a linear layer's A and B; 0: the layer has no adapter.
 static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
-    return lora->linear[linear].count * lora->rank;
+    return linear == LINEAR_COUNT ? 0 : lora->linear[linear].count * lora->rank; // gcc 12 follows a switch's last case
 }
 static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
     int rows = 0;
