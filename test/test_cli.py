@@ -698,7 +698,8 @@ class Runs(Case):
             process.send_signal(signal.SIGCONT)
             said = process.communicate(timeout=120)[0]
         self.assertEqual(process.returncode, 0, said)
-        self.assertEqual(len(re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)), 1, said)
+        stood_out = re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)
+        self.assertIn(len(stood_out), (1, 2), said) # the machine itself may stop once
 
     @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "on machines of more cores threads wait as OpenMP has it")
     def test_threads_spin_briefly(self):
