@@ -57,7 +57,7 @@ static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
 
 static size_t attention_larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// What attention_forward and attention_backward are of one backend.
+// The types of a backend's forward and backward, with the arguments of attention_forward and attention_backward.
 typedef void attention_forward_function(floatX *out, void *saved, const floatX *qkv, struct attention_shape shape,
                                         struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev);
 typedef void attention_backward_function(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,

@@ -379,7 +379,7 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Connects the model with those of the other ranks. The collectives must outlive the model.
+// Gives the model the collectives that connect it with the other ranks' models. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));

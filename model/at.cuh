@@ -44,7 +44,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// The same tokens of the layer below, all of whose activations are whole.
+// Returns the tokens of `at` in the layer below, whose activations all exist for every token.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;
@@ -54,15 +54,23 @@ static struct at at_below(struct at at) {
 struct norm_stats {
     float *mean, *rstd; // (rows), of these rows; mean NULL: there is none
 };
-static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
-    const bool ranged = at.ranged & (1u << id), means = at.m->shape.layer.norm_statistics > 1;
-    float *all = ranged ? (float *)range_memory(at, id) : activation_stats(at.m, at.pass, at.l, id);
+// Divides a buffer of statistics, (norm_statistics, N): 1 / standard deviations, then means where the norm has them.
+// first: the first row wanted. statistics NULL: the pass is only planned, and both pointers are NULL.
+static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
-    if (all) { // else it is only planned
-        rows.rstd = all + (ranged ? 0 : at.first);
-        rows.mean = means ? rows.rstd + (ranged ? at.most_rows : extent_of(at.m, at.pass).N) : NULL;
+    if (statistics) {
+        rows.rstd = statistics + first;
+        rows.mean = m->shape.layer.norm_statistics > 1 ? rows.rstd + N : NULL;
     }
     return rows;
+}
+static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
+    if (at.ranged & (1u << id))
+        return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
+    return norm_stats_from(at.m, activation_stats(at.m, at.pass, at.l, id), extent_of(at.m, at.pass).N, at.first);
+}
+static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
+    return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
 // The rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists for one range at a time.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
@@ -90,15 +98,6 @@ static struct sink plain_sink(floatX *data) {
     return sink;
 }
 
-static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
-    float *stats = final_norm_stats(m, pass);
-    struct norm_stats rows = {NULL, NULL};
-    if (stats) { // else it is only planned
-        rows.rstd = stats;
-        rows.mean = m->shape.layer.norm_statistics > 1 ? stats + extent_of(m, pass).N : NULL;
-    }
-    return rows;
-}
 // amax: see struct norm_options.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;

@@ -41,7 +41,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.norm_epsilon;
     return shape;
 }
-// What attention reads: q, k and v of layer l.
+// Returns attention's input, q, k and v of layer l: (N, qkv channels), after the norms of q and k if there are any.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
 }
@@ -52,7 +52,7 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
-// Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
+// The number of a sequence's tokens that the KV cache of layer l holds: all tokens, or the window's tokens in a ring.
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }

@@ -16,8 +16,8 @@ static void norm(struct at at, struct sink out, struct norm_stats stats, const f
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// dx = residual + the gradient of a norm's input x; those of its weight and bias join the unit's gradients. residual:
-// may be dx; NULL: 0.
+// Computes dx = residual + the gradient of a norm's input x. Adds the gradients of the norm's weight and bias to the
+// unit's gradients. residual: may be dx; NULL: 0.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -250,8 +250,9 @@ static const floatX *d_projection(struct at at, const struct branch *b) {
     return d_rows(at, b->d_projection, C);
 }
 
-// The residual stream's gradient, which is that of the output of a projection as it is where that is added as it is:
-// the projection's amax and bias sums are taken on the way. l -1: of no projection.
+// Returns where the residual stream's gradient goes. Without a norm after the projection, the stream's gradient equals
+// the gradient of the projection's output: the projection's amax and bias sums are taken as the gradient is written.
+// l -1: there is no projection.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);

@@ -174,8 +174,8 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
-// As gradient_amax, for the op that makes the residual stream's gradient: without a norm after a projection that is the
-// gradient of the projection's output.
+// Returns gradient_amax for the op that makes the residual stream's gradient, which without a norm after the projection
+// equals the gradient of the projection's output. With such a norm, and for l -1: NULL.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }

@@ -7,8 +7,8 @@
 #include <stddef.h>              // NULL, offsetof
 #include <stdint.h>              // int32_t
 
-// What attention may be asked for beyond causal attention with grouped queries: id, in words. A backend's row says
-// which of these features it provides (attention.cuh).
+// The features of attention beyond causal attention with grouped queries: id, in words. A backend's row says which of
+// the features it provides (attention.cuh).
 #define ATTENTION_FEATURES(FEATURE)                                                                                    \
     FEATURE(DROPOUT, "--attention-dropout")                                                                            \
     FEATURE(SOFTCAP, "--attn-logit-softcapping")                                                                       \
@@ -87,7 +87,7 @@ static inline unsigned attention_asked(struct attention_shape shape, float dropo
     return asked;
 }
 
-// What backward does besides the gradient of attention itself.
+// The options of attention's backward: what the backward does besides computing dQ, dK and dV.
 struct attention_backward_options {
     // kernels/rope.cuh's table, of all the tokens' positions: backward undoes RoPE on dQ and dK. NULL: it does not.
     const float *rotary;

@@ -1,6 +1,5 @@
-// What attention by cuDNN (cudnn/attention.cuh) needs to know of the library: the functions that it calls, looked up at
-// run time, and the numbers of the backend (graph) API that it passes to them. The build needs no header of cuDNN's and
-// the program no libcudnn to start.
+// The interface to cuDNN for attention (cudnn/attention.cuh): the library's functions, looked up at run time, and the
+// numbers of its backend (graph) API. The build needs no header of cuDNN's and the program no libcudnn to start.
 //
 // Every name is the library's own, in lower case where it is a type or a function. The numbers are its binary
 // interface and the same in all of cuDNN 9; where a value is younger than 9.0 a comment says so. Sources: NVIDIA's

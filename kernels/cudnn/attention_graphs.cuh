@@ -1,4 +1,4 @@
-// What cuDNN is asked for (cudnn/attention.cuh): the graphs of attention, forward and backward.
+// The graphs of attention, forward and backward, that cuDNN is asked for (cudnn/attention.cuh).
 //
 // Forward is asked for as one operation, as NVIDIA's frontend does, from 9.21 on; where no engine takes that, or where
 // fused_check finds it wrong, and by older versions, by the graph of operations that cuDNN's engines recognise: two
