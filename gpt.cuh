@@ -96,20 +96,20 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
     adamw.lr = (float)lr;
-    adamw.beta1 = (float)c->adam_beta1;
-    adamw.beta2 = (float)c->adam_beta2;
-    adamw.eps = (float)c->adam_eps;
-    adamw.weight_decay = (float)c->weight_decay;
+    adamw.beta1 = (float)c->training.adam_beta1;
+    adamw.beta2 = (float)c->training.adam_beta2;
+    adamw.eps = (float)c->training.adam_eps;
+    adamw.weight_decay = (float)c->training.weight_decay;
     adamw.step = step;
     adamw.grad_scale = 1;
-    adamw.seed = c->seed;
+    adamw.seed = c->training.seed;
     region(m, REGION_UPDATE);
     phase(m, PHASES_UPDATE, -1, "gradient norm");
     void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
     const double targets = (double)m->zero.shards.ranks * m->steps.of_step * (double)extent_of(m, PASS_TRAIN).N;
     RUN(m, gradient_check(&m->io.results->check, m->io.reports, m->zero.shards.ranks, report_width(m), m->steps.of_step,
-                          targets, c->clip_grad, m->dev));
+                          targets, c->training.clip_grad, m->dev));
     if (fp8_is_delayed(&m->fp8))
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->io.results->check, m->io.reports,
                                  m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8),
@@ -123,7 +123,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         const struct gradient_check *check = m->io.results ? &m->io.results->check : NULL; // NULL when planning
         optimizer_update_matrices(&m->muon, adamw, check, slots);
     }
-    if (c->ema_decay > 0) {
+    if (c->training.ema_decay > 0) {
         phase(m, PHASES_UPDATE, -1, "moving averages");
         slots = optimizer_slots(&m->optimizer, false);
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
@@ -132,7 +132,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
 // With --ema-decay: puts the moving averages into the parameters' place, and at the next call back. No step may be
 // enqueued in between.
 static void gpt_swap_averages(struct gpt *m) {
-    if (m->config.ema_decay <= 0 || !m->trains)
+    if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
     region(m, REGION_AVERAGES);
     phase(m, PHASES_AVERAGES, -1, "swap");
@@ -194,7 +194,7 @@ static void gpt_evaluate_nothing(struct gpt *m) {
 static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
     if (!device_is_gpu(dev))
         return COLLECTIVES_HOST;
-    switch (c->collectives) {
+    switch (c->processes.collectives) {
     case BY_AUTO: return COLLECTIVES_HAVE_NCCL ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
     case BY_NCCL: return COLLECTIVES_NCCL;
     case BY_MPI:
@@ -237,10 +237,10 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
         m->ids.stored =
             plan_add(plan, ARENA_PARAMETERS, "frozen weights", "frozen weights", -1, (size_t)m->table.stored_bytes);
     m->rotary.id = m->rotary.local_id = m->ids.scratch = m->ids.grads = -1;
-    const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
+    const size_t rope_bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (config_rotates(&m->config))
         m->rotary.id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
-    if (m->config.rotary_base_local > 0)
+    if (m->config.model.rotary_base_local > 0)
         m->rotary.local_id =
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
@@ -250,10 +250,10 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     muon_plan(&m->muon, &m->optimizer, &m->shape.layer, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
-        m->ids.scratch =
-            plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
-                     collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config, m->dev),
-                                               m->config.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon), m->dev));
+        m->ids.scratch = plan_add(
+            plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
+            collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config, m->dev),
+                                      m->config.processes.grad_reduce_in_bf16, muon_exchanged_bytes(&m->muon), m->dev));
     m->io.results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->io.reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                                 (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
@@ -265,9 +265,9 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
         gpt_update(m, 1, 0);
         gpt_swap_averages(m);
     }
-    if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
+    if (m->config.evaluation.val_every > 0 || m->config.evaluation.eval_only || config_scores(&m->config))
         gpt_evaluate_nothing(m);
-    if (m->config.sample_every > 0 || config_generates(&m->config)) {
+    if (m->config.evaluation.sample_every > 0 || config_generates(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
     }
@@ -276,8 +276,9 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
 }
 
 static struct zero_options zero_options_of(const struct config *c) {
-    struct zero_options options = {c->offload_weights, c->offload_gradients, FORMAT_FP32, c->seed};
-    switch (c->main_grads_dtype) {
+    struct zero_options options = {c->states.offload_weights, c->states.offload_gradients, FORMAT_FP32,
+                                   c->training.seed};
+    switch (c->states.main_grads_dtype) {
     case MAIN_FP32: break;
     case MAIN_BF16: options.grads_format = FORMAT_BF16; break;
     }
@@ -308,11 +309,11 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     m->shape = model_shape_of(config, sizeof(floatX), attention_row(backend)->keeps_probabilities);
     const int ranks = config->ranks > 1 ? config->ranks : 1;
     m->table = parameters_create(&m->shape, ranks, frozen);
-    const int64_t bucket_bytes = (int64_t)(config->bucket_mib * 0x1p20);
-    zero_create(&m->zero, &m->table, &m->table.trained, &m->timeline, config->rank, ranks, config->zero_stage,
+    const int64_t bucket_bytes = (int64_t)(config->processes.bucket_mib * 0x1p20);
+    zero_create(&m->zero, &m->table, &m->table.trained, &m->timeline, config->rank, ranks, config->processes.zero_stage,
                 bucket_bytes, zero_options_of(config));
-    zero_create(&m->frozen, &m->table, &m->table.frozen, &m->timeline, config->rank, ranks, config->zero_stage,
-                bucket_bytes, zero_options_of(config));
+    zero_create(&m->frozen, &m->table, &m->table.frozen, &m->timeline, config->rank, ranks,
+                config->processes.zero_stage, bucket_bytes, zero_options_of(config));
     m->lowest_trained = lowest_trained(&m->table);
     fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host);
     m->policy = policy;
@@ -321,13 +322,16 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     m->loss_chunk = loss_chunk(config, m->shape.Vp, dev);
     m->trains = config_trains(config);
     m->generation.sequences =
-        config->chat ? 1 : config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
+        config->evaluation.chat
+            ? 1
+            : config->evaluation.sample_count *
+                  (*config->evaluation.generate ? option_list_count(config->evaluation.generate) : 1);
     m->generation.prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
-    m->generation.decode_tokens = config->sample_tokens;
-    m->io.host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
+    m->generation.decode_tokens = config->evaluation.sample_tokens;
+    m->io.host_batch_tokens = (int64_t)config->training.micro_batch_size * config->model.seq_length;
     if (extent_of(m, PASS_PREFILL).N > m->io.host_batch_tokens)
         m->io.host_batch_tokens = extent_of(m, PASS_PREFILL).N;
-    m->steps.most = m->steps.of_step = config->global_batch_size / (config->micro_batch_size * ranks);
+    m->steps.most = m->steps.of_step = config->training.global_batch_size / (config->training.micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
     if (!m->slots || !m->kinds)
@@ -339,8 +343,10 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     }
     // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no
     // frozen parameters, which are in a checkpoint unless it is one of adapters.
-    gpt_record_plan(m, m->trains && config->checkpoint_async && !*config->freeze && config->checkpoint_every > 0 &&
-                           config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
+    gpt_record_plan(m, m->trains && config->checkpoints.checkpoint_async && !*config->finetuning.freeze &&
+                           config->checkpoints.checkpoint_every > 0 &&
+                           config->checkpoints.checkpoint_every < config->training.train_steps &&
+                           optimizer_copy_writes(&m->zero.shards));
     return m;
 }
 
@@ -349,7 +355,7 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
 // Allocates the arenas and fills in initial parameters.
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
-    transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
+    transfers_open(&m->timeline.transfers, m->config.states.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->ids.params);
     m->frozen.params = (floatX *)gpt_pointer(m, m->ids.frozen);
     m->stored.memory = (char *)gpt_pointer(m, m->ids.stored);
@@ -369,7 +375,7 @@ static void gpt_allocate(struct gpt *m) {
     device_zero(m->io.reports, reports_bytes, m->dev);
     if (config_rotates(&m->config))
         m->rotary.table = gpt_initialise_rope(m, m->rotary.id, false);
-    if (m->config.rotary_base_local > 0)
+    if (m->config.model.rotary_base_local > 0)
         m->rotary.local = gpt_initialise_rope(m, m->rotary.local_id, true);
     m->io.host_batches = (int32_t *)gpt_pointer(m, m->io.host_batches_id);
     m->io.host_results = (struct step_results *)gpt_pointer(m, m->io.host_results_id);

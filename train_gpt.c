@@ -20,7 +20,7 @@
 // Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
 // reader that has closed its pipe (EPIPE), as head does, is no error.
 static void check_printed(const struct config *config) {
-    const bool prints_result = config->plan || !config_trains(config);
+    const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
     if (prints_result && (fflush(stdout) != 0 || ferror(stdout)) && errno != EPIPE)
         fail("the standard output cannot be written: %s", strerror(errno));
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
     struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);
-    if (config_trains(&config) && !config.plan)
+    if (config_trains(&config) && !config.memory.plan)
         out_lock(&config);
     start_find(&config);
     const struct config asked = config;
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     config.asked = &asked;
     start_check(&config);
     start_check_ranks(&config);
-    if (*config.lora_merge && !config.plan)
+    if (*config.finetuning.lora_merge && !config.memory.plan)
         return merge_adapters(&config);
     const int status = choose_engine(&config)(&config);
     if (config.parallel)
@@ -84,13 +84,14 @@ static int run_training(struct run *r) {
     open_data(r);
     open_vocabulary(r);
     separate_documents(r);
-    if (*c->eval_tasks)
+    if (*c->evaluation.eval_tasks)
         open_tasks(r);
     open_samples(r);
     allocate_model(r);
     load_model(r);
     out_lock_new(r->own);
-    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
+    log_open(&r->log, c->data.out, c->training.train_steps, c->data.log_every, r->first_step, c->rank == 0,
+             launch_is_by_mpirun());
     write_config(c);
     open_saver(r);
     self_check_save(r);
@@ -99,8 +100,8 @@ static int run_training(struct run *r) {
     watched(r, check_parts);
     find_peak(r);
     report(r);
-    if (r->finished >= c->train_steps)
-        log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->train_steps);
+    if (r->finished >= c->training.train_steps)
+        log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->training.train_steps);
     const int stop = stop_asked_of_any(r);
     if (stop)
         log_event(&r->log, "%s: the run ends before its first step; there is nothing to save",
@@ -113,7 +114,7 @@ static int run_training(struct run *r) {
     report_save(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end the others with the first that ends
     log_close(&r->log);
-    return r->save_failed ? EXIT_FAILURE : r->finished < c->train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
+    return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
 // A run of --eval-only: prints the validation loss, and the scores of tasks and texts.
@@ -123,7 +124,7 @@ static int run_evaluation(struct run *r) {
     if (separates_documents(c))
         open_vocabulary(r);
     separate_documents(r);
-    if (*c->eval_tasks)
+    if (*c->evaluation.eval_tasks)
         open_tasks(r);
     allocate_model(r);
     load_model(r);
@@ -150,7 +151,7 @@ static int run_chat(struct run *r, int new_tokens) {
 
 // A run of --plan: prints the memory plan and allocates nothing.
 static int run_plan(const struct run *r) {
-    if (r->config->plan == PLAN_SUMMARY) {
+    if (r->config->memory.plan == PLAN_SUMMARY) {
         plan_summary(r);
         return EXIT_SUCCESS;
     }
@@ -168,26 +169,26 @@ int ENGINE(const struct config *config) {
     r.config = r.own = &own;
     r.parallel = config->parallel;
     r.schedule = config_schedule(config);
-    r.deadline = deadline_after_minutes(deadline_clock_s(), config->exit_after);
+    r.deadline = deadline_after_minutes(deadline_clock_s(), config->checkpoints.exit_after);
     signals_install();
-    if (*config->generate && !config->plan) { // the prompts' lengths decide how much is planned
+    if (*config->evaluation.generate && !config->memory.plan) { // the prompts' lengths decide how much is planned
         open_vocabulary(&r);
         open_tokenizer(&r, "generate");
         read_prompts(&r, &own);
     }
-    if (config->chat)
+    if (config->evaluation.chat)
         chat_sizes(&own);
-    if (config->chat && !config->plan) {
+    if (config->evaluation.chat && !config->memory.plan) {
         open_vocabulary(&r);
         open_tokenizer(&r, "chat");
     }
     open_device(&r);
     plan_model(&r);
-    const int status = config->plan        ? run_plan(&r)
-                       : *config->generate ? run_generation(&r, config->sample_tokens)
-                       : config->chat      ? run_chat(&r, config->sample_tokens)
-                       : config->eval_only ? run_evaluation(&r)
-                                           : run_training(&r);
+    const int status = config->memory.plan            ? run_plan(&r)
+                       : *config->evaluation.generate ? run_generation(&r, config->evaluation.sample_tokens)
+                       : config->evaluation.chat      ? run_chat(&r, config->evaluation.sample_tokens)
+                       : config->evaluation.eval_only ? run_evaluation(&r)
+                                                      : run_training(&r);
     close_tasks(&r);
     close_run(&r);
     return status;

@@ -1,11 +1,13 @@
 // Every option of the engine: one struct, one table with a row for each. config/resolve.h reads the command line and
 // checks options against each other, config/presets.h has the presets.
 //
-// Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
-// add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
+// Option names are Megatron-LM's where it has one; --lora-rank is config.finetuning.lora_rank. To add an option, add a
+// field to its section's struct (config/sections.h) and a row: --help, config.json, the presets and what a checkpoint
+// remembers follow from the table.
 #pragma once
 #include "config/choices.h"          // the choices of other options
 #include "config/presets.h"          // the choices of --preset
+#include "config/sections.h"         // the options' fields
 #include "recompute.cuh"             // the modules of --recompute-modules
 #include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/error.h"   // fail
@@ -22,130 +24,19 @@
 enum { CONFIG_ROWS_MAX = 256 };
 
 struct config {
-    // model; config_resolve replaces a 0 that stands for "choose"
-    int preset; // 0: none, else presets[preset - 1]
-    int num_layers, hidden_size, num_attention_heads, num_query_groups, kv_channels, ffn_hidden_size;
-    int seq_length, max_position_embeddings, vocab_size;
-    enum normalization normalization;
-    float norm_epsilon;
-    enum position_embedding_type position_embedding_type;
-    float rotary_base;
-    double rotary_percent, rotary_base_local;
-    enum rope_scaling_type rope_scaling_type;
-    double rope_scaling_factor, rope_low_freq_factor, rope_high_freq_factor;
-    int rope_original_max_position_embeddings;
-    double yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all_dim, rope_attention_factor;
-    bool yarn_truncate;
-    const char *rope_short_factors, *rope_long_factors;
-    const char *no_rope_freq, *window_size, *window_attn_skip_freq;
-    enum norm_placement norm_placement;
-    bool apply_layernorm_1p, qk_layernorm, parallel_residual;
-    enum qk_layernorm_width qk_layernorm_width;
-    double softmax_scale, attn_logit_softcapping;
-    enum activation activation;
-    bool add_bias_linear;
-    // config_resolve sets these three where add_bias_linear is set
-    bool add_qkv_bias, add_attention_proj_bias, add_mlp_bias;
-    double embedding_multiplier, residual_multiplier, logit_multiplier, final_logit_softcapping;
-    bool untie_embeddings_and_output_weights;
-    float hidden_dropout, attention_dropout, init_method_std;
-    bool zero_init_projections;
-    // attention, recomputation, memory
-    enum config_backend attention_backend;
-    enum config_flash_kernels flash_kernels;
-    bool deterministic_mode;
-    enum recompute_granularity recompute_granularity;
-    enum recompute_method recompute_method;
-    int recompute_num_layers;
-    const char *recompute_layers, *recompute_modules, *recompute_layer_modules;
-    int64_t memory_budget; // bytes; 0: what the device has
-    int mlp_chunk_tokens;  // 0: none
-
-    // state formats and offload
-    enum config_main_dtype main_params_dtype, main_grads_dtype;
-    enum config_moment_dtype exp_avg_dtype, exp_avg_sq_dtype;
-    bool allow_lossy_states, optimizer_cpu_offload, offload_gradients, offload_weights;
-    double optimizer_offload_fraction;
-    int cpu_offloading_num_layers;
-    int64_t host_memory_budget; // bytes; 0: what the host has
-    double bus_gbps;            // 0: measured, or by the device's tables
-    enum config_plan plan;
-    const char *plan_gpu, *plan_json, *plan_picture;
-    int loss_chunk_tokens;
-    // training
-    int micro_batch_size, global_batch_size, train_steps;
-    const char *rampup_batch_size;
-    uint64_t seed;
-    double lr, min_lr, z_loss;
-    enum lr_decay_style lr_decay_style;
-    double embedding_lr_mult, head_lr_mult, matrix_lr_mult, vector_lr_mult;
-    int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
-    enum lr_wsd_decay_style lr_wsd_decay_style;
-    enum config_optimizer optimizer;
-    double ema_decay;
-    float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
-    float muon_momentum, muon_extra_scale_factor;
-    bool muon_nesterov;
-    enum config_muon_coefficient_type muon_coefficient_type;
-    int muon_num_ns_steps;
-    enum config_muon_scale_mode muon_scale_mode;
-    enum config_muon_split_qkv muon_split_qkv;
-    int skip_nonfinite;
-    // finetuning
-    int lora_rank;
-    float lora_alpha, lora_dropout;
-    bool lora_use_rslora;
-    enum config_frozen_weights_format frozen_weights_format;
-    const char *lora_target_modules, *lora_adapter, *lora_merge, *freeze;
-    // FP8
-    enum config_fp8_format fp8_format;
-    enum config_fp8_recipe fp8_recipe;
-    int fp8_margin, fp8_amax_history_len;
-    enum config_fp8_amax_algo fp8_amax_compute_algo;
-    enum config_fp8_fast_accumulation fp8_fast_accumulation;
-    bool first_last_layers_bf16;
-    int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
-    // validation and samples
-    int val_every, val_steps, sample_every, sample_tokens, sample_count;
-    float temperature, top_p;
-    int top_k;
-    const char *generate; // prompts, each ended by OPTION_LIST_END
-    bool eval_only, chat;
-    const char *chat_system;
-    const char *eval_tasks, *perplexity; // files, each ended by OPTION_LIST_END
-    const char *eval_tasks_output;
-    int eval_tasks_every, perplexity_stride;
-    // checkpoints
-    const char *init_from, *resume;
-    bool init_from_ema, check_weights;
-    int checkpoint_every, keep_checkpoints;
-    enum config_checkpoint_dtype checkpoint_dtype;
-    const char *checkpoint_architecture;
-    bool checkpoint_async;
-    float max_shard_gib, exit_after;
-    // data and output
-    const char *train_data, *val_data, *out;
-    // config_resolve sets the first three where separate_documents is set
-    bool reset_attention_mask, reset_position_ids, eod_mask_loss, separate_documents;
-    enum document_delimiter document_delimiter;
-    int eod_token;
-    int log_every;
-    // device
-    enum config_device device;
-    enum config_precision precision;
-    const char *instruction_set;
-    bool cuda_graphs, matmul_tuning;
-    enum config_self_check self_check;
-    int threads;
-    // several processes
-    int zero_stage;
-    float bucket_mib;
-    bool grad_reduce_in_bf16;
-    enum config_collectives collectives;
-    const char *rendezvous, *rendezvous_secret;
-    float collective_timeout; // seconds
-    int check_replicas;
-    int world_size; // ranks that --plan plans for; 0: as launched
+    struct model_options model;
+    struct attention_options attention;
+    struct recompute_options recompute;
+    struct state_options states;
+    struct memory_options memory;
+    struct training_options training;
+    struct finetuning_options finetuning;
+    struct fp8_options fp8;
+    struct evaluation_options evaluation;
+    struct checkpoint_options checkpoints;
+    struct data_options data;
+    struct device_options device;
+    struct process_options processes;
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
@@ -174,372 +65,406 @@ enum config_flag {
 enum { CONFIG_FIXED_ON_RESUME = CONFIG_FIXED | CONFIG_BLOCKS | CONFIG_EMBEDDING };
 
 // The limits keep every product of sizes within 63 bits and are far above what any machine can hold.
-#define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
-#define GROUP(name)                                                                                                    \
-    { name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL, 0 }
+#define PLACE(path) offsetof(struct config, path), sizeof(((struct config *)0)->path)
+#define ROW(kind, section, field, ...)                                                                                 \
+    { #field, OPTION_##kind, PLACE(section.field), __VA_ARGS__ }
+#define GROUP(section, heading)                                                                                        \
+    { heading, OPTION_GROUP, PLACE(section), NULL, NULL, 0, 0, NULL, 0 }
 static const struct option_row config_rows[] = {
-    GROUP("Model (a preset sets these; any of them given too overrides it)"),
-    ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape", CONFIG_FIXED),
-    ROW(INT, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks", CONFIG_BLOCKS),
-    ROW(INT, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream", CONFIG_BLOCKS),
-    ROW(INT, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads", CONFIG_BLOCKS),
-    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads (1: MQA, a divisor: GQA); 0: as heads",
+    GROUP(model, "Model (a preset sets these; any of them given too overrides it)"),
+    ROW(ENUM, model, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape", CONFIG_FIXED),
+    ROW(INT, model, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks", CONFIG_BLOCKS),
+    ROW(INT, model, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream", CONFIG_BLOCKS),
+    ROW(INT, model, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads", CONFIG_BLOCKS),
+    ROW(INT, model, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads (1: MQA, a divisor: GQA); 0: as heads",
         CONFIG_BLOCKS),
-    ROW(INT, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads",
+    ROW(INT, model, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads",
         CONFIG_BLOCKS),
-    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22,
+    ROW(INT, model, ffn_hidden_size, "0", "N", 0, 1 << 22,
         "Width of the MLP; 0: 4 x hidden, with a gate 8/3 x, rounded up to 128s", CONFIG_BLOCKS),
-    ROW(INT, seq_length, "1024", "N", 1, 1 << 24,
+    ROW(INT, model, seq_length, "1024", "N", 1, 1 << 24,
         "Tokens in a sequence; presets say 1024 (GPT-2), 2048 (Pythia) or 4096", CONFIG_FIXED),
-    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length", CONFIG_EMBEDDING),
-    ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)",
-        CONFIG_FIXED),
-    ROW(ENUM, normalization, "LayerNorm", CHOICES(NORMALIZATIONS), 0, 0, "Kind of every norm but that of q and k",
-        CONFIG_BLOCKS),
-    ROW(FLOAT, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance", CONFIG_BLOCKS),
-    ROW(ENUM, position_embedding_type, "learned_absolute", CHOICES(POSITION_EMBEDDING_TYPES), 0, 0,
+    ROW(INT, model, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length",
+        CONFIG_EMBEDDING),
+    ROW(INT, model, vocab_size, "50257", "N", 1, 1 << 26,
+        "Tokens in the vocabulary (padded to a multiple of 128 inside)", CONFIG_FIXED),
+    ROW(ENUM, model, normalization, "LayerNorm", CHOICES(NORMALIZATIONS), 0, 0,
+        "Kind of every norm but that of q and k", CONFIG_BLOCKS),
+    ROW(FLOAT, model, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance", CONFIG_BLOCKS),
+    ROW(ENUM, model, position_embedding_type, "learned_absolute", CHOICES(POSITION_EMBEDDING_TYPES), 0, 0,
         "What tells tokens their positions", CONFIG_BLOCKS),
-    ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)", CONFIG_BLOCKS),
-    ROW(DOUBLE, rotary_percent, "1", "X", 1e-3, 1.0000001, "Fraction of a head's elements that RoPE rotates",
+    ROW(FLOAT, model, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)", CONFIG_BLOCKS),
+    ROW(DOUBLE, model, rotary_percent, "1", "X", 1e-3, 1.0000001, "Fraction of a head's elements that RoPE rotates",
         CONFIG_BLOCKS),
-    ROW(DOUBLE, rotary_base_local, "0", "X", 0, INFINITY,
+    ROW(DOUBLE, model, rotary_base_local, "0", "X", 0, INFINITY,
         "Base of the rotary frequencies, unscaled, of layers with a window; 0: as the other layers", CONFIG_BLOCKS),
-    ROW(ENUM, rope_scaling_type, "none", CHOICES(ROPE_SCALING_TYPES), 0, 0,
+    ROW(ENUM, model, rope_scaling_type, "none", CHOICES(ROPE_SCALING_TYPES), 0, 0,
         "How rotary frequencies are scaled for longer sequences", CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, rope_scaling_factor, "1", "X", 1e-6, INFINITY,
+    ROW(DOUBLE, model, rope_scaling_factor, "1", "X", 1e-6, INFINITY,
         "Divisor of frequencies: of all (linear), of the low ones (llama3, yarn); longrope: sets the amplitude",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, rope_low_freq_factor, "1", "X", 0, INFINITY, "llama3: longest wavelength kept, as T0 over this",
+    ROW(DOUBLE, model, rope_low_freq_factor, "1", "X", 0, INFINITY, "llama3: longest wavelength kept, as T0 over this",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, rope_high_freq_factor, "4", "X", 0, INFINITY, "llama3: shortest wavelength scaled, as T0 over this",
-        CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(INT, rope_original_max_position_embeddings, "0", "T0", 0, 1 << 24,
+    ROW(DOUBLE, model, rope_high_freq_factor, "4", "X", 0, INFINITY,
+        "llama3: shortest wavelength scaled, as T0 over this", CONFIG_BLOCKS | CONFIG_EXTENDS),
+    ROW(INT, model, rope_original_max_position_embeddings, "0", "T0", 0, 1 << 24,
         "llama3, yarn, longrope: longest sequence before the scaling", CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, yarn_beta_fast, "32", "X", 0, INFINITY, "yarn: rotations within T0 above which a frequency is kept",
+    ROW(DOUBLE, model, yarn_beta_fast, "32", "X", 0, INFINITY,
+        "yarn: rotations within T0 above which a frequency is kept", CONFIG_BLOCKS | CONFIG_EXTENDS),
+    ROW(DOUBLE, model, yarn_beta_slow, "1", "X", 0, INFINITY,
+        "yarn: rotations within T0 below which it is scaled whole", CONFIG_BLOCKS | CONFIG_EXTENDS),
+    ROW(BOOL, model, yarn_truncate, "true", "", 0, 0, "yarn: round the pairs at these two bounds outwards",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, yarn_beta_slow, "1", "X", 0, INFINITY, "yarn: rotations within T0 below which it is scaled whole",
-        CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(BOOL, yarn_truncate, "true", "", 0, 0, "yarn: round the pairs at these two bounds outwards",
-        CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, yarn_mscale, "0", "X", 0, INFINITY,
+    ROW(DOUBLE, model, yarn_mscale, "0", "X", 0, INFINITY,
         "yarn: amplitude (0.1 X ln(factor) + 1) over the next one's; either 0: 0.1 ln(factor) + 1",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, yarn_mscale_all_dim, "0", "X", 0, INFINITY, "yarn: the same formula, as the amplitude's divisor",
+    ROW(DOUBLE, model, yarn_mscale_all_dim, "0", "X", 0, INFINITY, "yarn: the same formula, as the amplitude's divisor",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(DOUBLE, rope_attention_factor, "0", "X", 0, INFINITY,
+    ROW(DOUBLE, model, rope_attention_factor, "0", "X", 0, INFINITY,
         "yarn, longrope: amplitude of rotated q and k; 0: by the type's formula", CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(STRING, rope_short_factors, "", "LIST", 0, 0, "longrope: divisor of each pair's frequency up to T0 tokens",
-        CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(STRING, rope_long_factors, "", "LIST", 0, 0, "longrope: divisor of each pair's frequency beyond T0 tokens",
-        CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(STRING, no_rope_freq, "none", "none|N|LIST", 0, 0,
+    ROW(STRING, model, rope_short_factors, "", "LIST", 0, 0,
+        "longrope: divisor of each pair's frequency up to T0 tokens", CONFIG_BLOCKS | CONFIG_EXTENDS),
+    ROW(STRING, model, rope_long_factors, "", "LIST", 0, 0,
+        "longrope: divisor of each pair's frequency beyond T0 tokens", CONFIG_BLOCKS | CONFIG_EXTENDS),
+    ROW(STRING, model, no_rope_freq, "none", "none|N|LIST", 0, 0,
         "Layers without rotary positions: each N-th, or by layer, as 0,0,0,1 (1: without)", CONFIG_BLOCKS),
-    ROW(STRING, window_size, "none", "none|W|W-1,0", 0, 0,
+    ROW(STRING, model, window_size, "none", "none|W|W-1,0", 0, 0,
         "Keys that a query sees, its own included; Megatron-LM's pair counts those to its left",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(STRING, window_attn_skip_freq, "none", "none|N|LIST", 0, 0,
+    ROW(STRING, model, window_attn_skip_freq, "none", "none|N|LIST", 0, 0,
         "Layers with the window: all but each N-th, or by layer, as 1,1,1,0 (1: window); none: all",
         CONFIG_BLOCKS | CONFIG_EXTENDS),
-    ROW(ENUM, norm_placement, "pre", CHOICES(NORM_PLACEMENTS), 0, 0,
+    ROW(ENUM, model, norm_placement, "pre", CHOICES(NORM_PLACEMENTS), 0, 0,
         "Norms before attention and MLP, after them (OLMo 2), or both (Gemma 2)", CONFIG_BLOCKS),
-    ROW(BOOL, apply_layernorm_1p, "false", "", 0, 0, "Norm weights are stored as their difference from 1",
+    ROW(BOOL, model, apply_layernorm_1p, "false", "", 0, 0, "Norm weights are stored as their difference from 1",
         CONFIG_BLOCKS),
-    ROW(BOOL, qk_layernorm, "false", "", 0, 0, "RMSNorm of q and k before rotary positions", CONFIG_BLOCKS),
-    ROW(ENUM, qk_layernorm_width, "head", CHOICES(QK_LAYERNORM_WIDTHS), 0, 0,
+    ROW(BOOL, model, qk_layernorm, "false", "", 0, 0, "RMSNorm of q and k before rotary positions", CONFIG_BLOCKS),
+    ROW(ENUM, model, qk_layernorm_width, "head", CHOICES(QK_LAYERNORM_WIDTHS), 0, 0,
         "--qk-layernorm over each head by itself, or over all heads together", CONFIG_BLOCKS),
-    ROW(BOOL, parallel_residual, "false", "", 0, 0, "x + attention(norm(x)) + mlp(norm(x)) (GPT-NeoX)", CONFIG_BLOCKS),
-    ROW(DOUBLE, softmax_scale, "0", "X", 0, INFINITY, "Factor of attention's scores; 0: 1 / sqrt(size of a head)",
+    ROW(BOOL, model, parallel_residual, "false", "", 0, 0, "x + attention(norm(x)) + mlp(norm(x)) (GPT-NeoX)",
         CONFIG_BLOCKS),
-    ROW(DOUBLE, attn_logit_softcapping, "0", "C", 0, INFINITY, "Scores become C tanh(score / C); 0: not",
+    ROW(DOUBLE, model, softmax_scale, "0", "X", 0, INFINITY,
+        "Factor of attention's scores; 0: 1 / sqrt(size of a head)", CONFIG_BLOCKS),
+    ROW(DOUBLE, model, attn_logit_softcapping, "0", "C", 0, INFINITY, "Scores become C tanh(score / C); 0: not",
         CONFIG_BLOCKS),
-    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0,
+    ROW(ENUM, model, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0,
         "MLP: GELU (tanh form), GELU, max(x, 0)^2, SiLU(gate) x up, or GELU (tanh form) of gate x up", CONFIG_BLOCKS),
-    ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block", CONFIG_BLOCKS),
-    ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too", CONFIG_BLOCKS),
-    ROW(BOOL, add_attention_proj_bias, "false", "", 0, 0,
+    ROW(BOOL, model, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block", CONFIG_BLOCKS),
+    ROW(BOOL, model, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too",
+        CONFIG_BLOCKS),
+    ROW(BOOL, model, add_attention_proj_bias, "false", "", 0, 0,
         "A bias of attention's projection; on with --add-bias-linear too", CONFIG_BLOCKS),
-    ROW(BOOL, add_mlp_bias, "false", "", 0, 0, "Biases in the MLP; on with --add-bias-linear too", CONFIG_BLOCKS),
-    ROW(DOUBLE, residual_multiplier, "1", "X", -INFINITY, INFINITY,
+    ROW(BOOL, model, add_mlp_bias, "false", "", 0, 0, "Biases in the MLP; on with --add-bias-linear too",
+        CONFIG_BLOCKS),
+    ROW(DOUBLE, model, residual_multiplier, "1", "X", -INFINITY, INFINITY,
         "Factor of what attention and MLP each add to the residual stream", CONFIG_BLOCKS),
-    ROW(DOUBLE, embedding_multiplier, "1", "X", -INFINITY, INFINITY,
+    ROW(DOUBLE, model, embedding_multiplier, "1", "X", -INFINITY, INFINITY,
         "Factor of the embedding, rounded to the parameters' type", CONFIG_EMBEDDING),
-    ROW(DOUBLE, logit_multiplier, "1", "X", 0, INFINITY, "Factor of the logits", CONFIG_EMBEDDING),
-    ROW(DOUBLE, final_logit_softcapping, "0", "C", 0, INFINITY, "Logits become C tanh(logit / C); 0: not",
+    ROW(DOUBLE, model, logit_multiplier, "1", "X", 0, INFINITY, "Factor of the logits", CONFIG_EMBEDDING),
+    ROW(DOUBLE, model, final_logit_softcapping, "0", "C", 0, INFINITY, "Logits become C tanh(logit / C); 0: not",
         CONFIG_EMBEDDING),
-    ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own",
+    ROW(BOOL, model, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own",
         CONFIG_EMBEDDING),
-    ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
-    ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
-    ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Deviation of initial weights (residual ones: / sqrt(2L))"),
-    ROW(BOOL, zero_init_projections, "false", "", 0, 0,
+    ROW(FLOAT, model, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
+    ROW(FLOAT, model, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
+    ROW(FLOAT, model, init_method_std, "0.02", "X", 0, INFINITY,
+        "Deviation of initial weights (residual ones: / sqrt(2L))"),
+    ROW(BOOL, model, zero_init_projections, "false", "", 0, 0,
         "Projections of attention and MLP onto the residual stream begin at 0: each block begins as the identity",
         CONFIG_FIXED),
 
-    GROUP("Attention and recomputation"),
-    ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
+    GROUP(attention, "Attention"),
+    ROW(ENUM, attention, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
         "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
         "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
-    ROW(ENUM, flash_kernels, "auto", CHOICES(FLASH_KERNELS), 0, 0,
+    ROW(ENUM, attention, flash_kernels, "auto", CHOICES(FLASH_KERNELS), 0, 0,
         "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: the faster one, else wgmma",
         CONFIG_THIS_START),
-    ROW(BOOL, deterministic_mode, "true", "", 0, 0,
+    ROW(BOOL, attention, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order"),
-    ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),
-    ROW(ENUM, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
-        "full: groups of layers, or the first ones only"),
-    ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
-    ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
-    ROW(STRING, recompute_modules, "", "LIST", 0, 0,
-        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
-    ROW(STRING, recompute_layer_modules, "", "LIST", 0, 0,
-        "selective by layers, as norm,activation:0-11;full:12-15, in place of --recompute-modules; auto writes it"),
-    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "The device's memory to fit into, as 6GiB; 0: what it has"),
 
-    GROUP("State formats and offload to the host's memory"),
-    ROW(ENUM, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
+    GROUP(recompute, "Recomputation"),
+    ROW(ENUM, recompute, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0,
+        "What backward computes again"),
+    ROW(ENUM, recompute, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
+        "full: groups of layers, or the first ones only"),
+    ROW(INT, recompute, recompute_num_layers, "0", "N", 0, 1 << 16,
+        "full: layers in a group (uniform), or recomputed (block)"),
+    ROW(STRING, recompute, recompute_layers, "", "LIST", 0, 0,
+        "full: the recomputed layers, as 0-3,8, in place of a method"),
+    ROW(STRING, recompute, recompute_modules, "", "LIST", 0, 0,
+        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
+    ROW(STRING, recompute, recompute_layer_modules, "", "LIST", 0, 0,
+        "selective by layers, as norm,activation:0-11;full:12-15, in place of --recompute-modules; auto writes it"),
+    ROW(BYTES, recompute, memory_budget, "0", "BYTES", 0, INFINITY,
+        "The device's memory to fit into, as 6GiB; 0: what it has"),
+
+    GROUP(states, "State formats and offload to the host's memory"),
+    ROW(ENUM, states, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
         "Master weights: fp32, exact; bf16: none, the update rounds the bf16 parameters stochastically"),
-    ROW(ENUM, main_grads_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
+    ROW(ENUM, states, main_grads_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
         "Gradients between micro-steps; bf16: rounded stochastically"),
-    ROW(ENUM, exp_avg_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0,
+    ROW(ENUM, states, exp_avg_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0,
         "AdamW's first moments and Muon's momentum; 8bit: in blocks of 128"),
-    ROW(ENUM, exp_avg_sq_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's second moments"),
-    ROW(BOOL, allow_lossy_states, "false", "", 0, 0, "auto: it may choose bf16 and 8bit for what was not given"),
-    ROW(BOOL, optimizer_cpu_offload, "false", "", 0, 0,
+    ROW(ENUM, states, exp_avg_sq_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's second moments"),
+    ROW(BOOL, states, allow_lossy_states, "false", "", 0, 0,
+        "auto: it may choose bf16 and 8bit for what was not given"),
+    ROW(BOOL, states, optimizer_cpu_offload, "false", "", 0, 0,
         "Optimizer states in the host's memory, streamed through the update on the device; states only"),
-    ROW(DOUBLE, optimizer_offload_fraction, "1", "X", 0, 1.0000001,
+    ROW(DOUBLE, states, optimizer_offload_fraction, "1", "X", 0, 1.0000001,
         "Fraction of the optimizer states that is offloaded"),
-    ROW(INT, cpu_offloading_num_layers, "0", "N", 0, 1 << 16,
+    ROW(INT, states, cpu_offloading_num_layers, "0", "N", 0, 1 << 16,
         "What the first N layers keep for backward goes to the host's memory meanwhile"),
-    ROW(BOOL, offload_gradients, "false", "", 0, 0, "Gradients in the host's memory, a unit at a time on the device"),
-    ROW(BOOL, offload_weights, "false", "", 0, 0, "Parameters in the host's memory, a unit at a time on the device"),
-    ROW(BYTES, host_memory_budget, "0", "BYTES", 0, INFINITY,
+    ROW(BOOL, states, offload_gradients, "false", "", 0, 0,
+        "Gradients in the host's memory, a unit at a time on the device"),
+    ROW(BOOL, states, offload_weights, "false", "", 0, 0,
+        "Parameters in the host's memory, a unit at a time on the device"),
+    ROW(BYTES, states, host_memory_budget, "0", "BYTES", 0, INFINITY,
         "The host's memory for what is offloaded, of each rank, as 64GiB; 0: what it has, --plan: any"),
-    ROW(DOUBLE, bus_gbps, "0", "X", 0, INFINITY,
+    ROW(DOUBLE, states, bus_gbps, "0", "X", 0, INFINITY,
         "10^9 bytes a second each way between host and GPU, to plan with; 0: measured, or by the GPU's data sheet; on "
         "the cpu target copies are as slow as that"),
 
-    GROUP("Memory"),
-    ROW(ENUM, plan, "false", CHOICES(PLANS), 0, 0,
+    GROUP(memory, "Memory"),
+    ROW(ENUM, memory, plan, "false", CHOICES(PLANS), 0, 0,
         "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing",
         CONFIG_THIS_START),
-    ROW(STRING, plan_gpu, "", "NAME", 0, 0,
+    ROW(STRING, memory, plan_gpu, "", "NAME", 0, 0,
         "--plan: GPU whose memory is planned and whose data sheet predicts times, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
         CONFIG_THIS_START),
-    ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
-    ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
-    ROW(INT, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
+    ROW(STRING, memory, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life",
+        CONFIG_THIS_START),
+    ROW(STRING, memory, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases",
+        CONFIG_THIS_START),
+    ROW(INT, memory, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
         "Tokens of a chunk of the MLP, in layers that recompute it, where its activations are the peak: its weights' "
         "gradients are sums by chunks, of other roundings; 0: all at once"),
-    ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30,
+    ROW(INT, memory, loss_chunk_tokens, "0", "N", 0, 1 << 30,
         "Tokens whose logits exist at a time; 0: chosen, on a GPU as many as the plan leaves memory for"),
 
-    GROUP("Training"),
-    ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
-    ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, over all ranks; 0: a micro batch each"),
-    ROW(STRING, rampup_batch_size, "", "'START INCREMENT SAMPLES'", 0, 0,
+    GROUP(training, "Training"),
+    ROW(INT, training, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
+    ROW(INT, training, global_batch_size, "0", "N", 0, 1 << 24,
+        "Sequences in a step, over all ranks; 0: a micro batch each"),
+    ROW(STRING, training, rampup_batch_size, "", "'START INCREMENT SAMPLES'", 0, 0,
         "The batch is START sequences at first, and grows by INCREMENT to the global one in equal parts of SAMPLES",
         CONFIG_FIXED),
-    ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
-    ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
-    ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
-    ROW(DOUBLE, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
-    ROW(DOUBLE, embedding_lr_mult, "1", "X", 1e-6, INFINITY,
+    ROW(INT, training, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
+    ROW(UINT64, training, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples",
+        CONFIG_FIXED),
+    ROW(DOUBLE, training, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
+    ROW(DOUBLE, training, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
+    ROW(DOUBLE, training, embedding_lr_mult, "1", "X", 1e-6, INFINITY,
         "Learning rate of the embeddings, of tokens and learned positions, and so of a tied head: X times --lr"),
-    ROW(DOUBLE, head_lr_mult, "1", "X", 1e-6, INFINITY, "Learning rate of a head that is not tied: X times --lr"),
-    ROW(DOUBLE, matrix_lr_mult, "1", "X", 1e-6, INFINITY,
+    ROW(DOUBLE, training, head_lr_mult, "1", "X", 1e-6, INFINITY,
+        "Learning rate of a head that is not tied: X times --lr"),
+    ROW(DOUBLE, training, matrix_lr_mult, "1", "X", 1e-6, INFINITY,
         "Learning rate of the matrices of the blocks, and of LoRA's: X times --lr"),
-    ROW(DOUBLE, vector_lr_mult, "1", "X", 1e-6, INFINITY, "Learning rate of norms and biases: X times --lr"),
-    ROW(ENUM, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
-    ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
-    ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
-    ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
-    ROW(ENUM, lr_wsd_decay_style, "exponential", CHOICES(LR_WSD_DECAY_STYLES), 0, 0, "WSD: shape of that"),
-    ROW(ENUM, optimizer, "adam", CHOICES(OPTIMIZERS), 0, 0,
+    ROW(DOUBLE, training, vector_lr_mult, "1", "X", 1e-6, INFINITY, "Learning rate of norms and biases: X times --lr"),
+    ROW(ENUM, training, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
+    ROW(INT, training, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
+    ROW(INT, training, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
+    ROW(INT, training, lr_wsd_decay_steps, "0", "N", 0, INFINITY,
+        "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
+    ROW(ENUM, training, lr_wsd_decay_style, "exponential", CHOICES(LR_WSD_DECAY_STYLES), 0, 0, "WSD: shape of that"),
+    ROW(ENUM, training, optimizer, "adam", CHOICES(OPTIMIZERS), 0, 0,
         "adam: AdamW for all; muon: Muon for the matrices of the blocks, which adds about 4.5 x hidden size / tokens of a "
         "step to its time and pays from some 16 to 50 x hidden size in tokens a step on",
         CONFIG_FIXED),
-    ROW(DOUBLE, z_loss, "0", "X", 0, INFINITY,
+    ROW(DOUBLE, training, z_loss, "0", "X", 0, INFINITY,
         "Adds X times the mean of ln(sum of e^logit)^2 to what is minimised (PaLM's 1e-4); losses are reported without it"),
-    ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
-    ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
-    ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
-    ROW(FLOAT, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
-    ROW(FLOAT, muon_momentum, "0.95", "X", 0, 0.9999999, "Muon's momentum"),
-    ROW(BOOL, muon_nesterov, "true", "", 0, 0, "Muon: Nesterov's momentum"),
-    ROW(ENUM, muon_coefficient_type, "polar_express", CHOICES(MUON_COEFFICIENT_TYPES), 0, 0,
+    ROW(FLOAT, training, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
+    ROW(FLOAT, training, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
+    ROW(FLOAT, training, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
+    ROW(FLOAT, training, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
+    ROW(FLOAT, training, muon_momentum, "0.95", "X", 0, 0.9999999, "Muon's momentum"),
+    ROW(BOOL, training, muon_nesterov, "true", "", 0, 0, "Muon: Nesterov's momentum"),
+    ROW(ENUM, training, muon_coefficient_type, "polar_express", CHOICES(MUON_COEFFICIENT_TYPES), 0, 0,
         "Muon: polynomials of the Newton-Schulz iteration (docs/muon.md)"),
-    ROW(INT, muon_num_ns_steps, "0", "N", 0, 100, "Muon: steps of that iteration; 0: as many as the type has"),
-    ROW(ENUM, muon_scale_mode, "spectral", CHOICES(MUON_SCALE_MODES), 0, 0,
+    ROW(INT, training, muon_num_ns_steps, "0", "N", 0, 100,
+        "Muon: steps of that iteration; 0: as many as the type has"),
+    ROW(ENUM, training, muon_scale_mode, "spectral", CHOICES(MUON_SCALE_MODES), 0, 0,
         "Muon: updates are scaled by sqrt(max(rows, columns)), sqrt(rows / columns), or sqrt(max(1, rows / columns))"),
-    ROW(FLOAT, muon_extra_scale_factor, "0.2", "X", 0, INFINITY,
+    ROW(FLOAT, training, muon_extra_scale_factor, "0.2", "X", 0, INFINITY,
         "Muon: and by this; with spectral 0.2 gives updates of AdamW's size, so that one --lr serves both"),
-    ROW(ENUM, muon_split_qkv, "qkv", CHOICES(MUON_QKV_SPLITS), 0, 0,
+    ROW(ENUM, training, muon_split_qkv, "qkv", CHOICES(MUON_QKV_SPLITS), 0, 0,
         "Muon: q, k and v are a matrix each; groups: of each query group; none: one matrix in all"),
-    ROW(DOUBLE, ema_decay, "0", "X", 0, 0.99999999,
+    ROW(DOUBLE, training, ema_decay, "0", "X", 0, 0.99999999,
         "Validate, sample and score by moving averages of the parameters of this decay, which are kept beside them; 0: by the "
         "parameters"),
-    ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
-    ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
+    ROW(FLOAT, training, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
+    ROW(INT, training, skip_nonfinite, "0", "N", 0, INFINITY,
+        "Steps with a NaN or Inf loss or gradient to skip before stopping"),
 
-    GROUP("Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
-    ROW(INT, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA", CONFIG_FIXED),
-    ROW(FLOAT, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank",
+    GROUP(finetuning, "Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
+    ROW(INT, finetuning, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA", CONFIG_FIXED),
+    ROW(FLOAT, finetuning, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank",
         CONFIG_FIXED),
-    ROW(BOOL, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
-    ROW(FLOAT, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
-    ROW(STRING, lora_target_modules, "all-linear", "LIST", 0, 0,
+    ROW(BOOL, finetuning, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
+    ROW(FLOAT, finetuning, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
+    ROW(STRING, finetuning, lora_target_modules, "all-linear", "LIST", 0, 0,
         "LoRA: modules with adapters, by their names in the model's files or the ends of these, as q_proj,v_proj; "
         "all-linear: each linear layer of the blocks",
         CONFIG_FIXED),
-    ROW(STRING, lora_adapter, "", "DIR", 0, 0,
+    ROW(STRING, finetuning, lora_adapter, "", "DIR", 0, 0,
         "LoRA: begin with the adapters of a folder of peft, or of a checkpoint; sets the options above but the dropout",
         CONFIG_THIS_START),
-    ROW(STRING, lora_merge, "", "DIR", 0, 0,
+    ROW(STRING, finetuning, lora_merge, "", "DIR", 0, 0,
         "Write the model of --init-from with the adapters of --lora-adapter added to its weights, and exit",
         CONFIG_THIS_START),
-    ROW(ENUM, frozen_weights_format, "none", CHOICES(FROZEN_WEIGHTS_FORMATS), 0, 0,
+    ROW(ENUM, finetuning, frozen_weights_format, "none", CHOICES(FROZEN_WEIGHTS_FORMATS), 0, 0,
         "LoRA: how the frozen weights of linear layers are stored: as --precision says; fp8: E4M3 with scales of 128 x 128 "
         "weights; nf4: 4 bits, which is QLoRA",
         CONFIG_FIXED),
-    ROW(STRING, freeze, "", "LIST", 0, 0,
+    ROW(STRING, finetuning, freeze, "", "LIST", 0, 0,
         "Parameters that are not trained: patterns of their names in the model's files, as model.layers.[0-9].*",
         CONFIG_FIXED),
 
-    GROUP("FP8 (linear layers of the blocks, in training with --precision bf16; CPUs, and GPUs from sm_89 on)"),
-    ROW(ENUM, fp8_format, "none", CHOICES(FP8_FORMATS), 0, 0,
+    GROUP(fp8, "FP8 (linear layers of the blocks, in training with --precision bf16; CPUs, and GPUs from sm_89 on)"),
+    ROW(ENUM, fp8, fp8_format, "none", CHOICES(FP8_FORMATS), 0, 0,
         "hybrid: inputs and weights in E4M3, gradients in E5M2; e4m3: all in E4M3"),
-    ROW(ENUM, fp8_recipe, "tensorwise", CHOICES(FP8_RECIPES), 0, 0,
+    ROW(ENUM, fp8, fp8_recipe, "tensorwise", CHOICES(FP8_RECIPES), 0, 0,
         "Scales: by a tensor's largest value, by that of earlier steps, or of 128 or 128 x 128 elements (Hopper)"),
-    ROW(INT, fp8_margin, "0", "N", 0, 64, "delayed: scales are 2^N times smaller than the history asks for"),
-    ROW(INT, fp8_amax_history_len, "1", "N", 1, 1 << 16,
+    ROW(INT, fp8, fp8_margin, "0", "N", 0, 64, "delayed: scales are 2^N times smaller than the history asks for"),
+    ROW(INT, fp8, fp8_amax_history_len, "1", "N", 1, 1 << 16,
         "delayed: steps whose largest values are kept; a checkpoint's can't change"),
-    ROW(ENUM, fp8_amax_compute_algo, "most_recent", CHOICES(FP8_AMAX_ALGOS), 0, 0,
+    ROW(ENUM, fp8, fp8_amax_compute_algo, "most_recent", CHOICES(FP8_AMAX_ALGOS), 0, 0,
         "delayed: scale by the last step's value, or by the largest of the history"),
-    ROW(ENUM, fp8_fast_accumulation, "forward", CHOICES(FP8_FAST_ACCUMULATIONS), 0, 0,
+    ROW(ENUM, fp8, fp8_fast_accumulation, "forward", CHOICES(FP8_FAST_ACCUMULATIONS), 0, 0,
         "Products that a GPU sums in fewer bits, which is faster; with blockwise: none"),
-    ROW(BOOL, first_last_layers_bf16, "false", "", 0, 0,
+    ROW(BOOL, fp8, first_last_layers_bf16, "false", "", 0, 0,
         "The first and the last layers stay in bf16: as many as the next two options say"),
-    ROW(INT, num_layers_at_start_in_bf16, "1", "N", 0, 1 << 16,
+    ROW(INT, fp8, num_layers_at_start_in_bf16, "1", "N", 0, 1 << 16,
         "Layers at the start that stay in bf16, with --first-last-layers-bf16"),
-    ROW(INT, num_layers_at_end_in_bf16, "1", "N", 0, 1 << 16,
+    ROW(INT, fp8, num_layers_at_end_in_bf16, "1", "N", 0, 1 << 16,
         "Layers at the end that stay in bf16, with --first-last-layers-bf16"),
 
-    GROUP("Validation and samples"),
-    ROW(INT, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
-    ROW(INT, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
-    ROW(INT, sample_every, "0", "N", 0, INFINITY, "Steps between samples of the model, and after the last; 0: never"),
-    ROW(INT, sample_tokens, "256", "N", 1, 1 << 24, "Tokens of a sample, or what its prompt leaves of the positions"),
-    ROW(INT, sample_count, "1", "N", 1, 1 << 16, "Samples at a time, of each prompt"),
-    ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
-    ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
-    ROW(FLOAT, top_p, "1", "P", 0, 1.0000001, "Sample among the likeliest tokens that together reach this probability"),
-    ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
+    GROUP(evaluation, "Validation and samples"),
+    ROW(INT, evaluation, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
+    ROW(INT, evaluation, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
+    ROW(INT, evaluation, sample_every, "0", "N", 0, INFINITY,
+        "Steps between samples of the model, and after the last; 0: never"),
+    ROW(INT, evaluation, sample_tokens, "256", "N", 1, 1 << 24,
+        "Tokens of a sample, or what its prompt leaves of the positions"),
+    ROW(INT, evaluation, sample_count, "1", "N", 1, 1 << 16, "Samples at a time, of each prompt"),
+    ROW(FLOAT, evaluation, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
+    ROW(INT, evaluation, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
+    ROW(FLOAT, evaluation, top_p, "1", "P", 0, 1.0000001,
+        "Sample among the likeliest tokens that together reach this probability"),
+    ROW(LIST, evaluation, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
         CONFIG_THIS_START),
-    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss, or scores of tasks and texts, and exit",
-        CONFIG_THIS_START),
-    ROW(LIST, eval_tasks, "", "FILE.jsonl", 0, 0,
+    ROW(BOOL, evaluation, eval_only, "false", "", 0, 0,
+        "Print the validation loss, or scores of tasks and texts, and exit", CONFIG_THIS_START),
+    ROW(LIST, evaluation, eval_tasks, "", "FILE.jsonl", 0, 0,
         "Score this file of tasks, as lm-evaluation-harness does; may be given several times", CONFIG_THIS_START),
-    ROW(INT, eval_tasks_every, "0", "N", 0, INFINITY,
+    ROW(INT, evaluation, eval_tasks_every, "0", "N", 0, INFINITY,
         "Steps between scorings of tasks, and after the last; 0: after the last alone", CONFIG_THIS_START),
-    ROW(STRING, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go", CONFIG_THIS_START),
-    ROW(LIST, perplexity, "", "FILE.txt", 0, 0,
-        "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),
-    ROW(INT, perplexity_stride, "0", "N", 0, INFINITY,
-        "Tokens between the windows of --perplexity, whose length is --seq-length; 0: half of that", CONFIG_THIS_START),
-    ROW(BOOL, chat, "false", "", 0, 0,
-        "Talk to the model: turns from the terminal; an answer has at most --sample-tokens", CONFIG_THIS_START),
-    ROW(STRING, chat_system, "", "TEXT", 0, 0, "--chat: the system turn; none given: that of the model's template",
+    ROW(STRING, evaluation, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go",
         CONFIG_THIS_START),
+    ROW(LIST, evaluation, perplexity, "", "FILE.txt", 0, 0,
+        "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),
+    ROW(INT, evaluation, perplexity_stride, "0", "N", 0, INFINITY,
+        "Tokens between the windows of --perplexity, whose length is --seq-length; 0: half of that", CONFIG_THIS_START),
+    ROW(BOOL, evaluation, chat, "false", "", 0, 0,
+        "Talk to the model: turns from the terminal; an answer has at most --sample-tokens", CONFIG_THIS_START),
+    ROW(STRING, evaluation, chat_system, "", "TEXT", 0, 0,
+        "--chat: the system turn; none given: that of the model's template", CONFIG_THIS_START),
 
-    GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
-    ROW(STRING, init_from, "", "DIR", 0, 0,
+    GROUP(checkpoints, "Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
+    ROW(STRING, checkpoints, init_from, "", "DIR", 0, 0,
         "Begin with the parameters of a Hugging Face folder, or of an llm.c .bin; sets the model's options",
         CONFIG_THIS_START),
-    ROW(BOOL, init_from_ema, "false", "", 0, 0,
+    ROW(BOOL, checkpoints, init_from_ema, "false", "", 0, 0,
         "Take the moving averages of --init-from, a checkpoint of a run with --ema-decay, for the parameters",
         CONFIG_THIS_START),
-    ROW(BOOL, check_weights, "true", "", 0, 0,
+    ROW(BOOL, checkpoints, check_weights, "true", "", 0, 0,
         "Refuse files of --init-from and --lora-adapter that differ from the manifest beside them, and weights that are "
         "not finite",
         CONFIG_THIS_START),
-    ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
+    ROW(STRING, checkpoints, resume, "none", "auto|none|DIR", 0, 0,
         "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",
         CONFIG_THIS_START),
-    ROW(INT, checkpoint_every, "1000", "N", 0, INFINITY, "Steps between checkpoints, and after the last; 0: never"),
-    ROW(INT, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
-    ROW(ENUM, checkpoint_dtype, "auto", CHOICES(CHECKPOINT_DTYPES), 0, 0, "Of model.safetensors; auto: as --precision"),
-    ROW(STRING, checkpoint_architecture, "auto", "auto|MODEL_TYPE", 0, 0,
+    ROW(INT, checkpoints, checkpoint_every, "1000", "N", 0, INFINITY,
+        "Steps between checkpoints, and after the last; 0: never"),
+    ROW(INT, checkpoints, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
+    ROW(ENUM, checkpoints, checkpoint_dtype, "auto", CHOICES(CHECKPOINT_DTYPES), 0, 0,
+        "Of model.safetensors; auto: as --precision"),
+    ROW(STRING, checkpoints, checkpoint_architecture, "auto", "auto|MODEL_TYPE", 0, 0,
         "Class of Hugging Face, as llama, that checkpoints are written as where it fits the model; auto: that of "
         "--init-from, else the first that fits"),
-    ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
-    ROW(BOOL, checkpoint_async, "true", "", 0, 0,
+    ROW(FLOAT, checkpoints, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
+    ROW(BOOL, checkpoints, checkpoint_async, "true", "", 0, 0,
         "Write checkpoints in a thread, from a copy in the host's memory of what they hold: in bf16 12 bytes a "
         "parameter of each rank's part. Where states, gradients or weights are offloaded the default is false"),
-    ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never",
-        CONFIG_THIS_START),
+    ROW(FLOAT, checkpoints, exit_after, "0", "MINUTES", 0, INFINITY,
+        "Save and exit after this time, for a job's limit; 0: never", CONFIG_THIS_START),
 
-    GROUP("Data and output"),
-    ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on; patterns are separated by commas",
+    GROUP(data, "Data and output"),
+    ROW(STRING, data, train_data, "", "GLOB", 0, 0, "Token shards to train on; patterns are separated by commas",
         OPTION_ONCE),
-    ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on", OPTION_ONCE),
-    ROW(BOOL, separate_documents, "false", "", 0, 0, "The next three options together, but for those given too",
+    ROW(STRING, data, val_data, "", "GLOB", 0, 0, "Token shards to validate on", OPTION_ONCE),
+    ROW(BOOL, data, separate_documents, "false", "", 0, 0, "The next three options together, but for those given too",
         CONFIG_FIXED),
-    ROW(BOOL, reset_attention_mask, "false", "", 0, 0, "A token sees those of its own document alone", CONFIG_FIXED),
-    ROW(BOOL, reset_position_ids, "false", "", 0, 0, "Positions begin at 0 in each document", CONFIG_FIXED),
-    ROW(BOOL, eod_mask_loss, "false", "", 0, 0,
+    ROW(BOOL, data, reset_attention_mask, "false", "", 0, 0, "A token sees those of its own document alone",
+        CONFIG_FIXED),
+    ROW(BOOL, data, reset_position_ids, "false", "", 0, 0, "Positions begin at 0 in each document", CONFIG_FIXED),
+    ROW(BOOL, data, eod_mask_loss, "false", "", 0, 0,
         "No loss where the target is the first token of another document, unless that is the delimiter", CONFIG_FIXED),
-    ROW(ENUM, document_delimiter, "auto", CHOICES(DOCUMENT_DELIMITERS), 0, 0,
+    ROW(ENUM, data, document_delimiter, "auto", CHOICES(DOCUMENT_DELIMITERS), 0, 0,
         "The end-of-text token is a document's first or last token; auto: first in shards, .idx files say it themselves",
         CONFIG_FIXED),
-    ROW(INT, eod_token, "-1", "ID", -1, 1 << 26, "The end-of-text token; -1: as the tokenizer beside the data says",
-        CONFIG_FIXED),
-    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
+    ROW(INT, data, eod_token, "-1", "ID", -1, 1 << 26,
+        "The end-of-text token; -1: as the tokenizer beside the data says", CONFIG_FIXED),
+    ROW(STRING, data, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
         CONFIG_THIS_START),
-    ROW(INT, log_every, "10", "N", 1, INFINITY,
+    ROW(INT, data, log_every, "10", "N", 1, INFINITY,
         "Steps between progress lines in a pipe or file, or under mpirun, and between FP8's shares in log.jsonl"),
 
-    GROUP("Device"),
-    ROW(ENUM, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",
+    GROUP(device, "Device"),
+    ROW(ENUM, device, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",
         CONFIG_THIS_START),
-    ROW(ENUM, precision, "auto", CHOICES(PRECISIONS), 0, 0,
+    ROW(ENUM, device, precision, "auto", CHOICES(PRECISIONS), 0, 0,
         "Of parameters and activations; auto: bf16 where the device multiplies it faster than fp32", CONFIG_THIS_START),
-    ROW(STRING, instruction_set, "auto", "auto|NAME", 0, 0,
+    ROW(STRING, device, instruction_set, "auto", "auto|NAME", 0, 0,
         "Level of the CPU's instructions, of those that --version lists; auto: the highest that every rank's CPU has",
         CONFIG_THIS_START | CONFIG_PER_RANK),
-    ROW(BOOL, cuda_graphs, "true", "", 0, 0,
+    ROW(BOOL, device, cuda_graphs, "true", "", 0, 0,
         "Record a micro-step's work on a GPU once, enqueue it by one call, or by one between any two collectives",
         CONFIG_THIS_START),
-    ROW(BOOL, matmul_tuning, "true", "", 0, 0,
+    ROW(BOOL, device, matmul_tuning, "true", "", 0, 0,
         "On a GPU: time the algorithms of matrix products at the start, and keep the fastest in OUT and checkpoints"),
-    ROW(ENUM, self_check, "auto", CHOICES(SELF_CHECKS), 0, 0,
+    ROW(ENUM, device, self_check, "auto", CHOICES(SELF_CHECKS), 0, 0,
         "On a GPU: judge attention's kernels before they are used, fall back where they are wrong, and time those that "
         "--attention-backend auto may take; auto: runs that train, once a GPU, driver and commit, unless "
         "TRAIN_GPT_SELF_CHECK=off in the environment; always: each start",
         CONFIG_THIS_START),
-    ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
+    ROW(INT, device, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),
 
-    GROUP("Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
-    ROW(INT, zero_stage, "0", "0..3", 0, 4,
+    GROUP(processes, "Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
+    ROW(INT, processes, zero_stage, "0", "0..3", 0, 4,
         "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
-    ROW(FLOAT, bucket_mib, "0", "X", 0, 65536,
+    ROW(FLOAT, processes, bucket_mib, "0", "X", 0, 65536,
         "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
-    ROW(BOOL, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
-    ROW(ENUM, collectives, "auto", CHOICES(COLLECTIVES), 0, 0,
+    ROW(BOOL, processes, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
+    ROW(ENUM, processes, collectives, "auto", CHOICES(COLLECTIVES), 0, 0,
         "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP", CONFIG_THIS_START),
-    ROW(STRING, rendezvous, "", "HOST:PORT", 0, 0,
+    ROW(STRING, processes, rendezvous, "", "HOST:PORT", 0, 0,
         "Where rank 0 listens, with RANK, WORLD_SIZE and LOCAL_RANK in the environment: needs neither MPI nor Slurm",
         CONFIG_THIS_START),
-    ROW(STRING, rendezvous_secret, "", "FILE", 0, 0,
+    ROW(STRING, processes, rendezvous_secret, "", "FILE", 0, 0,
         "File with a secret of all ranks, without which no process joins them; else of TRAIN_GPT_SECRET; neither: none",
         CONFIG_THIS_START | CONFIG_PER_RANK),
-    ROW(FLOAT, collective_timeout, "600", "SECONDS", 0, INFINITY,
+    ROW(FLOAT, processes, collective_timeout, "600", "SECONDS", 0, INFINITY,
         "A rank that others wait for longer than this ends the job; 0: never"),
-    ROW(INT, check_replicas, "0", "N", 0, INFINITY, "Steps between checks that all ranks hold the same bits; 0: never"),
-    ROW(INT, world_size, "0", "N", 0, 1 << 16, "--plan for so many ranks; 0: as launched", CONFIG_THIS_START),
+    ROW(INT, processes, check_replicas, "0", "N", 0, INFINITY,
+        "Steps between checks that all ranks hold the same bits; 0: never"),
+    ROW(INT, processes, world_size, "0", "N", 0, 1 << 16, "--plan for so many ranks; 0: as launched",
+        CONFIG_THIS_START),
 };
 #undef ROW
 #undef GROUP
+#undef PLACE
 enum { CONFIG_ROWS = sizeof config_rows / sizeof config_rows[0], CONFIG_PRESETS = sizeof presets / sizeof presets[0] };
 static_assert((int)CONFIG_ROWS <= (int)CONFIG_ROWS_MAX, "config.given has an element for each row");
 
@@ -554,7 +479,7 @@ static const struct options config_options = {
     NULL,
 };
 
-// The index of the row of the option with this field.
+// The index of the row of the option with this field, as CONFIG_ROW(training.seed).
 #define CONFIG_ROW(field) config_row_at(offsetof(struct config, field))
 static inline int config_row_at(size_t offset) {
     for (int row = 0; row < CONFIG_ROWS; row++)
@@ -562,7 +487,7 @@ static inline int config_row_at(size_t offset) {
             return row;
     fail("struct config has no option at byte %zu", offset);
 }
-// Whether the user set the option with this field, rather than a preset or the default.
+// Whether the user set the option with this field, as training.seed, rather than a preset or the default.
 #define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
 
 // Writes every option, by its name, as a JSON object into the file at `path`; fails where that cannot be written.
@@ -584,25 +509,30 @@ static inline void config_write_json(const struct config *config, const char *pa
 // The learning-rate schedule that the options describe.
 static inline struct schedule config_schedule(const struct config *c) {
     struct schedule schedule;
-    schedule.style = c->lr_decay_style;
-    schedule.wsd_style = c->lr_wsd_decay_style;
-    schedule.lr = c->lr;
-    schedule.min_lr = c->min_lr;
-    schedule.warmup_steps = c->lr_warmup_steps;
-    schedule.decay_steps = c->lr_decay_steps;
-    schedule.wsd_decay_steps = c->lr_wsd_decay_steps;
+    schedule.style = c->training.lr_decay_style;
+    schedule.wsd_style = c->training.lr_wsd_decay_style;
+    schedule.lr = c->training.lr;
+    schedule.min_lr = c->training.min_lr;
+    schedule.warmup_steps = c->training.lr_warmup_steps;
+    schedule.decay_steps = c->training.lr_decay_steps;
+    schedule.wsd_decay_steps = c->training.lr_wsd_decay_steps;
     return schedule;
 }
 
 // What a run does beside training.
-static inline bool config_generates(const struct config *c) { return *c->generate || c->chat; }
+static inline bool config_generates(const struct config *c) { return *c->evaluation.generate || c->evaluation.chat; }
 // Whether the run updates parameters.
 static inline bool config_trains(const struct config *c) {
-    return !c->eval_only && !config_generates(c) && !*c->lora_merge;
+    return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
 // The option that makes a run one that does not train.
 static inline const char *config_other_run(const struct config *c) {
-    return c->eval_only ? "eval-only" : *c->lora_merge ? "lora-merge" : c->chat ? "chat" : "generate";
+    return c->evaluation.eval_only     ? "eval-only"
+           : *c->finetuning.lora_merge ? "lora-merge"
+           : c->evaluation.chat        ? "chat"
+                                       : "generate";
 }
 // Whether the run scores tasks or texts, token by token.
-static inline bool config_scores(const struct config *c) { return *c->eval_tasks || *c->perplexity; }
+static inline bool config_scores(const struct config *c) {
+    return *c->evaluation.eval_tasks || *c->evaluation.perplexity;
+}

@@ -17,40 +17,45 @@ enum lora_module {
 };
 
 static inline double config_lora_alpha(const struct config *c) {
-    return c->lora_alpha > 0 ? c->lora_alpha : 2.0 * c->lora_rank;
+    return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
 // The factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
 // 2312.03732).
 static inline double config_lora_scale(const struct config *c) {
     const double alpha = config_lora_alpha(c);
-    return c->lora_use_rslora ? alpha / sqrt((double)c->lora_rank) : alpha / c->lora_rank;
+    return c->finetuning.lora_use_rslora ? alpha / sqrt((double)c->finetuning.lora_rank)
+                                         : alpha / c->finetuning.lora_rank;
 }
 
-static inline bool config_freezes(const struct config *c) { return c->lora_rank > 0 || *c->freeze; }
+static inline bool config_freezes(const struct config *c) {
+    return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
+}
 
 // Fails where options of finetuning contradict each other or other options.
 static inline void config_resolve_finetune(const struct config *c) {
-    if (c->lora_rank == 0 && (c->lora_alpha > 0 || c->lora_dropout > 0 || c->lora_use_rslora ||
-                              strcmp(c->lora_target_modules, "all-linear") != 0))
+    if (c->finetuning.lora_rank == 0 &&
+        (c->finetuning.lora_alpha > 0 || c->finetuning.lora_dropout > 0 || c->finetuning.lora_use_rslora ||
+         strcmp(c->finetuning.lora_target_modules, "all-linear") != 0))
         fail(
             "--lora-alpha, --lora-dropout, --lora-target-modules and --lora-use-rslora are of LoRA; add --lora-rank, as "
             "--lora-rank 16");
-    if (c->lora_rank > 0 && *c->freeze)
+    if (c->finetuning.lora_rank > 0 && *c->finetuning.freeze)
         fail("--freeze %s does not go with --lora-rank, which freezes all but the adapters; leave one of them out",
-             c->freeze);
-    if (*c->checkpoint && *c->lora_adapter && c->lora_rank == 0)
-        fail("--lora-adapter %s: the run in %s trains no adapters; leave the option out", c->lora_adapter,
+             c->finetuning.freeze);
+    if (*c->checkpoint && *c->finetuning.lora_adapter && c->finetuning.lora_rank == 0)
+        fail("--lora-adapter %s: the run in %s trains no adapters; leave the option out", c->finetuning.lora_adapter,
              c->checkpoint);
-    if (*c->lora_merge && !*c->lora_adapter)
-        fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->lora_merge);
-    if (c->frozen_weights_format != FROZEN_WEIGHTS_NONE && c->lora_rank == 0 && !*c->lora_adapter)
+    if (*c->finetuning.lora_merge && !*c->finetuning.lora_adapter)
+        fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->finetuning.lora_merge);
+    if (c->finetuning.frozen_weights_format != FROZEN_WEIGHTS_NONE && c->finetuning.lora_rank == 0 &&
+        !*c->finetuning.lora_adapter)
         fail("--frozen-weights-format is of the weights beside LoRA's adapters; add --lora-rank, as --lora-rank 16");
     if (!config_freezes(c))
         return;
-    if (c->fp8_format != FP8_FORMAT_NONE && config_trains(c))
+    if (c->fp8.fp8_format != FP8_FORMAT_NONE && config_trains(c))
         fail("--fp8-format does not go with --%s: scales of frozen weights are not kept; leave one of them out",
-             c->lora_rank > 0 ? "lora-rank" : "freeze");
-    if (c->lora_dropout > 0 && c->mlp_chunk_tokens > 0)
+             c->finetuning.lora_rank > 0 ? "lora-rank" : "freeze");
+    if (c->finetuning.lora_dropout > 0 && c->memory.mlp_chunk_tokens > 0)
         fail("--lora-dropout %g does not go with --mlp-chunk-tokens: its mask is of all tokens; leave one of them out",
-             (double)c->lora_dropout);
+             (double)c->finetuning.lora_dropout);
 }

@@ -11,19 +11,19 @@ struct config_fp8_option {
 };
 enum { CONFIG_FP8_OPTIONS = 8 };
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
-    const bool on = c->fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8_recipe == FP8_RECIPE_DELAYED;
-    const bool ends = on && c->first_last_layers_bf16;
-    const bool slow = c->fp8_recipe == FP8_RECIPE_BLOCKWISE && c->fp8_fast_accumulation != FP8_FAST_NONE;
+    const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
+    const bool ends = on && c->fp8.first_last_layers_bf16;
+    const bool slow = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && c->fp8.fp8_fast_accumulation != FP8_FAST_NONE;
     const struct config_fp8_option all[CONFIG_FP8_OPTIONS] = {
-        {CONFIG_ROW(fp8_recipe), on, ""},
-        {CONFIG_ROW(first_last_layers_bf16), on, ""},
-        {CONFIG_ROW(fp8_fast_accumulation), on && !slow,
+        {CONFIG_ROW(fp8.fp8_recipe), on, ""},
+        {CONFIG_ROW(fp8.first_last_layers_bf16), on, ""},
+        {CONFIG_ROW(fp8.fp8_fast_accumulation), on && !slow,
          "is none with --fp8-recipe blockwise, whose scales are applied between sums in fp32"},
-        {CONFIG_ROW(fp8_margin), delayed, "is of --fp8-recipe delayed"},
-        {CONFIG_ROW(fp8_amax_history_len), delayed, "is of --fp8-recipe delayed"},
-        {CONFIG_ROW(fp8_amax_compute_algo), delayed, "is of --fp8-recipe delayed"},
-        {CONFIG_ROW(num_layers_at_start_in_bf16), ends, "needs --first-last-layers-bf16"},
-        {CONFIG_ROW(num_layers_at_end_in_bf16), ends, "needs --first-last-layers-bf16"},
+        {CONFIG_ROW(fp8.fp8_margin), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(fp8.fp8_amax_history_len), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(fp8.fp8_amax_compute_algo), delayed, "is of --fp8-recipe delayed"},
+        {CONFIG_ROW(fp8.num_layers_at_start_in_bf16), ends, "needs --first-last-layers-bf16"},
+        {CONFIG_ROW(fp8.num_layers_at_end_in_bf16), ends, "needs --first-last-layers-bf16"},
     };
     memcpy(options, all, sizeof all);
 }
@@ -49,7 +49,7 @@ static inline void config_check_fp8_use(const struct config *c) {
         const struct option_row *row = &config_rows[options[i].row];
         if (options[i].used || !c->given[options[i].row])
             continue;
-        const bool off = c->fp8_format == FP8_FORMAT_NONE;
+        const bool off = c->fp8.fp8_format == FP8_FORMAT_NONE;
         fail("--%s %s %s; %sleave it out", option_display(name, row->name), option_text(text, row, c),
              off ? "needs --fp8-format" : options[i].needs, off ? "add --fp8-format hybrid, or " : "");
     }
@@ -57,15 +57,15 @@ static inline void config_check_fp8_use(const struct config *c) {
 
 // The widths of the operands of the products, and their tokens: cuBLASLt multiplies FP8 matrices of such alone.
 static inline void config_check_fp8_sizes(const struct config *c) {
-    const bool blocks = c->fp8_recipe == FP8_RECIPE_BLOCKWISE;
-    const long long unit = blocks ? 128 : 16, tokens = (long long)c->micro_batch_size * c->seq_length;
-    const long long H = c->num_attention_heads, G = c->num_query_groups, D = c->kv_channels;
+    const bool blocks = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE;
+    const long long unit = blocks ? 128 : 16, tokens = (long long)c->training.micro_batch_size * c->model.seq_length;
+    const long long H = c->model.num_attention_heads, G = c->model.num_query_groups, D = c->model.kv_channels;
     const struct {
         long long size;
         const char *what;
     } sizes[] = {
-        {c->hidden_size, "the width of the residual stream, --hidden-size,"},
-        {c->ffn_hidden_size, "the width of the MLP, --ffn-hidden-size,"},
+        {c->model.hidden_size, "the width of the residual stream, --hidden-size,"},
+        {c->model.ffn_hidden_size, "the width of the MLP, --ffn-hidden-size,"},
         {H * D, "the width of attention, --num-attention-heads times --kv-channels,"},
         {(H + 2 * G) * D, "the width of q, k and v, heads and two times --num-query-groups, times --kv-channels,"},
         {tokens, "the tokens of a micro batch, --micro-batch-size times --seq-length,"},
@@ -83,24 +83,24 @@ static inline void config_check_fp8_layers(const struct config *c) {
         fail(
             "--num-layers-at-start-in-bf16 %d and --num-layers-at-end-in-bf16 %d leave none of %d layers in FP8; lower "
             "one of them, or leave --fp8-format out",
-            c->num_layers_at_start_in_bf16, c->num_layers_at_end_in_bf16, c->num_layers);
+            c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
 // Sets options of FP8 that the user left open; fails where they contradict each other, or the model's sizes, which are
 // resolved. A run that does not train computes in bf16 or fp32, whatever they say.
 static inline void config_resolve_fp8(struct config *c) {
-    if (c->fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8_fast_accumulation))
-        c->fp8_fast_accumulation = FP8_FAST_NONE;
+    if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
+        c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;
     config_check_fp8_use(c);
-    if (c->fp8_format == FP8_FORMAT_NONE || !config_trains(c))
+    if (c->fp8.fp8_format == FP8_FORMAT_NONE || !config_trains(c))
         return;
-    if (c->precision == WITH_FP32)
+    if (c->device.precision == WITH_FP32)
         fail("--fp8-format needs --precision bf16, not fp32%s; %sleave --fp8-format out",
              *c->checkpoint ? " as in the checkpoint" : "", *c->checkpoint ? "" : "change --precision, or ");
-    if (c->mlp_chunk_tokens > 0)
+    if (c->memory.mlp_chunk_tokens > 0)
         fail("--mlp-chunk-tokens %d does not go with --fp8-format: a tensor's scale is of all its tokens; leave one of "
              "them out",
-             c->mlp_chunk_tokens);
+             c->memory.mlp_chunk_tokens);
     config_check_fp8_layers(c);
     config_check_fp8_sizes(c);
 }

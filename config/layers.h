@@ -53,7 +53,7 @@ static inline bool config_marks_layer(const char *option, const char *text, int 
 
 // Keys that a query of a windowed layer sees, its own included; 0: there is no window.
 static inline int config_window(const struct config *c) {
-    const char *at = c->window_size;
+    const char *at = c->model.window_size;
     double size = 0, right = 0;
     if (strcmp(at, "none") == 0)
         return 0;
@@ -62,17 +62,17 @@ static inline int config_window(const struct config *c) {
                       !*at && size == floor(size) && size <= 1 << 24 && size >= (pair ? 0 : 1);
     if (!good)
         fail("--window-size '%s': expected none, the number of keys that a query sees, 1 or more, or the pair W-1,0",
-             c->window_size);
+             c->model.window_size);
     return (int)size + (pair ? 1 : 0);
 }
 // Whether attention of this layer has the window.
 static inline bool config_layer_is_windowed(const struct config *c, int layer) {
-    return config_window(c) > 0 &&
-           config_marks_layer("--window-attn-skip-freq", c->window_attn_skip_freq, layer, c->num_layers, true);
+    return config_window(c) > 0 && config_marks_layer("--window-attn-skip-freq", c->model.window_attn_skip_freq, layer,
+                                                      c->model.num_layers, true);
 }
 // Whether each position has a learned vector, which the embedding adds.
 static inline bool config_learns_positions(const struct config *c) {
-    switch (c->position_embedding_type) {
+    switch (c->model.position_embedding_type) {
     case POSITION_LEARNED: return true;
     case POSITION_ROPE: return false;
     }
@@ -80,7 +80,7 @@ static inline bool config_learns_positions(const struct config *c) {
 }
 // Whether RoPE rotates q and k of any layer.
 static inline bool config_rotates(const struct config *c) {
-    switch (c->position_embedding_type) {
+    switch (c->model.position_embedding_type) {
     case POSITION_LEARNED: return false;
     case POSITION_ROPE: return true;
     }
@@ -88,17 +88,20 @@ static inline bool config_rotates(const struct config *c) {
 }
 // Whether RoPE rotates q and k of this layer.
 static inline bool config_layer_is_rotary(const struct config *c, int layer) {
-    return config_rotates(c) && !config_marks_layer("--no-rope-freq", c->no_rope_freq, layer, c->num_layers, false);
+    return config_rotates(c) &&
+           !config_marks_layer("--no-rope-freq", c->model.no_rope_freq, layer, c->model.num_layers, false);
 }
 // Elements of a head that RoPE rotates.
-static inline int config_rotary_dims(const struct config *c) { return (int)(c->kv_channels * c->rotary_percent); }
+static inline int config_rotary_dims(const struct config *c) {
+    return (int)(c->model.kv_channels * c->model.rotary_percent);
+}
 
 // The layers whose linear layers train in FP8: from *first to before *end. Both are 0 where there are none: without
 // --fp8-format, and in a run that only validates or generates.
 static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
-    const bool ends = c->first_last_layers_bf16;
-    *first = ends ? c->num_layers_at_start_in_bf16 : 0;
-    *end = c->num_layers - (ends ? c->num_layers_at_end_in_bf16 : 0);
-    if (c->fp8_format == FP8_FORMAT_NONE || !config_trains(c) || *end <= *first)
+    const bool ends = c->fp8.first_last_layers_bf16;
+    *first = ends ? c->fp8.num_layers_at_start_in_bf16 : 0;
+    *end = c->model.num_layers - (ends ? c->fp8.num_layers_at_end_in_bf16 : 0);
+    if (c->fp8.fp8_format == FP8_FORMAT_NONE || !config_trains(c) || *end <= *first)
         *first = *end = 0;
 }

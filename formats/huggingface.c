@@ -157,18 +157,19 @@ static void plain_model_free(struct plain_model *m) {
 
 static void plain_windows(struct plain_model *m, bool *marks) {
     struct config *c = &m->config;
-    const int window = config_window(c), L = c->num_layers;
-    huggingface_marks(marks, c->window_attn_skip_freq, L, true);
+    const int window = config_window(c), L = c->model.num_layers;
+    huggingface_marks(marks, c->model.window_attn_skip_freq, L, true);
     bool any = false;
     for (int l = 0; l < L && window > 0; l++)
         any = any || marks[l];
     m->windows = any ? huggingface_marks_text(marks, L, true) : NULL;
     if (any && asprintf(&m->window, "%d", window) < 0)
         fail("out of memory");
-    c->window_size = any ? m->window : "none";
-    c->window_attn_skip_freq = any ? m->windows : "none";
-    if (!any || (c->rope_scaling_type == SCALING_NONE && c->rotary_base_local == (double)c->rotary_base))
-        c->rotary_base_local = 0;
+    c->model.window_size = any ? m->window : "none";
+    c->model.window_attn_skip_freq = any ? m->windows : "none";
+    if (!any ||
+        (c->model.rope_scaling_type == SCALING_NONE && c->model.rotary_base_local == (double)c->model.rotary_base))
+        c->model.rotary_base_local = 0;
 }
 static char *plain_numbers(const char *list) {
     const size_t room = strlen(list) * 32 + 32; // a number takes a digit and a comma at least
@@ -185,34 +186,34 @@ static char *plain_numbers(const char *list) {
 // Rotary options that have no effect with this type of scaling, or without rotary positions, get the default's value.
 static void plain_rope(struct plain_model *m, const struct config *defaults) {
     struct config *c = &m->config;
-    const enum rope_scaling_type type = c->rope_scaling_type;
+    const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool rope = config_rotates(c), yarn = type == SCALING_YARN;
     if (!rope)
-        c->rotary_base = defaults->rotary_base;
+        c->model.rotary_base = defaults->model.rotary_base;
     if (type == SCALING_NONE || type == SCALING_LINEAR)
-        c->rope_original_max_position_embeddings = defaults->rope_original_max_position_embeddings;
+        c->model.rope_original_max_position_embeddings = defaults->model.rope_original_max_position_embeddings;
     if (type != SCALING_LLAMA3) {
-        c->rope_low_freq_factor = defaults->rope_low_freq_factor;
-        c->rope_high_freq_factor = defaults->rope_high_freq_factor;
+        c->model.rope_low_freq_factor = defaults->model.rope_low_freq_factor;
+        c->model.rope_high_freq_factor = defaults->model.rope_high_freq_factor;
     }
     if (!yarn) {
-        c->yarn_beta_fast = defaults->yarn_beta_fast;
-        c->yarn_beta_slow = defaults->yarn_beta_slow;
-        c->yarn_truncate = defaults->yarn_truncate;
+        c->model.yarn_beta_fast = defaults->model.yarn_beta_fast;
+        c->model.yarn_beta_slow = defaults->model.yarn_beta_slow;
+        c->model.yarn_truncate = defaults->model.yarn_truncate;
     }
-    if (!yarn || c->yarn_mscale == 0 || c->yarn_mscale_all_dim == 0 || c->rope_attention_factor != 0)
-        c->yarn_mscale = c->yarn_mscale_all_dim = 0;
+    if (!yarn || c->model.yarn_mscale == 0 || c->model.yarn_mscale_all_dim == 0 || c->model.rope_attention_factor != 0)
+        c->model.yarn_mscale = c->model.yarn_mscale_all_dim = 0;
     if (!yarn && type != SCALING_LONGROPE)
-        c->rope_attention_factor = defaults->rope_attention_factor;
+        c->model.rope_attention_factor = defaults->model.rope_attention_factor;
     if (type == SCALING_LONGROPE) {
-        c->rope_short_factors = m->factors[0] = plain_numbers(c->rope_short_factors);
-        c->rope_long_factors = m->factors[1] = plain_numbers(c->rope_long_factors);
+        c->model.rope_short_factors = m->factors[0] = plain_numbers(c->model.rope_short_factors);
+        c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;
-    bool *marks = (bool *)calloc((size_t)c->num_layers, sizeof *marks);
+    bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)
         fail("out of memory");
     memset(&m, 0, sizeof m);
@@ -221,13 +222,13 @@ static struct plain_model plain_model_of(const struct config *c) {
     m.config = *c;
     plain_rope(&m, &defaults);
     plain_windows(&m, marks);
-    huggingface_marks(marks, c->no_rope_freq, c->num_layers, false);
-    m.config.no_rope_freq = m.no_rope = huggingface_marks_text(marks, c->num_layers, false);
-    if (m.config.softmax_scale == 1 / sqrt((double)c->kv_channels))
-        m.config.softmax_scale = 0;
-    if (!c->qk_layernorm)
-        m.config.qk_layernorm_width = defaults.qk_layernorm_width;
-    m.config.add_bias_linear = c->add_qkv_bias && c->add_attention_proj_bias && c->add_mlp_bias;
+    huggingface_marks(marks, c->model.no_rope_freq, c->model.num_layers, false);
+    m.config.model.no_rope_freq = m.no_rope = huggingface_marks_text(marks, c->model.num_layers, false);
+    if (m.config.model.softmax_scale == 1 / sqrt((double)c->model.kv_channels))
+        m.config.model.softmax_scale = 0;
+    if (!c->model.qk_layernorm)
+        m.config.model.qk_layernorm_width = defaults.model.qk_layernorm_width;
+    m.config.model.add_bias_linear = c->model.add_qkv_bias && c->model.add_attention_proj_bias && c->model.add_mlp_bias;
     free(marks);
     return m;
 }
@@ -257,8 +258,8 @@ bool architecture_fits(enum architecture a, const struct config *c) {
     char *text = NULL;
     size_t bytes = 0;
     if (architecture_traits_of(a)->form == FORM_GPT2) { // which repeats KV heads, and has zeros as biases
-        wanted.num_query_groups = wanted.num_attention_heads;
-        wanted.add_qkv_bias = wanted.add_attention_proj_bias = wanted.add_mlp_bias = true;
+        wanted.model.num_query_groups = wanted.model.num_attention_heads;
+        wanted.model.add_qkv_bias = wanted.model.add_attention_proj_bias = wanted.model.add_mlp_bias = true;
     }
     FILE *out = open_memstream(&text, &bytes);
     if (!out)
@@ -281,7 +282,7 @@ bool architecture_fits(enum architecture a, const struct config *c) {
 }
 enum architecture architecture_of(const struct config *c) {
     enum architecture wanted;
-    if (architecture_find(&wanted, c->checkpoint_architecture) &&
+    if (architecture_find(&wanted, c->checkpoints.checkpoint_architecture) &&
         (wanted == ARCHITECTURE_OURS || architecture_fits(wanted, c)))
         return wanted;
 #define TRY_ROW(id, model_type, class_name)                                                                            \
@@ -293,8 +294,8 @@ enum architecture architecture_of(const struct config *c) {
 }
 
 static const char *huggingface_note_gpt2(const struct config *c) {
-    const bool biases = c->add_qkv_bias && c->add_attention_proj_bias && c->add_mlp_bias;
-    if (c->num_query_groups < c->num_attention_heads)
+    const bool biases = c->model.add_qkv_bias && c->model.add_attention_proj_bias && c->model.add_mlp_bias;
+    if (c->model.num_query_groups < c->model.num_attention_heads)
         return biases ? "GPT2LMHeadModel, with each KV head repeated for its queries, since it has no groups"
                       : "GPT2LMHeadModel, with each KV head repeated for its queries and zeros as biases";
     return biases ? "" : "GPT2LMHeadModel, with zeros as biases, which it always has";
@@ -337,17 +338,17 @@ static void huggingface_write_as(FILE *out, const struct config *c, enum archite
     json_str(&json, NULL, architecture_class(a));
     json_array_end(&json);
     json_str(&json, "model_type", architecture_model_type(a));
-    json_int(&json, "vocab_size", c->vocab_size);
-    json_bool(&json, "tie_word_embeddings", !c->untie_embeddings_and_output_weights);
+    json_int(&json, "vocab_size", c->model.vocab_size);
+    json_bool(&json, "tie_word_embeddings", !c->model.untie_embeddings_and_output_weights);
     if (a == ARCHITECTURE_OURS)
         huggingface_write_ours(&json, c);
     else
         huggingface_write_members(&json, c, a);
-    json_decimal(&json, "initializer_range", c->init_method_std);
+    json_decimal(&json, "initializer_range", c->model.init_method_std);
     // Without these members readers would take the class's own tokens, which the vocabulary may not have.
     static const char *const tokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     for (int i = 0; i < 3; i++)
-        if (i < 2 && end_of_text >= 0 && end_of_text < c->vocab_size)
+        if (i < 2 && end_of_text >= 0 && end_of_text < c->model.vocab_size)
             json_int(&json, tokens[i], end_of_text);
         else
             json_none(&json, tokens[i]);

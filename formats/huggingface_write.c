@@ -9,7 +9,7 @@
 #include "runtime/machine/error.h" // fail
 
 static const char *activation_word(const struct config *c) {
-    switch (c->activation) {
+    switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
     case ACTIVATION_GELU_ERF: return "gelu";
     case ACTIVATION_SQUARED_RELU: return "relu2";
@@ -20,17 +20,17 @@ static const char *activation_word(const struct config *c) {
 }
 
 static void write_gpt2(struct json *json, const struct config *c) {
-    json_int(json, "n_layer", c->num_layers);
-    json_int(json, "n_embd", c->hidden_size);
-    json_int(json, "n_head", c->num_attention_heads);
-    json_int(json, "n_inner", c->ffn_hidden_size);
-    json_int(json, "n_positions", c->max_position_embeddings);
-    json_int(json, "n_ctx", c->max_position_embeddings);
+    json_int(json, "n_layer", c->model.num_layers);
+    json_int(json, "n_embd", c->model.hidden_size);
+    json_int(json, "n_head", c->model.num_attention_heads);
+    json_int(json, "n_inner", c->model.ffn_hidden_size);
+    json_int(json, "n_positions", c->model.max_position_embeddings);
+    json_int(json, "n_ctx", c->model.max_position_embeddings);
     json_str(json, "activation_function", activation_word(c));
-    json_decimal(json, "layer_norm_epsilon", c->norm_epsilon);
-    json_decimal(json, "resid_pdrop", c->hidden_dropout);
-    json_decimal(json, "embd_pdrop", c->hidden_dropout);
-    json_decimal(json, "attn_pdrop", c->attention_dropout);
+    json_decimal(json, "layer_norm_epsilon", c->model.norm_epsilon);
+    json_decimal(json, "resid_pdrop", c->model.hidden_dropout);
+    json_decimal(json, "embd_pdrop", c->model.hidden_dropout);
+    json_decimal(json, "attn_pdrop", c->model.attention_dropout);
     json_bool(json, "scale_attn_weights", true);
 }
 
@@ -44,69 +44,70 @@ static void write_numbers(struct json *json, const char *key, const char *list) 
     json_array_end(json);
 }
 static void write_yarn(struct json *json, const struct config *c) {
-    json_decimal_double(json, "beta_fast", c->yarn_beta_fast);
-    json_decimal_double(json, "beta_slow", c->yarn_beta_slow);
-    if (!c->yarn_truncate)
+    json_decimal_double(json, "beta_fast", c->model.yarn_beta_fast);
+    json_decimal_double(json, "beta_slow", c->model.yarn_beta_slow);
+    if (!c->model.yarn_truncate)
         json_bool(json, "truncate", false);
-    if (c->rope_attention_factor == 0 && c->yarn_mscale != 0 && c->yarn_mscale_all_dim != 0) {
-        json_decimal_double(json, "mscale", c->yarn_mscale);
-        json_decimal_double(json, "mscale_all_dim", c->yarn_mscale_all_dim);
+    if (c->model.rope_attention_factor == 0 && c->model.yarn_mscale != 0 && c->model.yarn_mscale_all_dim != 0) {
+        json_decimal_double(json, "mscale", c->model.yarn_mscale);
+        json_decimal_double(json, "mscale_all_dim", c->model.yarn_mscale_all_dim);
     }
 }
 // longrope's factor follows from the lengths, unless it is another.
 static bool longrope_factor_follows(const struct config *c) {
-    return c->rope_scaling_factor == (double)c->max_position_embeddings / c->rope_original_max_position_embeddings;
+    return c->model.rope_scaling_factor ==
+           (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
 }
 // The members of the scaling. Phi-3 of transformers 4 takes the type under its older name, the lists, and no more.
 static void write_scaling(struct json *json, const struct config *c, bool phi3) {
-    const int original = c->rope_original_max_position_embeddings;
-    switch (c->rope_scaling_type) {
+    const int original = c->model.rope_original_max_position_embeddings;
+    switch (c->model.rope_scaling_type) {
     case SCALING_NONE: json_str(json, "rope_type", "default"); return;
     case SCALING_LINEAR:
         json_str(json, "rope_type", "linear");
-        json_decimal_double(json, "factor", c->rope_scaling_factor);
+        json_decimal_double(json, "factor", c->model.rope_scaling_factor);
         return;
     case SCALING_LLAMA3:
         json_str(json, "rope_type", "llama3");
-        json_decimal_double(json, "factor", c->rope_scaling_factor);
-        json_decimal_double(json, "low_freq_factor", c->rope_low_freq_factor);
-        json_decimal_double(json, "high_freq_factor", c->rope_high_freq_factor);
+        json_decimal_double(json, "factor", c->model.rope_scaling_factor);
+        json_decimal_double(json, "low_freq_factor", c->model.rope_low_freq_factor);
+        json_decimal_double(json, "high_freq_factor", c->model.rope_high_freq_factor);
         json_int(json, "original_max_position_embeddings", original);
         return;
     case SCALING_YARN:
         json_str(json, "rope_type", "yarn");
-        json_decimal_double(json, "factor", c->rope_scaling_factor);
+        json_decimal_double(json, "factor", c->model.rope_scaling_factor);
         json_int(json, "original_max_position_embeddings", original);
         write_yarn(json, c);
         break;
     case SCALING_LONGROPE:
         json_str(json, phi3 ? "type" : "rope_type", "longrope");
-        write_numbers(json, "short_factor", c->rope_short_factors);
-        write_numbers(json, "long_factor", c->rope_long_factors);
+        write_numbers(json, "short_factor", c->model.rope_short_factors);
+        write_numbers(json, "long_factor", c->model.rope_long_factors);
         if (!phi3)
             json_int(json, "original_max_position_embeddings", original);
         if (!phi3 || !longrope_factor_follows(c))
-            json_decimal_double(json, "factor", c->rope_scaling_factor);
+            json_decimal_double(json, "factor", c->model.rope_scaling_factor);
         break;
     }
-    if (c->rope_attention_factor != 0)
-        json_decimal_double(json, "attention_factor", c->rope_attention_factor);
+    if (c->model.rope_attention_factor != 0)
+        json_decimal_double(json, "attention_factor", c->model.rope_attention_factor);
 }
 static void write_parameters(struct json *json, const char *key, const struct config *c,
                              const struct architecture_traits *t) {
     json_object_begin(json, key);
     write_scaling(json, c, false);
-    json_decimal(json, "rope_theta", c->rotary_base);
+    json_decimal(json, "rope_theta", c->model.rotary_base);
     if (t->partial_rotary != 0)
-        json_decimal_double(json, "partial_rotary_factor", c->rotary_percent);
+        json_decimal_double(json, "partial_rotary_factor", c->model.rotary_percent);
     json_object_end(json);
 }
 // Of the layers with a window: never scaled.
 static void write_local(struct json *json, const char *key, const struct config *c) {
-    if (c->rotary_base_local == 0)
-        json_decimal(json, key, c->rotary_base);
+    if (c->model.rotary_base_local == 0)
+        json_decimal(json, key, c->model.rotary_base);
     else
-        json_decimal_double(json, key, c->rotary_base_local);
+        json_decimal_double(json, key, c->model.rotary_base_local);
 }
 
 // Before transformers 5 rope_theta is at the top and the rest in rope_scaling, which transformers 5 reads first where
@@ -114,16 +115,16 @@ static void write_local(struct json *json, const char *key, const struct config 
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a) {
     const bool neox = t->form == FORM_GPT_NEOX, phi3 = a == ARCHITECTURE_PHI3;
-    json_decimal(json, neox ? "rotary_emb_base" : "rope_theta", c->rotary_base);
+    json_decimal(json, neox ? "rotary_emb_base" : "rope_theta", c->model.rotary_base);
     if (t->partial_rotary != 0)
-        json_decimal_double(json, neox ? "rotary_pct" : "partial_rotary_factor", c->rotary_percent);
+        json_decimal_double(json, neox ? "rotary_pct" : "partial_rotary_factor", c->model.rotary_percent);
     if (t->local_theta != 0)
         write_local(json, "rope_local_base_freq", c);
     if (phi3)
         json_int(json, "original_max_position_embeddings",
-                 c->rope_scaling_type == SCALING_NONE ? c->max_position_embeddings
-                                                      : c->rope_original_max_position_embeddings);
-    if (c->rope_scaling_type == SCALING_NONE)
+                 c->model.rope_scaling_type == SCALING_NONE ? c->model.max_position_embeddings
+                                                            : c->model.rope_original_max_position_embeddings);
+    if (c->model.rope_scaling_type == SCALING_NONE)
         json_none(json, "rope_scaling");
     else {
         json_object_begin(json, "rope_scaling");
@@ -140,7 +141,7 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
     json_str(json, "rope_type", "default");
     write_local(json, "rope_theta", c);
     json_object_end(json);
-    if (c->rope_scaling_type == SCALING_YARN && !c->yarn_truncate) // where transformers 5 looks for it
+    if (c->model.rope_scaling_type == SCALING_YARN && !c->model.yarn_truncate) // where transformers 5 looks for it
         json_bool(json, "truncate", false);
     json_object_end(json);
 }
@@ -150,10 +151,10 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
 // layer_types and sliding_window. Where a class makes both masks whatever its layers, it needs a number for the window.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
-    bool *marks = (bool *)calloc((size_t)c->num_layers, sizeof *marks);
+    bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)
         fail("out of memory");
-    huggingface_marks(marks, c->window_attn_skip_freq, c->num_layers, true);
+    huggingface_marks(marks, c->model.window_attn_skip_freq, c->model.num_layers, true);
     if (window > 0)
         json_int(json, "sliding_window", window);
     else if (t->windows == WINDOWS_LAYERS)
@@ -165,7 +166,7 @@ static void write_windows(struct json *json, const struct config *c, const struc
     if (t->windows != WINDOWS_ALL) {
         int full = 0; // the layers before the first one with a window, for readers without layer_types
         json_array_begin(json, "layer_types");
-        for (int l = 0; l < c->num_layers; l++) {
+        for (int l = 0; l < c->model.num_layers; l++) {
             full += full == l && !(window > 0 && marks[l]);
             json_str(json, NULL, window > 0 && marks[l] ? "sliding_attention" : "full_attention");
         }
@@ -176,12 +177,12 @@ static void write_windows(struct json *json, const struct config *c, const struc
     free(marks);
 }
 static void write_no_rope_layers(struct json *json, const struct config *c) {
-    bool *marks = (bool *)calloc((size_t)c->num_layers, sizeof *marks);
+    bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)
         fail("out of memory");
-    huggingface_marks(marks, c->no_rope_freq, c->num_layers, false);
+    huggingface_marks(marks, c->model.no_rope_freq, c->model.num_layers, false);
     json_array_begin(json, "no_rope_layers"); // 1: rotary positions are applied
-    for (int l = 0; l < c->num_layers; l++)
+    for (int l = 0; l < c->model.num_layers; l++)
         json_int(json, NULL, !marks[l]);
     json_array_end(json);
     free(marks);
@@ -203,11 +204,11 @@ static double reciprocal_of(double reciprocal) {
     return near;
 }
 static void write_multipliers(struct json *json, const struct config *c) {
-    json_decimal_double(json, "embedding_multiplier", c->embedding_multiplier);
-    json_decimal_double(json, "residual_multiplier", c->residual_multiplier);
-    json_decimal_double(json, "logits_scaling", reciprocal_of(c->logit_multiplier));
+    json_decimal_double(json, "embedding_multiplier", c->model.embedding_multiplier);
+    json_decimal_double(json, "residual_multiplier", c->model.residual_multiplier);
+    json_decimal_double(json, "logits_scaling", reciprocal_of(c->model.logit_multiplier));
     json_decimal_double(json, "attention_multiplier",
-                        c->softmax_scale == 0 ? 1 / sqrt((double)c->kv_channels) : c->softmax_scale);
+                        c->model.softmax_scale == 0 ? 1 / sqrt((double)c->model.kv_channels) : c->model.softmax_scale);
 }
 static void write_cap(struct json *json, const char *key, double cap) {
     if (cap == 0)
@@ -221,36 +222,37 @@ static void write_cap(struct json *json, const char *key, double cap) {
 static void write_llama(struct json *json, const struct config *c, const struct architecture_traits *t,
                         enum architecture a) {
     const bool gemma_later = t->gemma && t->query_pre_attn_scalar;
-    json_int(json, "num_key_value_heads", c->num_query_groups);
-    json_int(json, "head_dim", c->kv_channels);
+    json_int(json, "num_key_value_heads", c->model.num_query_groups);
+    json_int(json, "head_dim", c->model.kv_channels);
     json_str(json, gemma_later ? "hidden_activation" : "hidden_act", activation_word(c));
-    json_decimal(json, "rms_norm_eps", c->norm_epsilon);
+    json_decimal(json, "rms_norm_eps", c->model.norm_epsilon);
     if (t->windows != WINDOWS_NONE)
         write_windows(json, c, t);
     if (t->no_rope_layers)
         write_no_rope_layers(json, c);
     if (t->has_mlp_bias)
-        json_bool(json, "mlp_bias", c->add_mlp_bias);
+        json_bool(json, "mlp_bias", c->model.add_mlp_bias);
     if (t->multipliers)
         write_multipliers(json, c);
     if (t->query_pre_attn_scalar) {
-        const double scalar = c->softmax_scale == 0 ? c->kv_channels : 1 / (c->softmax_scale * c->softmax_scale);
+        const double scalar =
+            c->model.softmax_scale == 0 ? c->model.kv_channels : 1 / (c->model.softmax_scale * c->model.softmax_scale);
         json_int(json, "query_pre_attn_scalar", scalar < HUGGINGFACE_LARGEST ? (int)(scalar + 0.5) : 1);
     }
     if (t->attn_cap != 0)
-        write_cap(json, "attn_logit_softcapping", c->attn_logit_softcapping);
+        write_cap(json, "attn_logit_softcapping", c->model.attn_logit_softcapping);
     if (t->final_cap != 0)
-        write_cap(json, "final_logit_softcapping", c->final_logit_softcapping);
+        write_cap(json, "final_logit_softcapping", c->model.final_logit_softcapping);
     if (a == ARCHITECTURE_PHI3) {
-        json_decimal(json, "resid_pdrop", c->hidden_dropout);
-        json_decimal(json, "embd_pdrop", c->hidden_dropout);
+        json_decimal(json, "resid_pdrop", c->model.hidden_dropout);
+        json_decimal(json, "embd_pdrop", c->model.hidden_dropout);
     }
 }
 static void write_gpt_neox(struct json *json, const struct config *c) {
     json_str(json, "hidden_act", activation_word(c));
-    json_decimal(json, "layer_norm_eps", c->norm_epsilon);
-    json_bool(json, "use_parallel_residual", c->parallel_residual);
-    json_decimal(json, "hidden_dropout", c->hidden_dropout);
+    json_decimal(json, "layer_norm_eps", c->model.norm_epsilon);
+    json_bool(json, "use_parallel_residual", c->model.parallel_residual);
+    json_decimal(json, "hidden_dropout", c->model.hidden_dropout);
 }
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a) {
     const struct architecture_traits *t = architecture_traits_of(a);
@@ -258,14 +260,14 @@ void huggingface_write_members(struct json *json, const struct config *c, enum a
         write_gpt2(json, c);
         return;
     }
-    json_int(json, "num_hidden_layers", c->num_layers);
-    json_int(json, "hidden_size", c->hidden_size);
-    json_int(json, "num_attention_heads", c->num_attention_heads);
-    json_int(json, "intermediate_size", c->ffn_hidden_size);
-    json_int(json, "max_position_embeddings", c->max_position_embeddings);
-    json_decimal(json, "attention_dropout", c->attention_dropout);
+    json_int(json, "num_hidden_layers", c->model.num_layers);
+    json_int(json, "hidden_size", c->model.hidden_size);
+    json_int(json, "num_attention_heads", c->model.num_attention_heads);
+    json_int(json, "intermediate_size", c->model.ffn_hidden_size);
+    json_int(json, "max_position_embeddings", c->model.max_position_embeddings);
+    json_decimal(json, "attention_dropout", c->model.attention_dropout);
     if (t->has_attention_bias)
-        json_bool(json, "attention_bias", c->add_qkv_bias);
+        json_bool(json, "attention_bias", c->model.add_qkv_bias);
     if (t->form == FORM_GPT_NEOX)
         write_gpt_neox(json, c);
     else

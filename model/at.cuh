@@ -107,7 +107,7 @@ static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) 
     case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
     }
     options.one_plus = m->shape.norm_one_plus;
-    options.epsilon = (float)m->config.norm_epsilon;
+    options.epsilon = (float)m->config.model.norm_epsilon;
     options.amax = amax;
     return options;
 }

@@ -38,7 +38,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     case QK_LAYERNORM_FULL: shape.full_width = true; break;
     }
     shape.one_plus = m->shape.norm_one_plus;
-    shape.epsilon = (float)m->config.norm_epsilon;
+    shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
 // Returns attention's input, q, k and v of layer l: (N, qkv channels), after the norms of q and k if there are any.
@@ -48,7 +48,7 @@ static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
 // Computes attention from q, k and v into att, with no cache.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
-    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
@@ -126,11 +126,11 @@ static void attend_backward(struct at at) {
     const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
     const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
     const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
-    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
     struct attention_backward_options options;
     options.rotary = rope_of(m, l);
     options.positions = positions_of(m, PASS_TRAIN);
-    options.any_order = !m->config.deterministic_mode;
+    options.any_order = !m->config.attention.deterministic_mode;
     options.amax = gradient_amax(m, l, LINEAR_QKV);
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));

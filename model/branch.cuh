@@ -159,7 +159,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
-    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const struct dropout dropout = dropout_of(m, m->config.model.hidden_dropout, at.l, b->use);
     const struct fused_norm f = fused_norm(at, b);
     if (!f.runs) {
         RUN(m, residual_forward(sum, x, sum, at.rows, C, residual_scale(m), dropout, m->dev));
@@ -218,7 +218,7 @@ static const floatX *d_added(struct at at, const struct branch *b, float *partia
     if (branch_is_added_as_it_is(m))
         return d_residual_rows(at);
     const floatX *dres = d_residual(m);
-    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, at.l, b->use);
+    const struct dropout dropout = dropout_of(m, m->config.model.hidden_dropout, at.l, b->use);
     const int C = m->shape.layer.C;
     floatX *dadded = d_rows(at, b->d_added, C);
     if (!at_is_range(at))

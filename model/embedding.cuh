@@ -74,7 +74,7 @@ static void embed(struct gpt *m, enum pass pass) {
     const struct token_positions positions = positions_of(m, pass);
     floatX *out = activation(m, pass, -1, ACT_OUT);
     RUN(m, embedding_forward(out, tokens, wte, wpe, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
-                             dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
+                             dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
@@ -95,6 +95,6 @@ static void embedding_gradients(struct gpt *m) {
     const struct token_positions positions = positions_of(m, PASS_TRAIN);
     void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T, m->dev));
     RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
-                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
+                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
     zero_reduce(&m->zero, unit);
 }

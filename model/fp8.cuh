@@ -103,23 +103,23 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
     f->shape = shape;
-    f->recipe = c->fp8_recipe;
+    f->recipe = c->fp8.fp8_recipe;
     f->gradients = FP8_E4M3;
-    switch (c->fp8_format) {
+    switch (c->fp8.fp8_format) {
     case FP8_FORMAT_NONE:
     case FP8_FORMAT_E4M3: break;
     case FP8_FORMAT_HYBRID: f->gradients = FP8_E5M2; break;
     }
     config_fp8_layers(c, &f->first_layer, &f->end_layer);
-    f->num_layers = c->num_layers;
+    f->num_layers = c->model.num_layers;
     f->weights_sharded = weights_sharded;
-    switch (c->fp8_recipe) {
+    switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
     case FP8_RECIPE_BLOCKWISE: break;
     case FP8_RECIPE_DELAYED:
-        f->delay.length = c->fp8_amax_history_len;
-        f->delay.margin = c->fp8_margin;
-        switch (c->fp8_amax_compute_algo) {
+        f->delay.length = c->fp8.fp8_amax_history_len;
+        f->delay.margin = c->fp8.fp8_margin;
+        switch (c->fp8.fp8_amax_compute_algo) {
         case FP8_AMAX_MOST_RECENT: f->delay.most_recent = true; break;
         case FP8_AMAX_MAX: break;
         }

@@ -116,7 +116,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // Whether a product may sum in the tensor cores' fewer bits.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
-    switch (m->config.fp8_fast_accumulation) {
+    switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
     case FP8_FAST_NONE: return false;
     case FP8_FAST_ALL: return !fp8_by_blocks(&m->fp8);
@@ -160,7 +160,8 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 // Whether the gradient of a linear layer's output has its amax from its producer; else the cast takes it by a pass.
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
-    const bool stream = m->config.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
+    const bool stream =
+        m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
     switch (linear) {
     case LINEAR_QKV: return s->qk_statistics == 0;
     case LINEAR_ATT_PROJ: return s->norm_after || (stream && !s->parallel);

@@ -13,9 +13,9 @@ enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CH
 
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
-    const int64_t N = (int64_t)c->micro_batch_size * c->seq_length;
-    if (c->loss_chunk_tokens > 0)
-        return c->loss_chunk_tokens < N ? c->loss_chunk_tokens : N;
+    const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
+    if (c->memory.loss_chunk_tokens > 0)
+        return c->memory.loss_chunk_tokens < N ? c->memory.loss_chunk_tokens : N;
     const int64_t by_bytes = (N * Vp * (int64_t)sizeof(floatX) + chunk_bytes - 1) / chunk_bytes;
     const int64_t by_tokens = (N + LOGITS_CHUNK_TOKENS - 1) / LOGITS_CHUNK_TOKENS;
     const int64_t chunks = by_bytes < by_tokens ? by_bytes : by_tokens;
@@ -60,8 +60,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.z_loss, rows, m->shape.V, Vp,
-                         logit_transform_of(m), pass == PASS_TRAIN, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, (float)m->config.training.z_loss, rows,
+                         m->shape.V, Vp, logit_transform_of(m), pass == PASS_TRAIN, m->dev));
     if (m->scores)
         RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
     if (pass != PASS_TRAIN)

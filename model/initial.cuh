@@ -52,13 +52,13 @@ static void gpt_initialise(struct gpt *m) {
     optimizer_initialise(&m->optimizer);
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
-        if (t->frozen && *m->config.init_from) // the base model, which is still to be loaded
+        if (t->frozen && *m->config.checkpoints.init_from) // the base model, which is still to be loaded
             continue;
         for (int64_t first = 0; first < t->count; first += CHUNK) {
             const int64_t n = t->count - first < CHUNK ? t->count - first : CHUNK;
             if (!gpt_holds(m, t, first, n))
                 continue;
-            tensor_initialise(exact, first, n, t, m->config.init_method_std, m->shape.L, m->config.seed);
+            tensor_initialise(exact, first, n, t, m->config.model.init_method_std, m->shape.L, m->config.training.seed);
             gpt_set_parameters(m, t, first, exact, n, rounded);
             device_synchronize(m->dev);
         }
@@ -73,26 +73,26 @@ static void gpt_initialise(struct gpt *m) {
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
     memset(&s, 0, sizeof s);
-    s.head_dim = c->kv_channels;
+    s.head_dim = c->model.kv_channels;
     s.rotary_dims = config_rotary_dims(c);
-    s.theta = local ? c->rotary_base_local : c->rotary_base;
+    s.theta = local ? c->model.rotary_base_local : c->model.rotary_base;
     s.scaling = ROPE_UNSCALED;
     *factors = NULL;
     if (local)
         return s;
-    s.factor = c->rope_scaling_factor;
-    s.low_freq_factor = c->rope_low_freq_factor;
-    s.high_freq_factor = c->rope_high_freq_factor;
-    s.original_positions = c->rope_original_max_position_embeddings;
-    s.beta_fast = c->yarn_beta_fast;
-    s.beta_slow = c->yarn_beta_slow;
-    s.truncate = c->yarn_truncate;
-    s.attention_factor = c->rope_attention_factor;
-    s.mscale = c->yarn_mscale;
-    s.mscale_all_dim = c->yarn_mscale_all_dim;
-    s.max_positions = c->max_position_embeddings;
-    s.longest = c->seq_length;
-    switch (c->rope_scaling_type) {
+    s.factor = c->model.rope_scaling_factor;
+    s.low_freq_factor = c->model.rope_low_freq_factor;
+    s.high_freq_factor = c->model.rope_high_freq_factor;
+    s.original_positions = c->model.rope_original_max_position_embeddings;
+    s.beta_fast = c->model.yarn_beta_fast;
+    s.beta_slow = c->model.yarn_beta_slow;
+    s.truncate = c->model.yarn_truncate;
+    s.attention_factor = c->model.rope_attention_factor;
+    s.mscale = c->model.yarn_mscale;
+    s.mscale_all_dim = c->model.yarn_mscale_all_dim;
+    s.max_positions = c->model.max_position_embeddings;
+    s.longest = c->model.seq_length;
+    switch (c->model.rope_scaling_type) {
     case SCALING_NONE: break;
     case SCALING_LINEAR: s.scaling = ROPE_LINEAR; break;
     case SCALING_LLAMA3: s.scaling = ROPE_LLAMA3; break;
@@ -103,8 +103,8 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
         *factors = (double *)calloc(2 * (size_t)pairs, sizeof **factors);
         if (!*factors)
             fail("out of memory for the rotary table");
-        config_numbers(*factors, pairs, "--rope-short-factors", c->rope_short_factors, 1e-6);
-        config_numbers(*factors + pairs, pairs, "--rope-long-factors", c->rope_long_factors, 1e-6);
+        config_numbers(*factors, pairs, "--rope-short-factors", c->model.rope_short_factors, 1e-6);
+        config_numbers(*factors + pairs, pairs, "--rope-long-factors", c->model.rope_long_factors, 1e-6);
         s.short_factors = *factors;
         s.long_factors = *factors + pairs;
         break;
@@ -114,11 +114,11 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
 }
 // Sets a rotary table, computed by the host. Returns its address in device memory.
 static const float *gpt_initialise_rope(struct gpt *m, int id, bool local) {
-    const size_t bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
+    const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);
     double *factors;
     const struct rope_settings settings = rope_settings_of(&m->config, local, &factors);
-    rope_table(table, m->config.seq_length, &settings);
+    rope_table(table, m->config.model.seq_length, &settings);
     device_upload(to, table, bytes, m->dev);
     device_synchronize(m->dev);
     host_free(table);

@@ -26,7 +26,7 @@ static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linea
     case LINEAR_MLP_PROJ: use = DROPOUT_LORA_MLP_PROJ; break;
     case LINEAR_COUNT: break;
     }
-    return dropout_of(m, m->config.lora_dropout, l, use);
+    return dropout_of(m, m->config.finetuning.lora_dropout, l, use);
 }
 
 // The scratch memory of an adapter's forward or backward on N tokens, and its places in it.
@@ -40,8 +40,9 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int width = lora_a_rows(&m->shape.lora, linear), rank = m->shape.lora.rank;
     const size_t align = 256, h = ((size_t)N * (size_t)width * sizeof(floatX) + align - 1) / align * align;
-    const size_t dropped =
-        m->config.lora_dropout > 0 ? ((size_t)N * (size_t)row.inputs * sizeof(floatX) + align - 1) / align * align : 0;
+    const size_t dropped = m->config.finetuning.lora_dropout > 0
+                               ? ((size_t)N * (size_t)row.inputs * sizeof(floatX) + align - 1) / align * align
+                               : 0;
     size_t products = matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev);
     for (int p = 0; p < m->shape.lora.linear[linear].count; p++) {
         const int outputs = m->shape.lora.linear[linear].parts[p].rows;

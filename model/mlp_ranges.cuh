@@ -13,7 +13,7 @@
 
 // Tokens of a range of layer l's MLP in a pass; 0: all at once.
 static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
-    const int64_t tokens = m->config.mlp_chunk_tokens;
+    const int64_t tokens = m->config.memory.mlp_chunk_tokens;
     const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantised(m, pass, l) ? tokens : 0;

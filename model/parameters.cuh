@@ -87,10 +87,10 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
 // Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and
 // k.
 static int qk_norm_statistics(const struct config *c) {
-    if (!c->qk_layernorm)
+    if (!c->model.qk_layernorm)
         return 0;
-    switch (c->qk_layernorm_width) {
-    case QK_LAYERNORM_HEAD: return c->num_attention_heads + c->num_query_groups;
+    switch (c->model.qk_layernorm_width) {
+    case QK_LAYERNORM_HEAD: return c->model.num_attention_heads + c->model.num_query_groups;
     case QK_LAYERNORM_FULL: return 2;
     }
     return 0;
@@ -114,12 +114,12 @@ static bool norm_is_after(enum norm_placement placement) {
 }
 // Keys that a query sees, on average over the queries of a sequence and the layers; documents are not known here.
 static double mean_keys(const struct config *c) {
-    const double T = c->seq_length, W = config_window(c) < c->seq_length ? config_window(c) : T;
+    const double T = c->model.seq_length, W = config_window(c) < c->model.seq_length ? config_window(c) : T;
     double windowed = 0;
-    for (int l = 0; l < c->num_layers; l++)
+    for (int l = 0; l < c->model.num_layers; l++)
         windowed += config_layer_is_windowed(c, l);
     const double causal = (T + 1) / 2, window = W - W * (W - 1) / (2 * T);
-    return causal + (window - causal) * windowed / c->num_layers;
+    return causal + (window - causal) * windowed / c->model.num_layers;
 }
 
 // Floats per token that the backward of a norm reads: the reciprocal standard deviation and, for LayerNorm, the mean.
@@ -133,7 +133,7 @@ static int norm_statistics(enum normalization kind) {
 
 // How layers in FP8 keep inputs of linear layers.
 static enum kept_input fp8_input(const struct config *c) {
-    switch (c->fp8_recipe) {
+    switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
     case FP8_RECIPE_DELAYED: return KEPT_FP8;
     case FP8_RECIPE_BLOCKWISE: return KEPT_FP8_BLOCKS;
@@ -163,7 +163,7 @@ static void lora_add(struct lora_layer *linear, const struct config *c, enum lor
 static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
     struct lora_shape lora;
     memset(&lora, 0, sizeof lora);
-    lora.rank = c->lora_rank;
+    lora.rank = c->finetuning.lora_rank;
     if (lora.rank == 0)
         return lora;
     struct lora_layer *qkv = &lora.linear[LINEAR_QKV], *fc = &lora.linear[LINEAR_FC];
@@ -181,7 +181,7 @@ static struct lora_shape lora_shape_of(const struct config *c, const struct laye
 }
 
 static enum frozen_format frozen_format_of(const struct config *c) {
-    switch (c->frozen_weights_format) {
+    switch (c->finetuning.frozen_weights_format) {
     case FROZEN_WEIGHTS_NONE: return FROZEN_FLOATX;
     case FROZEN_WEIGHTS_FP8: return FROZEN_FP8;
     case FROZEN_WEIGHTS_NF4: return FROZEN_NF4;
@@ -191,20 +191,20 @@ static enum frozen_format frozen_format_of(const struct config *c) {
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
-    shape.layer.C = c->hidden_size;
-    shape.layer.H = c->num_attention_heads;
-    shape.layer.G = c->num_query_groups;
-    shape.layer.D = c->kv_channels;
-    shape.layer.F = c->ffn_hidden_size;
-    shape.layer.T = c->seq_length;
+    shape.layer.C = c->model.hidden_size;
+    shape.layer.H = c->model.num_attention_heads;
+    shape.layer.G = c->model.num_query_groups;
+    shape.layer.D = c->model.kv_channels;
+    shape.layer.F = c->model.ffn_hidden_size;
+    shape.layer.T = c->model.seq_length;
     shape.layer.x = element_bytes;
-    shape.layer.gated = activation_is_gated(c->activation);
-    shape.layer.activation_name = activation_name(c->activation);
-    shape.layer.norm_statistics = norm_statistics(c->normalization);
+    shape.layer.gated = activation_is_gated(c->model.activation);
+    shape.layer.activation_name = activation_name(c->model.activation);
+    shape.layer.norm_statistics = norm_statistics(c->model.normalization);
     shape.layer.materialised = materialised;
-    shape.layer.norm_before = norm_is_before(c->norm_placement);
-    shape.layer.norm_after = norm_is_after(c->norm_placement);
-    shape.layer.parallel = c->parallel_residual;
+    shape.layer.norm_before = norm_is_before(c->model.norm_placement);
+    shape.layer.norm_after = norm_is_after(c->model.norm_placement);
+    shape.layer.parallel = c->model.parallel_residual;
     shape.layer.qk_statistics = qk_norm_statistics(c);
     shape.layer.keys = mean_keys(c);
     shape.layer.kept_input = KEPT_FLOATX;
@@ -212,19 +212,19 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     config_fp8_layers(c, &shape.layer.fp8_first, &shape.layer.fp8_end);
     shape.lora = lora_shape_of(c, &shape.layer);
     shape.frozen_format = frozen_format_of(c);
-    shape.qk_norm_width = c->qk_layernorm_width;
-    shape.norm_one_plus = c->apply_layernorm_1p;
-    shape.zero_projections = c->zero_init_projections;
-    shape.normalization = c->normalization;
-    shape.activation = c->activation;
-    shape.L = c->num_layers;
-    shape.V = c->vocab_size;
-    shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
-    shape.P = config_learns_positions(c) ? c->max_position_embeddings : 0;
-    shape.qkv_bias = c->add_qkv_bias;
-    shape.attention_proj_bias = c->add_attention_proj_bias;
-    shape.mlp_bias = c->add_mlp_bias;
-    shape.tied = !c->untie_embeddings_and_output_weights;
+    shape.qk_norm_width = c->model.qk_layernorm_width;
+    shape.norm_one_plus = c->model.apply_layernorm_1p;
+    shape.zero_projections = c->model.zero_init_projections;
+    shape.normalization = c->model.normalization;
+    shape.activation = c->model.activation;
+    shape.L = c->model.num_layers;
+    shape.V = c->model.vocab_size;
+    shape.Vp = (c->model.vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
+    shape.P = config_learns_positions(c) ? c->model.max_position_embeddings : 0;
+    shape.qkv_bias = c->model.add_qkv_bias;
+    shape.attention_proj_bias = c->model.add_attention_proj_bias;
+    shape.mlp_bias = c->model.add_mlp_bias;
+    shape.tied = !c->model.untie_embeddings_and_output_weights;
     return shape;
 }
 
@@ -430,7 +430,7 @@ static enum lr_group tensor_lr_group(const struct tensor *t) {
 static double lr_multiplier(const struct config *c, enum lr_group group) {
     switch (group) {
 #define CASE_ROW(enumerator, field)                                                                                    \
-    case enumerator: return c->field;
+    case enumerator: return c->training.field;
         LR_GROUPS(CASE_ROW)
 #undef CASE_ROW
     }

@@ -26,10 +26,10 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
 // Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
 // tasks pack them as documents.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
+    return !generates(pass) && (m->config.data.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
+    return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
 // Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {
@@ -72,11 +72,11 @@ static struct attention_shape attention_shape_of(const struct config *c, int B, 
     memset(&shape, 0, sizeof shape);
     shape.B = B;
     shape.T = T;
-    shape.num_heads = c->num_attention_heads;
-    shape.num_query_groups = c->num_query_groups;
-    shape.head_dim = c->kv_channels;
-    shape.scale = (float)(c->softmax_scale > 0 ? c->softmax_scale : 1 / sqrt((double)c->kv_channels));
-    shape.softcap = (float)c->attn_logit_softcapping;
+    shape.num_heads = c->model.num_attention_heads;
+    shape.num_query_groups = c->model.num_query_groups;
+    shape.head_dim = c->model.kv_channels;
+    shape.scale = (float)(c->model.softmax_scale > 0 ? c->model.softmax_scale : 1 / sqrt((double)c->model.kv_channels));
+    shape.softcap = (float)c->model.attn_logit_softcapping;
     return shape;
 }
 // The shape of layer l's attention in a pass; its spans are live in this phase.

@@ -251,8 +251,10 @@ struct extent {
     int64_t N; // B * T
 };
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
-    const int B = generates(pass) ? m->generation.sequences : m->config.micro_batch_size;
-    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->generation.prompt_tokens : 1;
+    const int B = generates(pass) ? m->generation.sequences : m->config.training.micro_batch_size;
+    const int T = !generates(pass)       ? m->config.model.seq_length
+                  : pass == PASS_PREFILL ? m->generation.prompt_tokens
+                                         : 1;
     const struct extent e = {B, T, (int64_t)B * T};
     return e;
 }
@@ -289,7 +291,7 @@ static int next_backward_layer(const struct gpt *m, int l) {
 // The kept activations that are in host memory between forward and backward. A layer's input, the OUT of the layer
 // before, goes with its layer. The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
-    const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
+    const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
     const int first = first_backward_layer(m);
     if (l < first - 1)
@@ -389,24 +391,26 @@ static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
-                              m->config.seed,
+                              m->config.training.seed,
                               0,
                               (uint32_t)layer,
                               (uint32_t)use,
                               m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
-static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
+static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
 // Whether a branch joins the residual stream without dropout and multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
-    return (!m->steps.dropout || m->config.hidden_dropout == 0) && residual_scale(m) == 1;
+    return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
 // The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
 // exact in either type.
-static float embedding_scale(const struct gpt *m) { return to_float(to_floatX((float)m->config.embedding_multiplier)); }
+static float embedding_scale(const struct gpt *m) {
+    return to_float(to_floatX((float)m->config.model.embedding_multiplier));
+}
 static struct logit_transform logit_transform_of(const struct gpt *m) {
-    const struct logit_transform transform = {(float)m->config.logit_multiplier,
-                                              (float)m->config.final_logit_softcapping};
+    const struct logit_transform transform = {(float)m->config.model.logit_multiplier,
+                                              (float)m->config.model.final_logit_softcapping};
     return transform;
 }
 // A norm's parameters.

@@ -101,7 +101,7 @@ static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
         const struct tensor *t = &table->tensors[i];
         if (!muon_updates(o->config, t))
             continue;
-        const int count = muon_cut(cuts, t, s, o->config->muon_split_qkv);
+        const int count = muon_cut(cuts, t, s, o->config->training.muon_split_qkv);
         for (int k = 0; k < count; k++) {
             const struct muon_matrix matrix = {
                 t->offset + (int64_t)cuts[k].first * t->cols, cuts[k].rows, t->cols, i, 0, 0};
@@ -116,7 +116,7 @@ static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
 }
 // What the update of a matrix is multiplied by.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
-    return (float)(muon_scale(c->muon_scale_mode, m->rows, m->cols) * c->muon_extra_scale_factor);
+    return (float)(muon_scale(c->training.muon_scale_mode, m->rows, m->cols) * c->training.muon_extra_scale_factor);
 }
 
 // ---- waves and owners ----
@@ -360,13 +360,13 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     memset(u, 0, sizeof *u);
     u->o = o;
     u->table_id = u->update_id = u->whole_id = -1;
-    u->iteration = newton_schulz_of(c->muon_coefficient_type, c->muon_num_ns_steps);
+    u->iteration = newton_schulz_of(c->training.muon_coefficient_type, c->training.muon_num_ns_steps);
     if (!trains)
         return;
     muon_make_matrices(u, shape);
-    if (u->count == 0 && c->optimizer == OPTIMIZER_MUON)
+    if (u->count == 0 && c->training.optimizer == OPTIMIZER_MUON)
         fail("--optimizer muon has nothing to update: no matrix of the blocks is trained%s; leave it out",
-             c->lora_rank > 0 ? ", LoRA's adapters are AdamW's" : "");
+             c->finetuning.lora_rank > 0 ? ", LoRA's adapters are AdamW's" : "");
     if (u->count == 0)
         return;
     muon_make_waves(u);

@@ -147,7 +147,7 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
         if (bytes == 0)
             continue;
         timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
-        if (o->config->ema_decay > 0 && work_reads(WORK_AVERAGES, i) && i != STATE_AVERAGES) // a second time
+        if (o->config->training.ema_decay > 0 && work_reads(WORK_AVERAGES, i) && i != STATE_AVERAGES) // a second time
             timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
         if (i != OPERAND_GRADIENTS)
             timeline_transfer(t, TRANSFER_TO_HOST, name, NULL, NULL, bytes);
@@ -199,8 +199,8 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.update = piece_update(u, p);
     r.n = p->n;
     r.begin = p->at;
-    r.mu = o->config->muon_momentum;
-    r.nesterov = o->config->muon_nesterov;
+    r.mu = o->config->training.muon_momentum;
+    r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
@@ -217,7 +217,7 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
 }
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
-    const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->ema_decay;
+    const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
     const struct averages_range r = {(floatX *)memory[OPERAND_PARAMETERS], (uint16_t *)memory[STATE_MASTER],
                                      (float *)memory[STATE_AVERAGES], p->n};
     if (u->work == WORK_SWAP)

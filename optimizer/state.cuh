@@ -119,20 +119,22 @@ static enum state_format state_format_of(const struct config *c, enum optimizer_
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
     case STATE_MASTER:
-        return sizeof(floatX) < sizeof(float) && c->main_params_dtype == MAIN_FP32 ? FORMAT_REMAINDER : FORMAT_NONE;
+        return sizeof(floatX) < sizeof(float) && c->states.main_params_dtype == MAIN_FP32 ? FORMAT_REMAINDER
+                                                                                          : FORMAT_NONE;
     case STATE_MOMENT1:
-        return by_muon ? FORMAT_NONE : moment_format(c->exp_avg_dtype, others ? FORMAT_BF16 : FORMAT_8BIT);
+        return by_muon ? FORMAT_NONE : moment_format(c->states.exp_avg_dtype, others ? FORMAT_BF16 : FORMAT_8BIT);
     case STATE_MOMENT2:
-        return by_muon ? FORMAT_NONE : moment_format(c->exp_avg_sq_dtype, others ? FORMAT_BF16 : FORMAT_8BIT_ROOT);
-    case STATE_MOMENTUM: return by_muon ? moment_format(c->exp_avg_dtype, FORMAT_8BIT) : FORMAT_NONE;
-    case STATE_AVERAGES: return c->ema_decay > 0 ? FORMAT_FP32 : FORMAT_NONE;
+        return by_muon ? FORMAT_NONE
+                       : moment_format(c->states.exp_avg_sq_dtype, others ? FORMAT_BF16 : FORMAT_8BIT_ROOT);
+    case STATE_MOMENTUM: return by_muon ? moment_format(c->states.exp_avg_dtype, FORMAT_8BIT) : FORMAT_NONE;
+    case STATE_AVERAGES: return c->training.ema_decay > 0 ? FORMAT_FP32 : FORMAT_NONE;
     case STATE_COUNT: break;
     }
     return FORMAT_NONE;
 }
 // Muon updates the matrices that the blocks multiply by; embeddings, head, norms, biases and adapters are AdamW's.
 static bool muon_updates(const struct config *c, const struct tensor *t) {
-    switch (c->optimizer) {
+    switch (c->training.optimizer) {
     case OPTIMIZER_ADAM: return false;
     case OPTIMIZER_MUON: return parameter_is_linear_weight(t->parameter);
     }
@@ -274,7 +276,7 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->fp8 = fp8;
     o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
-    o->cut = optimizer_cut(o, config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0);
+    o->cut = optimizer_cut(o, config->states.optimizer_cpu_offload ? config->states.optimizer_offload_fraction : 0);
     for (int id = 0; id < STATE_COUNT; id++)
         for (int group = 0; group < STATE_GROUPS; group++)
             o->states[id].formats[group] = state_format_of(config, (enum optimizer_state)id, (enum state_group)group);

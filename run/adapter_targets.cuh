@@ -140,9 +140,10 @@ static void targets_check_rank(const struct target_search *s) {
             continue;
         const int outputs = s->names.list[i].transposed ? s->names.list[i].cols : s->names.list[i].rows;
         const int most = module.inputs < outputs ? module.inputs : outputs;
-        if (s->config->lora_rank > most)
-            fail("--lora-rank %d is more than the %d %s of the module %s; expected %d at most", s->config->lora_rank,
-                 most, module.inputs < outputs ? "inputs" : "outputs", module_name_of(&s->names.list[i]).text, most);
+        if (s->config->finetuning.lora_rank > most)
+            fail("--lora-rank %d is more than the %d %s of the module %s; expected %d at most",
+                 s->config->finetuning.lora_rank, most, module.inputs < outputs ? "inputs" : "outputs",
+                 module_name_of(&s->names.list[i]).text, most);
     }
 }
 
@@ -150,7 +151,7 @@ static void targets_check_rank(const struct target_search *s) {
 // where layers would differ, and where the rank is more than a module's inputs or outputs.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
-    if (c->lora_rank == 0)
+    if (c->finetuning.lora_rank == 0)
         return;
     const struct model_shape shape = model_shape_of(c, sizeof(float), false);
     struct parameters table = parameters_create(&shape, 1, NULL);
@@ -159,7 +160,7 @@ static void adapters_resolve(struct config *c) {
     s.matched = (bool *)calloc((size_t)s.names.count, sizeof *s.matched);
     if (!s.matched)
         fail("out of memory for the names of modules");
-    const char *at = c->lora_target_modules;
+    const char *at = c->finetuning.lora_target_modules;
     do {
         const size_t length = strcspn(at, ",");
         target_find(&s, at, length);

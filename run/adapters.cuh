@@ -158,10 +158,10 @@ static void adapters_write_config(FILE *out, const struct gpt *m, const char *ba
     struct huggingface_tensors weights = huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c));
     struct peft_config peft;
     memset(&peft, 0, sizeof peft);
-    peft.rank = c->lora_rank;
+    peft.rank = c->finetuning.lora_rank;
     peft.alpha = (float)config_lora_alpha(c);
-    peft.dropout = c->lora_dropout;
-    peft.rslora = c->lora_use_rslora;
+    peft.dropout = c->finetuning.lora_dropout;
+    peft.rslora = c->finetuning.lora_use_rslora;
     peft.fan_in_fan_out = a == ARCHITECTURE_GPT2;
     peft.targets = adapters_targets(&weights, &m->shape);
     peft.base = strdup(base);

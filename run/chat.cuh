@@ -66,9 +66,9 @@ static int32_t *chat_encode(const struct chat *chat, const char *text, size_t by
     if (problem)
         fail("--chat: %s", problem);
     for (int64_t i = 0; i < *count; i++)
-        if (ids[i] >= chat->r->config->vocab_size)
+        if (ids[i] >= chat->r->config->model.vocab_size)
             fail("--chat: the tokenizer makes token %d, outside the model's vocabulary of %d", (int)ids[i],
-                 chat->r->config->vocab_size);
+                 chat->r->config->model.vocab_size);
     return ids;
 }
 // Whether a content has a special token in its text, which would end its turn or begin another one.
@@ -176,9 +176,9 @@ static void chat_say(struct chat *chat, const char *content) {
 // Sets the sizes in *c on which the plan depends: a KV cache of --seq-length tokens, and the prompt that begins a chat.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
-    c->sample_tokens = c->seq_length;
-    c->prompt_tokens = c->seq_length < PROMPT_TOKENS ? c->seq_length : PROMPT_TOKENS;
-    c->micro_batch_size = c->sample_count = 1;
+    c->evaluation.sample_tokens = c->model.seq_length;
+    c->prompt_tokens = c->model.seq_length < PROMPT_TOKENS ? c->model.seq_length : PROMPT_TOKENS;
+    c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
 // Opens the form of the model's chats.
@@ -194,7 +194,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     if (!find_text_file(r, "chat_format.json", path, sizeof path))
         fail("--chat: %s has no chat_format.json, the form of its chats; make it from the model's chat template by "
              "scripts/chat_format.py %s",
-             c->init_from, c->init_from);
+             c->checkpoints.init_from, c->checkpoints.init_from);
     const char *problem = chat_format_read(&chat->format, path, &error);
     if (problem)
         fail("--chat: %s", problem);
@@ -209,9 +209,9 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     }
     if (r->vocabulary.end_of_text >= 0)
         chat->stops[chat->stop_count++] = r->vocabulary.end_of_text;
-    if (chat_has_special(chat, c->chat_system))
+    if (chat_has_special(chat, c->evaluation.chat_system))
         fail("--chat-system holds a special token of the model, which would end the system turn; leave it out");
-    const char *system = *c->chat_system ? c->chat_system : chat->format.default_system;
+    const char *system = *c->evaluation.chat_system ? c->evaluation.chat_system : chat->format.default_system;
     chat->system = system ? strdup(system) : NULL;
     sampler_open(&r->sampler, r->model);
 }

@@ -85,7 +85,8 @@ static void graph_check_log(struct json *json, const void *text) { json_str(json
 // scale: that micro-step's. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
-    if (!m->config.cuda_graphs || !m->config.deterministic_mode || !self_check_is_wanted(r, ATTENTION_FLASH))
+    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||
+        !self_check_is_wanted(r, ATTENTION_FLASH))
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);

@@ -52,8 +52,8 @@ static int level_asked(const char *name) {
 // another rank's. Replicas of the parameters are updated by each rank, and stay equal to the bit by the same instructions.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
-    if (strcmp(config->instruction_set, "auto") != 0)
-        level = level_asked(config->instruction_set);
+    if (strcmp(config->device.instruction_set, "auto") != 0)
+        level = level_asked(config->device.instruction_set);
     while (level > 0 && !level_runs_here(&levels[level]))
         level--;
     level = NUM_LEVELS - 1 - parallel_largest(config->parallel, NUM_LEVELS - 1 - level, "the instruction set");
@@ -66,12 +66,13 @@ static const struct level *choose_level(const struct config *config) {
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
     const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);
-    const char *const products = config->device == DEVICE_CUDA ? "tensor cores" : on_cpu;
+    const char *const products = config->device.device == DEVICE_CUDA ? "tensor cores" : on_cpu;
     const bool a_rank_has_none = parallel_largest(config->parallel, !products, "the precision") != 0;
-    if (config->precision != WITH_AUTO)
+    if (config->device.precision != WITH_AUTO)
         return;
-    const bool fp8 = config->fp8_format != FP8_FORMAT_NONE, no_master = config->main_params_dtype != MAIN_FP32;
-    config->precision = a_rank_has_none && !fp8 && !no_master ? WITH_FP32 : WITH_BF16;
+    const bool fp8 = config->fp8.fp8_format != FP8_FORMAT_NONE,
+               no_master = config->states.main_params_dtype != MAIN_FP32;
+    config->device.precision = a_rank_has_none && !fp8 && !no_master ? WITH_FP32 : WITH_BF16;
     if (fp8 || no_master)
         snprintf(reason, sizeof reason, "--%s needs it", fp8 ? "fp8-format" : "main-params-dtype bf16");
     else if (!products)
@@ -80,7 +81,7 @@ static void resolve_precision(struct config *config, const struct level *level) 
         snprintf(reason, sizeof reason, "another rank's CPU has no products of bf16");
     else
         snprintf(reason, sizeof reason, "this %s multiplies it (%s) faster than fp32; --precision fp32 is more exact",
-                 config->device == DEVICE_CUDA ? "GPU" : "CPU", products);
+                 config->device.device == DEVICE_CUDA ? "GPU" : "CPU", products);
     config->precision_reason = reason;
 }
 static engine_entry *cpu_engine(struct config *config, const struct level *level) {
@@ -91,9 +92,9 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
         snprintf(reason, sizeof reason, "the one that this program has");
     level_list_features(instructions, sizeof instructions, level);
     config->instructions = instructions;
-    config->instruction_set = level->name;
+    config->device.instruction_set = level->name;
     config->instruction_set_reason = reason;
-    return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
+    return config->device.precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
 // The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends the
@@ -125,7 +126,7 @@ static void check_cuda(bool plans) {
 static void check_programs(const struct config *config) {
     char text[1024];
     int used = snprintf(text, sizeof text, "commit %s\n", build_commit);
-    if (config->instructions && config->zero_stage == 0 && config_trains(config))
+    if (config->instructions && config->processes.zero_stage == 0 && config_trains(config))
         snprintf(text + used, sizeof text - (size_t)used, "instructions%s (which may differ from --zero-stage 1 on)\n",
                  config->instructions);
     parallel_check_same(config->parallel, text, "programs");
@@ -135,22 +136,22 @@ static void check_programs(const struct config *config) {
 // the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
-    const bool plans_gpu = *config->plan_gpu, by_cpu = config->device == DEVICE_CPU || !CUDA_IS_BUILT;
+    const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;
     if (plans_gpu)
-        config->device = DEVICE_CUDA;
-    switch (config->device) {
-    case DEVICE_AUTO: config->device = choose_device(config->parallel); break;
+        config->device.device = DEVICE_CUDA;
+    switch (config->device.device) {
+    case DEVICE_AUTO: config->device.device = choose_device(config->parallel); break;
     case DEVICE_CUDA:
         if (!plans_gpu)
-            check_cuda(config->plan);
+            check_cuda(config->memory.plan);
         break;
     case DEVICE_CPU: break;
     }
     config->precision_reason = *config->checkpoint ? "the checkpoint's" : "by --precision";
     const struct level *const level = choose_level(config); // by all ranks, some of which may have GPUs
     resolve_precision(config, level);
-    engine_entry *const engine = config->device == DEVICE_CUDA && !(plans_gpu && by_cpu)
-                                     ? cuda_engine(config->precision)
+    engine_entry *const engine = config->device.device == DEVICE_CUDA && !(plans_gpu && by_cpu)
+                                     ? cuda_engine(config->device.precision)
                                      : cpu_engine(config, level);
     check_programs(config);
     return engine;

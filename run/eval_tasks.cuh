@@ -30,7 +30,7 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
     const size_t length = eval_length_without_space(context);
-    const int64_t T = r->config->seq_length;
+    const int64_t T = r->config->model.seq_length;
     char where[PATH_MAX + 64], *whole = NULL;
     snprintf(where, sizeof where, "--eval-tasks: %s:%lld", item->file, (long long)item->line);
     const int bytes = asprintf(&whole, "%s%s%s", context, item->delimiter, eval_item_continuation(item, i));
@@ -135,9 +135,9 @@ static void check_task_files(char *const *paths, int count) {
 }
 // Ends the program where --eval-tasks-output would replace one of the files that are scored.
 static void check_scores_file(const struct config *c) {
-    const char *const lists[] = {c->eval_tasks, c->perplexity};
+    const char *const lists[] = {c->evaluation.eval_tasks, c->evaluation.perplexity};
     struct stat output, input;
-    if (!*c->eval_tasks_output || stat(c->eval_tasks_output, &output) != 0)
+    if (!*c->evaluation.eval_tasks_output || stat(c->evaluation.eval_tasks_output, &output) != 0)
         return;
     for (int k = 0; k < 2; k++) {
         int count;
@@ -145,7 +145,7 @@ static void check_scores_file(const struct config *c) {
         for (int i = 0; i < count; i++)
             if (stat(paths[i], &input) == 0 && input.st_dev == output.st_dev && input.st_ino == output.st_ino)
                 fail("--eval-tasks-output %s is a file that is scored, and would be overwritten; name another file",
-                     c->eval_tasks_output);
+                     c->evaluation.eval_tasks_output);
         for (int i = 0; i < count; i++)
             free(paths[i]);
         free(paths);
@@ -161,7 +161,7 @@ static void open_tasks(struct run *r) {
         fail("out of memory");
     check_scores_file(r->config);
     open_tokenizer(r, "eval-tasks");
-    tasks->paths = list_elements(r->config->eval_tasks, &tasks->files);
+    tasks->paths = list_elements(r->config->evaluation.eval_tasks, &tasks->files);
     check_task_files(tasks->paths, tasks->files);
     for (int i = 0; i < tasks->files; i++) {
         unsigned char *data;
@@ -364,7 +364,7 @@ static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
         return;
-    struct report_file out = report_file_open("--eval-tasks-output", r->config->eval_tasks_output);
+    struct report_file out = report_file_open("--eval-tasks-output", r->config->evaluation.eval_tasks_output);
     for (int64_t i = 0; i < tasks->items.count; i++)
         write_item(out.file, tasks, i);
     for (int k = 0; k < tasks->names_count; k++) {
@@ -385,7 +385,7 @@ static bool score_tasks(struct run *r, int step) {
         return false;
     print_scores(r);
     log_scores(&r->log, step, "tasks", write_log_scores, tasks);
-    if (*r->config->eval_tasks_output)
+    if (*r->config->evaluation.eval_tasks_output)
         write_scores(r);
     return true;
 }

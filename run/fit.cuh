@@ -75,48 +75,51 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits) {
 
 // Ends the program where an option of one granularity is given under another, instead of ignoring it.
 static void fit_check_options(const struct config *c) {
-    const enum recompute_granularity granularity = c->recompute_granularity;
-    if (granularity != RECOMPUTE_FULL &&
-        (c->recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute_num_layers > 0 || *c->recompute_layers))
+    const enum recompute_granularity granularity = c->recompute.recompute_granularity;
+    if (granularity != RECOMPUTE_FULL && (c->recompute.recompute_method != RECOMPUTE_METHOD_UNSET ||
+                                          c->recompute.recompute_num_layers > 0 || *c->recompute.recompute_layers))
         fail("--recompute-method, --recompute-num-layers and --recompute-layers need --recompute-granularity full");
-    if (granularity != RECOMPUTE_SELECTIVE && *c->recompute_modules)
+    if (granularity != RECOMPUTE_SELECTIVE && *c->recompute.recompute_modules)
         fail("--recompute-modules needs --recompute-granularity selective");
-    if (granularity != RECOMPUTE_SELECTIVE && *c->recompute_layer_modules)
+    if (granularity != RECOMPUTE_SELECTIVE && *c->recompute.recompute_layer_modules)
         fail("--recompute-layer-modules needs --recompute-granularity selective");
-    if (*c->recompute_modules && *c->recompute_layer_modules)
+    if (*c->recompute.recompute_modules && *c->recompute.recompute_layer_modules)
         fail("--recompute-layer-modules names the modules itself: leave out --recompute-modules");
-    if (*c->recompute_layers && (c->recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute_num_layers > 0))
+    if (*c->recompute.recompute_layers &&
+        (c->recompute.recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute.recompute_num_layers > 0))
         fail("--recompute-layers names the layers itself: leave out --recompute-method and --recompute-num-layers");
-    if (c->recompute_method == RECOMPUTE_METHOD_BLOCK && c->recompute_num_layers == 0)
+    if (c->recompute.recompute_method == RECOMPUTE_METHOD_BLOCK && c->recompute.recompute_num_layers == 0)
         fail("--recompute-method block needs --recompute-num-layers: how many of the first layers are recomputed");
-    if (c->recompute_num_layers > c->num_layers)
-        fail("--recompute-num-layers %d: the model has only %d layers", c->recompute_num_layers, c->num_layers);
+    if (c->recompute.recompute_num_layers > c->model.num_layers)
+        fail("--recompute-num-layers %d: the model has only %d layers", c->recompute.recompute_num_layers,
+             c->model.num_layers);
 }
 
 static struct recompute_policy fit_full(const struct config *c) {
-    if (*c->recompute_layers)
-        return policy_of_layers(c->num_layers, c->recompute_layers);
-    switch (c->recompute_method) {
-    case RECOMPUTE_METHOD_BLOCK: return policy_block(c->num_layers, c->recompute_num_layers);
+    if (*c->recompute.recompute_layers)
+        return policy_of_layers(c->model.num_layers, c->recompute.recompute_layers);
+    switch (c->recompute.recompute_method) {
+    case RECOMPUTE_METHOD_BLOCK: return policy_block(c->model.num_layers, c->recompute.recompute_num_layers);
     case RECOMPUTE_METHOD_UNSET:
     case RECOMPUTE_METHOD_UNIFORM: break;
     }
-    return policy_uniform(c->num_layers, c->recompute_num_layers > 0 ? c->recompute_num_layers : 1);
+    return policy_uniform(c->model.num_layers,
+                          c->recompute.recompute_num_layers > 0 ? c->recompute.recompute_num_layers : 1);
 }
 
 static struct recompute_policy fit_policy(const struct fit *f) {
     const struct config *c = f->config;
     fit_check_options(c);
-    switch (c->recompute_granularity) {
+    switch (c->recompute.recompute_granularity) {
     case RECOMPUTE_NONE:
     case RECOMPUTE_AUTO: break;
     case RECOMPUTE_SELECTIVE:
-        if (*c->recompute_layer_modules)
-            return policy_of_layer_modules(c->num_layers, c->recompute_layer_modules, &f->shape);
-        return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
+        if (*c->recompute.recompute_layer_modules)
+            return policy_of_layer_modules(c->model.num_layers, c->recompute.recompute_layer_modules, &f->shape);
+        return policy_selective(c->model.num_layers, recompute_modules_of(c->recompute.recompute_modules), &f->shape);
     case RECOMPUTE_FULL: return fit_full(c);
     }
-    return policy_none(c->num_layers);
+    return policy_none(c->model.num_layers);
 }
 
 // Chunks of the MLP are of layers that keep none of it.
@@ -124,20 +127,20 @@ static void fit_advise_chunks(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     struct recompute_policy policy = fit_policy(f);
     int chunked = 0;
-    for (int l = 0; l < c->num_layers; l++)
+    for (int l = 0; l < c->model.num_layers; l++)
         chunked += (policy.kept[l] & (BIT(FC) | BIT(ACT))) == 0;
     policy_free(&policy);
-    if (c->mlp_chunk_tokens > 0 && config_trains(c) && chunked == 0)
+    if (c->memory.mlp_chunk_tokens > 0 && config_trains(c) && chunked == 0)
         fprintf(out,
                 "note: --mlp-chunk-tokens %d does nothing in training, since every layer keeps its MLP's activations; "
                 "--recompute-granularity full or --recompute-modules mlp keeps none\n",
-                c->mlp_chunk_tokens);
+                c->memory.mlp_chunk_tokens);
 }
 static void fit_advise(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
-    const struct layer_shape shape = layer_shape_at(&f->shape, c->num_layers / 2), *s = &shape;
-    if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
-        recompute_modules_of(c->recompute_modules) & MODULE_CORE_ATTN) {
+    const struct layer_shape shape = layer_shape_at(&f->shape, c->model.num_layers / 2), *s = &shape;
+    if (c->recompute.recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
+        recompute_modules_of(c->recompute.recompute_modules) & MODULE_CORE_ATTN) {
         const double saved = (double)activation_bytes(modules_dropped(MODULE_CORE_ATTN, s), s),
                      all = (double)activation_bytes(ACT_ALL, s);
         fprintf(
@@ -146,17 +149,17 @@ static void fit_advise(const struct fit *f, FILE *out) {
             "log-sum-exp, %.0f %% of a layer's activations, for one attention forward more a layer\n",
             100 * saved / all);
     }
-    if (c->recompute_granularity == RECOMPUTE_FULL && c->recompute_method == RECOMPUTE_METHOD_UNIFORM &&
-        c->recompute_num_layers > 1) {
-        const size_t one = fit_peak(f, policy_uniform(c->num_layers, 1));
-        const size_t grouped = fit_peak(f, policy_uniform(c->num_layers, c->recompute_num_layers));
+    if (c->recompute.recompute_granularity == RECOMPUTE_FULL &&
+        c->recompute.recompute_method == RECOMPUTE_METHOD_UNIFORM && c->recompute.recompute_num_layers > 1) {
+        const size_t one = fit_peak(f, policy_uniform(c->model.num_layers, 1));
+        const size_t grouped = fit_peak(f, policy_uniform(c->model.num_layers, c->recompute.recompute_num_layers));
         char a[LOG_NUMBER], b[LOG_NUMBER];
         if (grouped > one)
             fprintf(
                 out,
                 "note: groups of %d layers peak at %s, single layers at %s: a whole group's activations exist at once; "
                 "--recompute-num-layers 1 takes less at the same cost\n",
-                c->recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
+                c->recompute.recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
     }
     fit_advise_chunks(f, out);
 }
@@ -164,14 +167,14 @@ static void fit_advise(const struct fit *f, FILE *out) {
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
     struct config changed = *f->config;
     const struct fit g = {&changed, f->backend, f->dev, f->shape};
-    const int64_t N = (int64_t)changed.micro_batch_size * changed.seq_length;
+    const int64_t N = (int64_t)changed.training.micro_batch_size * changed.model.seq_length;
     const int64_t planned = loss_chunk(&changed, model_shape_of(&changed, sizeof(floatX), false).Vp, f->dev);
-    if (!device_is_gpu(f->dev) || changed.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
+    if (!device_is_gpu(f->dev) || changed.memory.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
         return 0;
     for (int64_t chunks = 1; chunks < (N + planned - 1) / planned; chunks += (chunks + 2) / 3) {
-        changed.loss_chunk_tokens = (int)(((N + chunks - 1) / chunks + 63) / 64 * 64);
+        changed.memory.loss_chunk_tokens = (int)(((N + chunks - 1) / chunks + 63) / 64 * 64);
         if (fit_is_within(fit_peaks(&g, fit_policy(&g)), limits))
-            return changed.loss_chunk_tokens;
+            return changed.memory.loss_chunk_tokens;
     }
     return 0;
 }
@@ -212,7 +215,7 @@ static bool fit_suggest_options(struct fit_advice *a, const char *option, const 
 
 static void fit_suggest_policies(struct fit_advice *a) {
     const struct fit *f = a->f;
-    const int L = f->config->num_layers;
+    const int L = f->config->model.num_layers;
     if (config_trains(f->config)) {
         fit_suggest(a, "--recompute-granularity selective",
                     fit_peaks(f, policy_selective(L, recompute_modules_of(""), &f->shape)));
@@ -233,26 +236,26 @@ static void fit_suggest_offload(struct fit_advice *a) {
     struct config changed = *c;
     const bool host = a->need.device <= a->limits.device;
     char option[64];
-    changed.optimizer_cpu_offload = !host;
-    changed.optimizer_offload_fraction = 1;
+    changed.states.optimizer_cpu_offload = !host;
+    changed.states.optimizer_offload_fraction = 1;
     config_resolve_copies(&changed);
     if (config_trains(c))
         fit_suggest_options(a, host ? "--no-optimizer-cpu-offload" : "--optimizer-cpu-offload", &changed);
     changed = *c;
-    changed.cpu_offloading_num_layers = host ? 0 : c->num_layers;
-    snprintf(option, sizeof option, "--cpu-offloading-num-layers %d", changed.cpu_offloading_num_layers);
+    changed.states.cpu_offloading_num_layers = host ? 0 : c->model.num_layers;
+    snprintf(option, sizeof option, "--cpu-offloading-num-layers %d", changed.states.cpu_offloading_num_layers);
     if (config_trains(c))
         fit_suggest_options(a, option, &changed);
     changed = *c;
-    changed.offload_gradients = !host;
+    changed.states.offload_gradients = !host;
     if (config_trains(c) && config_may_move_gradients(c))
         fit_suggest_options(a, host ? "--no-offload-gradients" : "--offload-gradients", &changed);
     changed = *c;
-    changed.offload_weights = !host;
+    changed.states.offload_weights = !host;
     if (config_may_move_weights(c))
         fit_suggest_options(a, host ? "--no-offload-weights" : "--offload-weights", &changed);
     changed = *c;
-    changed.exp_avg_dtype = changed.exp_avg_sq_dtype = MOMENT_BF16;
+    changed.states.exp_avg_dtype = changed.states.exp_avg_sq_dtype = MOMENT_BF16;
     if (config_trains(c))
         fit_suggest_options(a, "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", &changed);
 }
@@ -260,8 +263,8 @@ static void fit_suggest_offload(struct fit_advice *a) {
 static void fit_suggest_stages(struct fit_advice *a) {
     struct config changed = *a->f->config;
     char option[64];
-    for (int stage = changed.zero_stage + 1; stage <= 3 && changed.ranks > 1; stage++) {
-        changed.zero_stage = stage;
+    for (int stage = changed.processes.zero_stage + 1; stage <= 3 && changed.ranks > 1; stage++) {
+        changed.processes.zero_stage = stage;
         snprintf(option, sizeof option, "--zero-stage %d", stage);
         if (fit_suggest_options(a, option, &changed))
             break;
@@ -272,30 +275,31 @@ static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;
     char option[64];
-    for (int B = c->micro_batch_size / 2; B >= 1; B /= 2) {
-        changed.micro_batch_size = B;
+    for (int B = c->training.micro_batch_size / 2; B >= 1; B /= 2) {
+        changed.training.micro_batch_size = B;
         snprintf(option, sizeof option, "--micro-batch-size %d", B);
         if (fit_suggest_options(a, option, &changed))
             break;
     }
     changed = *c;
-    changed.micro_batch_size = 1;
+    changed.training.micro_batch_size = 1;
     const struct fit g = fit_of(&changed, a->f->backend, a->f->dev);
     if (config_trains(c))
-        fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
+        fit_suggest(a, "--micro-batch-size 1 with full recomputation",
+                    fit_peaks(&g, policy_uniform(c->model.num_layers, 1)));
     changed = *c;
-    changed.mlp_chunk_tokens = (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length,
-                                                      fit_flops_per_byte(a->f->dev));
-    snprintf(option, sizeof option, "--mlp-chunk-tokens %d", changed.mlp_chunk_tokens);
-    if (c->mlp_chunk_tokens == 0 && changed.mlp_chunk_tokens > 0 && c->fp8_format == FP8_FORMAT_NONE)
+    changed.memory.mlp_chunk_tokens = (int)mlp_chunk_default(
+        &a->f->shape, (int64_t)c->training.micro_batch_size * c->model.seq_length, fit_flops_per_byte(a->f->dev));
+    snprintf(option, sizeof option, "--mlp-chunk-tokens %d", changed.memory.mlp_chunk_tokens);
+    if (c->memory.mlp_chunk_tokens == 0 && changed.memory.mlp_chunk_tokens > 0 && c->fp8.fp8_format == FP8_FORMAT_NONE)
         fit_suggest_options(a, option, &changed);
     changed = *c;
-    changed.loss_chunk_tokens = 256;
+    changed.memory.loss_chunk_tokens = 256;
     fit_suggest_options(a, "--loss-chunk-tokens 256", &changed);
     changed = *c;
-    changed.seq_length /= 2;
-    snprintf(option, sizeof option, "--seq-length %d", changed.seq_length);
-    if (c->seq_length > 256)
+    changed.model.seq_length /= 2;
+    snprintf(option, sizeof option, "--seq-length %d", changed.model.seq_length);
+    if (c->model.seq_length > 256)
         fit_suggest_options(a, option, &changed);
 }
 

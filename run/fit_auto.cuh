@@ -46,16 +46,16 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
 // The options of a choice, but for those of recomputation.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
-    config->optimizer_cpu_offload = choice->percent > 0;
-    if (!config_given(config, optimizer_offload_fraction))
-        config->optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
-    config->cpu_offloading_num_layers = choice->layers;
-    config->offload_gradients = choice->gradients;
-    config->offload_weights = choice->weights;
-    config->main_params_dtype = formats->params;
-    config->main_grads_dtype = formats->grads;
-    config->exp_avg_dtype = formats->m;
-    config->exp_avg_sq_dtype = formats->v;
+    config->states.optimizer_cpu_offload = choice->percent > 0;
+    if (!config_given(config, states.optimizer_offload_fraction))
+        config->states.optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
+    config->states.cpu_offloading_num_layers = choice->layers;
+    config->states.offload_gradients = choice->gradients;
+    config->states.offload_weights = choice->weights;
+    config->states.main_params_dtype = formats->params;
+    config->states.main_grads_dtype = formats->grads;
+    config->states.exp_avg_dtype = formats->m;
+    config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
@@ -78,14 +78,14 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
 // All formats in the order in which they lose: as given, then each with what the user left open. Equal ones once.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
-    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4 || c->ema_decay > 0)
-        formats.params = c->main_params_dtype;
-    if (config_given(c, main_grads_dtype) || !config_may_move_gradients(c))
-        formats.grads = c->main_grads_dtype;
-    if (config_given(c, exp_avg_dtype))
-        formats.m = c->exp_avg_dtype;
-    if (config_given(c, exp_avg_sq_dtype))
-        formats.v = c->exp_avg_sq_dtype;
+    if (config_given(c, states.main_params_dtype) || sizeof(floatX) == 4 || c->training.ema_decay > 0)
+        formats.params = c->states.main_params_dtype;
+    if (config_given(c, states.main_grads_dtype) || !config_may_move_gradients(c))
+        formats.grads = c->states.main_grads_dtype;
+    if (config_given(c, states.exp_avg_dtype))
+        formats.m = c->states.exp_avg_dtype;
+    if (config_given(c, states.exp_avg_sq_dtype))
+        formats.v = c->states.exp_avg_sq_dtype;
     for (int i = 0; i < a->known_formats; i++)
         if (memcmp(&a->formats[i], &formats, sizeof formats) == 0)
             return;
@@ -111,16 +111,16 @@ static size_t fit_least_bytes(const struct fit *f) {
     fit_list_formats(a);
     struct config config = *f->config;
     struct fit_choice c = {0, 0, 0, 0, 0, 0};
-    c.formats = config.allow_lossy_states ? a->known_formats - 1 : 0;
+    c.formats = config.states.allow_lossy_states ? a->known_formats - 1 : 0;
     if (device_is_gpu(f->dev)) {
-        c.layers = config.num_layers - 1;
+        c.layers = config.model.num_layers - 1;
         c.percent = 100;
         c.gradients = config_may_move_gradients(&config);
         c.weights = config_may_move_weights(&config);
     }
     fit_apply(a, &c, &config);
     free(a);
-    struct gpt *m = gpt_record(&config, policy_uniform(config.num_layers, 1), f->backend, f->dev);
+    struct gpt *m = gpt_record(&config, policy_uniform(config.model.num_layers, 1), f->backend, f->dev);
     plan_bound_bytes(&m->timeline.plan);
     const struct plan *plan = &m->timeline.plan;
     const size_t bytes = plan->lower_bound_bytes + (device_is_gpu(f->dev) ? 0 : plan->host_lower_bound_bytes);
@@ -132,36 +132,36 @@ static size_t fit_least_bytes(const struct fit *f) {
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
-    most->recompute = (a->space.kinds - 1) * c->num_layers;
-    most->layers = c->num_layers - 1; // the last layer's backward comes at once
-    if (config_given(c, cpu_offloading_num_layers))
-        least->layers = most->layers = c->cpu_offloading_num_layers;
+    most->recompute = (a->space.kinds - 1) * c->model.num_layers;
+    most->layers = c->model.num_layers - 1; // the last layer's backward comes at once
+    if (config_given(c, states.cpu_offloading_num_layers))
+        least->layers = most->layers = c->states.cpu_offloading_num_layers;
     most->percent = 100;
-    if (config_given(c, optimizer_cpu_offload) && !c->optimizer_cpu_offload)
+    if (config_given(c, states.optimizer_cpu_offload) && !c->states.optimizer_cpu_offload)
         most->percent = 0;
-    else if (config_given(c, optimizer_cpu_offload)) {
-        const int given = (int)(100 * c->optimizer_offload_fraction + 0.5);
+    else if (config_given(c, states.optimizer_cpu_offload)) {
+        const int given = (int)(100 * c->states.optimizer_offload_fraction + 0.5);
         least->percent = given > 1 ? given : 1;
-        most->percent = config_given(c, optimizer_offload_fraction) ? least->percent : 100;
-        least->percent = config_given(c, optimizer_offload_fraction) ? least->percent : 1;
+        most->percent = config_given(c, states.optimizer_offload_fraction) ? least->percent : 100;
+        least->percent = config_given(c, states.optimizer_offload_fraction) ? least->percent : 1;
     }
     most->gradients = config_may_move_gradients(c);
-    if (config_given(c, offload_gradients))
-        least->gradients = most->gradients = c->offload_gradients;
+    if (config_given(c, states.offload_gradients))
+        least->gradients = most->gradients = c->states.offload_gradients;
     most->weights = config_may_move_weights(c);
-    if (config_given(c, offload_weights))
-        least->weights = most->weights = c->offload_weights;
-    most->formats = c->allow_lossy_states ? a->known_formats - 1 : 0;
+    if (config_given(c, states.offload_weights))
+        least->weights = most->weights = c->states.offload_weights;
+    most->formats = c->states.allow_lossy_states ? a->known_formats - 1 : 0;
 }
 
 // What is estimated: by the shapes of a layer and the buffers of a plan.
 static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
-    const double per_byte = r->flops / r->traffic, tokens = (double)c->micro_batch_size * c->seq_length;
-    const struct layer_shape layer = layer_shape_at(&a->f->shape, c->num_layers / 2); // what most layers are
+    const double per_byte = r->flops / r->traffic, tokens = (double)c->training.micro_batch_size * c->model.seq_length;
+    const struct layer_shape layer = layer_shape_at(&a->f->shape, c->model.num_layers / 2); // what most layers are
     struct fit_space *s = &a->space;
-    s->num_layers = c->num_layers;
+    s->num_layers = c->model.num_layers;
     s->kinds = recompute_frontier(a->frontier, &layer, per_byte);
     for (int k = 0; k < s->kinds; k++) {
         const uint32_t missing = activation_closure(ACT_BACKWARD, a->frontier[k], &layer);
@@ -184,14 +184,14 @@ static double fit_outside_layers(const struct parameters *table) {
 static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const struct fit_formats *formats = &a->formats[i];
     struct config config = *a->f->config;
-    config.main_params_dtype = formats->params;
-    config.main_grads_dtype = formats->grads;
-    config.exp_avg_dtype = formats->m;
-    config.exp_avg_sq_dtype = formats->v;
-    struct gpt *m = gpt_record(&config, policy_none(config.num_layers), a->f->backend, a->f->dev);
+    config.states.main_params_dtype = formats->params;
+    config.states.main_grads_dtype = formats->grads;
+    config.states.exp_avg_dtype = formats->m;
+    config.states.exp_avg_sq_dtype = formats->v;
+    struct gpt *m = gpt_record(&config, policy_none(config.model.num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
-    const double fraction = config.optimizer_offload_fraction;
-    const int given = config_given(&config, optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
+    const double fraction = config.states.optimizer_offload_fraction;
+    const int given = config_given(&config, states.optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
     a->space.gradients_bytes[i] =
         (double)shards_elements(shards, shards_gradients(shards)) * config_main_bytes(formats->grads);
     for (int percent = 0; percent < FIT_PERCENTAGES; percent++)
@@ -205,13 +205,13 @@ static void fit_set_estimates(struct fit_auto *a) {
     const struct fit_rates *r = a->rates;
     struct fit_space *s = &a->space;
     fit_set_layers(a);
-    struct gpt *m = gpt_record(c, policy_none(c->num_layers), a->f->backend, a->f->dev);
+    struct gpt *m = gpt_record(c, policy_none(c->model.num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
     const double weights = (double)shards_elements(shards, shards_parameters(shards)),
                  frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
-    s->head_s =
-        fit_group_cost(m, PHASES_HEAD, -1, r->flops / r->traffic) * c->micro_batch_size * c->seq_length / r->flops;
-    s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->num_layers - s->forward_s, 0);
+    s->head_s = fit_group_cost(m, PHASES_HEAD, -1, r->flops / r->traffic) * c->training.micro_batch_size *
+                c->model.seq_length / r->flops;
+    s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->model.num_layers - s->forward_s, 0);
     s->weights_bytes = (weights + frozen) * sizeof(floatX);
     s->updated_bytes = weights * sizeof(floatX);
     s->outside = fit_outside_layers(&m->table);
@@ -280,7 +280,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
     out[0] = 0;
-    if (config_given(c, optimizer_cpu_offload) && c->optimizer_cpu_offload && without < with)
+    if (config_given(c, states.optimizer_cpu_offload) && c->states.optimizer_cpu_offload && without < with)
         snprintf(out, n,
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
@@ -334,7 +334,7 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
     if (device.count > 0 && a->space.least.percent > 0)
         fit_add_forced_text(a, device.outcome[0].device, out, n);
     fit_add_text(out, n, "; ",
-                 a->f->config->allow_lossy_states
+                 a->f->config->states.allow_lossy_states
                      ? "else lower --micro-batch-size or --seq-length"
                      : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
 }
@@ -347,13 +347,13 @@ static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, 
     policy_layer_modules(list, sizeof list, &policy, &a->f->shape);
     policy_free(&policy);
     fit_apply(a, choice, own);
-    own->recompute_granularity = !*list                                                ? RECOMPUTE_NONE
-                                 : choice->recompute == (s->kinds - 1) * s->num_layers ? RECOMPUTE_FULL
-                                                                                       : RECOMPUTE_SELECTIVE;
-    if (own->recompute_granularity != RECOMPUTE_SELECTIVE)
+    own->recompute.recompute_granularity = !*list                                                ? RECOMPUTE_NONE
+                                           : choice->recompute == (s->kinds - 1) * s->num_layers ? RECOMPUTE_FULL
+                                                                                                 : RECOMPUTE_SELECTIVE;
+    if (own->recompute.recompute_granularity != RECOMPUTE_SELECTIVE)
         return;
-    own->recompute_layer_modules = strdup(list); // lives as long as the options
-    if (!own->recompute_layer_modules)
+    own->recompute.recompute_layer_modules = strdup(list); // lives as long as the options
+    if (!own->recompute.recompute_layer_modules)
         fail("out of memory");
 }
 

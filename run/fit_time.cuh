@@ -63,7 +63,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
-    const double flops = measure_matmul(memory, bytes, c->seed, dev);
+    const double flops = measure_matmul(memory, bytes, c->training.seed, dev);
     device_free(memory, bytes);
     return flops;
 }
@@ -84,20 +84,20 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
     const struct gpu_peak *gpu = planned_gpu(c);
     memset(&r, 0, sizeof r);
     device_name(name, sizeof name, dev);
-    if (!*name && c->plan && !DEVICE_MEMORY_IS_HOSTS)
+    if (!*name && c->memory.plan && !DEVICE_MEMORY_IS_HOSTS)
         snprintf(name, sizeof name, "H100 80GB HBM3");
     if (gpu == NULL && *name)
         gpu = gpu_peak_find(name);
-    if (*c->plan_gpu && fit_sheet_flops(gpu) == 0) {
-        if (c->recompute_granularity == RECOMPUTE_AUTO)
+    if (*c->memory.plan_gpu && fit_sheet_flops(gpu) == 0) {
+        if (c->recompute.recompute_granularity == RECOMPUTE_AUTO)
             fail(
                 "--plan-gpu '%s': its data sheet gives no rate of %s, by which --recompute-granularity auto would choose",
-                c->plan_gpu, FLOATX_NAME);
+                c->memory.plan_gpu, FLOATX_NAME);
         return r; // nothing is predicted
     }
     if (fit_sheet_flops(gpu) > 0)
         r = fit_rates_of_gpu(gpu);
-    else if (!c->plan) {
+    else if (!c->memory.plan) {
         r.flops = fit_measure_flops(c, room, dev);
         snprintf(r.source, sizeof r.source, "a matmul measured");
     }
@@ -108,9 +108,9 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
     } else if (r.traffic == 0) {
         r.traffic = r.flops / fit_flops_per_byte(dev);
     }
-    if (c->bus_gbps > 0)
-        r.bus = 1e9 * c->bus_gbps;
-    else if (!c->plan)
+    if (c->states.bus_gbps > 0)
+        r.bus = 1e9 * c->states.bus_gbps;
+    else if (!c->memory.plan)
         r.bus = fit_measure_bus(room, dev);
     else if (r.bus == 0)
         r.bus = r.traffic / 2; // copies within the host's memory
@@ -152,7 +152,7 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     const int layers = m->shape.L + 1; // the last one of none
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
     int *count = (int *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *count); // (GROUPS, layers) phases
-    const double tokens = (double)m->config.micro_batch_size * m->config.seq_length;
+    const double tokens = (double)m->config.training.micro_batch_size * m->config.model.seq_length;
     for (int p = first; p < end; p++)
         count[phases[p].group * layers + (phases[p].layer < 0 ? layers - 1 : phases[p].layer)]++;
     for (int p = first; p < end; p++) {
@@ -217,8 +217,9 @@ static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
     const struct optimizer *o = &m->optimizer;
     const double elements = (double)o->elements, x = (double)sizeof(floatX);
-    const double averaged = c->ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
-    return 2 * (optimizer_states_bytes(o, c) + elements * x) + 2 * elements * config_main_bytes(c->main_grads_dtype) +
+    const double averaged = c->training.ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
+    return 2 * (optimizer_states_bytes(o, c) + elements * x) +
+           2 * elements * config_main_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
 // Seconds of an update without a bus.

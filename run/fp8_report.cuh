@@ -10,22 +10,22 @@ enum { FP8_TEXT = 512 };
 // How the recipe scales.
 static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     char name[OPTION_NAME], margin[64] = "";
-    option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8_recipe, name);
-    if (c->fp8_recipe != FP8_RECIPE_DELAYED) {
+    option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8.fp8_recipe, name);
+    if (c->fp8.fp8_recipe != FP8_RECIPE_DELAYED) {
         snprintf(text, FP8_TEXT, "%s", name);
         return;
     }
-    if (c->fp8_margin > 0)
-        snprintf(margin, sizeof margin, ", scales 2^%d smaller", c->fp8_margin);
-    if (c->fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT || c->fp8_amax_history_len == 1)
+    if (c->fp8.fp8_margin > 0)
+        snprintf(margin, sizeof margin, ", scales 2^%d smaller", c->fp8.fp8_margin);
+    if (c->fp8.fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT || c->fp8.fp8_amax_history_len == 1)
         snprintf(text, FP8_TEXT, "%s by the last step's amax%s", name, margin);
     else
-        snprintf(text, FP8_TEXT, "%s by the largest amax of %d steps%s", name, c->fp8_amax_history_len, margin);
+        snprintf(text, FP8_TEXT, "%s by the largest amax of %d steps%s", name, c->fp8.fp8_amax_history_len, margin);
 }
 static const char *fp8_describe_sums(const struct config *c) {
-    if (c->device == DEVICE_CPU)
+    if (c->device.device == DEVICE_CPU)
         return "sums in fp32";
-    switch (c->fp8_fast_accumulation) {
+    switch (c->fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return "fast accumulation in forward";
     case FP8_FAST_NONE: return "sums in fp32, to which tensor cores add theirs at intervals";
     case FP8_FAST_ALL: return "fast accumulation in forward and backward";
@@ -39,16 +39,16 @@ static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     config_fp8_layers(c, &first, &end);
     if (end == first)
         return "not used: validation and generation compute without it";
-    if (end - first < c->num_layers)
+    if (end - first < c->model.num_layers)
         snprintf(layers, sizeof layers, ", %d to %d", first, end - 1);
     fp8_describe_recipe(recipe, c);
     snprintf(text, FP8_TEXT,
              "%s, %.100s: %s, in the linear layers of %d of %d layers%s; attention, norms, embedding and head in bf16; "
              "%s",
-             option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8_format, format), recipe,
-             c->fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
-                                                : "inputs, weights and gradients in E4M3",
-             end - first, c->num_layers, layers, fp8_describe_sums(c));
+             option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8.fp8_format, format), recipe,
+             c->fp8.fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
+                                                    : "inputs, weights and gradients in E4M3",
+             end - first, c->model.num_layers, layers, fp8_describe_sums(c));
     return text;
 }
 

@@ -52,16 +52,16 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));
     const char **matched = (const char **)calloc((size_t)table.num_tensors, sizeof *matched),
                **other = (const char **)calloc((size_t)table.num_tensors, sizeof *other);
-    bool *used = (bool *)calloc(strlen(c->freeze) + 1, sizeof *used);
+    bool *used = (bool *)calloc(strlen(c->finetuning.freeze) + 1, sizeof *used);
     if (!matched || !other || !used)
         fail("out of memory for the names of parameters");
     for (int i = 0; i < names.count; i++) {
         const struct huggingface_tensor *t = &names.list[i];
-        const bool matches = freezing_matches(c->freeze, t->name, used);
+        const bool matches = freezing_matches(c->finetuning.freeze, t->name, used);
         if (t->ours)
             (matches ? matched : other)[t->ours - table.tensors] = t->name;
     }
-    freezing_check_used(c->freeze, used, names.list[names.count / 2].name);
+    freezing_check_used(c->finetuning.freeze, used, names.list[names.count / 2].name);
     bool any_trained = false;
     for (int i = 0; i < table.num_tensors; i++) {
         const struct tensor *t = &table.tensors[i];
@@ -81,7 +81,7 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
         any_trained = any_trained || !frozen[(t->layer < 0 ? table.L : t->layer) * PARAM_COUNT + t->parameter];
     }
     if (!any_trained)
-        fail("--freeze %s leaves nothing to train", c->freeze);
+        fail("--freeze %s leaves nothing to train", c->finetuning.freeze);
     free(matched);
     free(other);
     free(used);
@@ -97,7 +97,7 @@ static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     bool *frozen = (bool *)calloc(rows * PARAM_COUNT, sizeof *frozen);
     if (!frozen)
         fail("out of memory for the table of parameters");
-    if (c->lora_rank == 0)
+    if (c->finetuning.lora_rank == 0)
         freezing_by_names(frozen, c, s);
     else
         for (size_t i = 0; i < rows * PARAM_COUNT; i++)

@@ -9,27 +9,28 @@
 // Allocates the samples of a training run, whose prompt is one token.
 static void open_samples(struct run *r) {
     const struct config *c = r->config;
-    r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
-    r->prompt_tokens = (int *)calloc((size_t)c->sample_count, sizeof *r->prompt_tokens);
+    r->samples = (int32_t *)calloc((size_t)c->evaluation.sample_count * ((size_t)c->evaluation.sample_tokens + 1),
+                                   sizeof *r->samples);
+    r->prompt_tokens = (int *)calloc((size_t)c->evaluation.sample_count, sizeof *r->prompt_tokens);
     if (!r->samples || !r->prompt_tokens)
         fail("out of memory for samples");
     sampler_open(&r->sampler, r->model);
-    for (int i = 0; i < c->sample_count; i++)
+    for (int i = 0; i < c->evaluation.sample_count; i++)
         r->prompt_tokens[i] = 1;
 }
 
 // Prints --sample-count samples of the model after a step.
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
-    const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
+    const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
     // The prompt is the end of the document before; where the vocabulary has no such token, token 0.
-    for (int i = 0; i < c->sample_count; i++)
-        r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
+    for (int i = 0; i < c->evaluation.sample_count; i++)
+        r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->model.vocab_size ? end : 0;
     // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step,
                       r->parallel ? NULL : stop_asked))
         return;
-    for (int i = 0; i < c->sample_count; i++) {
+    for (int i = 0; i < c->evaluation.sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
         vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
         putchar('\n');
@@ -47,18 +48,19 @@ static void open_tokenizer(struct run *r, const char *option) {
     const char *problem = NULL;
     if (find_text_file(r, "tokenizer.json", path, sizeof path))
         problem = tokenizer_read(&r->tokenizer, path, &error);
-    else if (c->vocab_size == 256 || c->vocab_size == 257)
-        problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
+    else if (c->model.vocab_size == 256 || c->model.vocab_size == 257)
+        problem = tokenizer_of_bytes(&r->tokenizer, c->model.vocab_size, &error);
     else
         fail("--%s: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
-             option, *c->init_from ? c->init_from : "the folder of the data", c->vocab_size);
+             option, *c->checkpoints.init_from ? c->checkpoints.init_from : "the folder of the data",
+             c->model.vocab_size);
     if (problem)
         fail("--%s: %s", option, problem);
 }
 
 // Encodes a prompt. *ids: its tokens, which the caller frees. Returns their number, 1 at least.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
-    const int end = r->vocabulary.end_of_text, V = r->config->vocab_size;
+    const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
     struct error_text error;
     const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, true, ids, &count, &error);
@@ -83,62 +85,62 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
 // Fits --sample-tokens to what a prompt of `longest` tokens leaves of the model's positions. RoPE's are not at an end there:
 // what was asked for goes on past the length that the model was trained on, which is said.
 static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
-    const int positions = c->max_position_embeddings, left = positions - longest;
-    if (c->sample_tokens <= left)
+    const int positions = c->model.max_position_embeddings, left = positions - longest;
+    if (c->evaluation.sample_tokens <= left)
         return;
-    if (left > 0 && !config_given(c, sample_tokens)) {
-        c->sample_tokens = left;
+    if (left > 0 && !config_given(c, evaluation.sample_tokens)) {
+        c->evaluation.sample_tokens = left;
         return;
     }
     if (config_learns_positions(c))
         fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
              "%d positions; shorten one of them",
-             longest, c->sample_tokens, positions);
+             longest, c->evaluation.sample_tokens, positions);
     if (c->rank == 0)
         say_warning("the longest prompt has %d tokens; with --sample-tokens %d that is more than the %d positions "
                     "that the model was trained on, and the text may lose its sense behind them",
-                    longest, c->sample_tokens, positions);
+                    longest, c->evaluation.sample_tokens, positions);
 }
 
 // Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
 // Sets the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
-    const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
+    const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
     int32_t **ids = (int32_t **)calloc((size_t)prompts, sizeof *ids);
     int longest = 0;
     r->prompt_tokens = (int *)calloc((size_t)sequences, sizeof *r->prompt_tokens);
     if (!ids || !r->prompt_tokens)
         fail("out of memory for %d prompts", prompts);
-    const char *text = c->generate;
+    const char *text = c->evaluation.generate;
     for (int p = 0; p < prompts; p++) {
         const size_t length = strcspn(text, list_end);
         const int n = encode_prompt(r, text, length, &ids[p]);
         longest = n > longest ? n : longest;
-        for (int i = 0; i < c->sample_count; i++)
-            r->prompt_tokens[p * c->sample_count + i] = n;
+        for (int i = 0; i < c->evaluation.sample_count; i++)
+            r->prompt_tokens[p * c->evaluation.sample_count + i] = n;
         text += length + 1;
     }
     fit_sample_tokens(r, c, longest);
-    const int64_t n = (int64_t)longest + c->sample_tokens;
+    const int64_t n = (int64_t)longest + c->evaluation.sample_tokens;
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)
         fail("out of memory for samples");
     for (int b = 0; b < sequences; b++)
-        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count],
+        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->evaluation.sample_count],
                (size_t)r->prompt_tokens[b] * sizeof **ids);
     for (int p = 0; p < prompts; p++)
         free(ids[p]);
     free(ids);
-    c->sample_tokens = c->seq_length = (int)n; // tokens of the KV cache, and of the rotary table
+    c->evaluation.sample_tokens = c->model.seq_length = (int)n; // tokens of the KV cache, and of the rotary table
     c->prompt_tokens = longest;
-    c->micro_batch_size = 1;
+    c->training.micro_batch_size = 1;
 }
 
 // Prints each prompt followed by at most new_tokens tokens, up to the end of the text. Returns the exit status.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
-    const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
+    const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;
     sampler_open(&r->sampler, r->model);
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked)) {
         say_warning("%s: the run ends without a result", strsignal(signals_stop_requested()));

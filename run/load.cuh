@@ -116,7 +116,7 @@ static const char *model_read(struct model_loader *loader, const struct safetens
     if (!safetensors_to_floats(loader->values, loader->raw, tensor->dtype, (uint64_t)n))
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16, F16 or F64", file_name,
                             json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
-    return loader->m->config.check_weights
+    return loader->m->config.checkpoints.check_weights
                ? model_check_finite(loader->values, n, first, json_show(tensor->name).text, file_name, error)
                : NULL;
 }
@@ -503,7 +503,7 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         RETURN_PROBLEM(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
         safetensors_to_floats(loader->values, loader->raw, bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F32, (uint64_t)n);
-        if (loader->m->config.check_weights)
+        if (loader->m->config.checkpoints.check_weights)
             RETURN_PROBLEM(model_check_finite(loader->values, n, first, t->name, path, error));
         model_store(loader->m, t, first, loader->values, n, loader->rounded);
     }

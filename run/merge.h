@@ -100,7 +100,7 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
                                json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
     for (uint64_t i = 0; i < n && !problem; i++)
         (*out)[transposed ? i % cols * rows + i / cols : i] = values[i];
-    if (!problem && m->config->check_weights)
+    if (!problem && m->config->checkpoints.check_weights)
         problem = model_check_finite(values, (int64_t)n, 0, json_show(tensor->name).text, m->adapters.names[0], error);
     free(raw);
     free(values);
@@ -141,7 +141,7 @@ static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair
         return error_format(error, "%s: tensor '%s' has %d dimensions; expected the 2 of a linear layer's weight",
                             base_file, json_show(base->name).text, base->dims);
     const uint64_t outputs = base->shape[m->transposed ? 1 : 0], inputs = base->shape[m->transposed ? 0 : 1],
-                   rank = (uint64_t)m->config->lora_rank;
+                   rank = (uint64_t)m->config->finetuning.lora_rank;
     RETURN_PROBLEM(merge_read(m, m->transposed ? &pair->left : &pair->right, a, rank, inputs, m->transposed, error));
     return merge_read(m, m->transposed ? &pair->right : &pair->left, b, outputs, rank, m->transposed, error);
 }
@@ -172,8 +172,9 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 // ---- files ----
 
 static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
-    if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->lora_merge, name) >= sizeof m->out_path)
-        return error_format(error, "%.500s: the name is too long", m->config->lora_merge);
+    if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
+        sizeof m->out_path)
+        return error_format(error, "%.500s: the name is too long", m->config->finetuning.lora_merge);
     m->out = fopen(m->out_path, "wbx"); // the folder was empty: a file that is there now is of another run
     return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
@@ -200,8 +201,8 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     char path[PATH_MAX];
     unsigned char *data = NULL;
     uint64_t bytes;
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", m->config->init_from, name) >= sizeof path)
-        return error_format(error, "%.500s: the name is too long", m->config->init_from);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", m->config->checkpoints.init_from, name) >= sizeof path)
+        return error_format(error, "%.500s: the name is too long", m->config->checkpoints.init_from);
     if (access(path, F_OK) != 0)
         return NULL;
     if (!link_stays_in_folder(path))
@@ -250,8 +251,8 @@ static inline const char *merge_tensor(struct merge *m, const struct safetensors
         RETURN_PROBLEM(safetensors_read(file, t, row * cols * width, n * cols * width, m->raw, error));
         const bool known = safetensors_to_floats(m->values, m->raw, t->dtype, n * cols);
         if (known)
-            merge_add(m->values, pair, row, n, cols, (uint64_t)m->config->lora_rank, scale);
-        if (known && m->config->check_weights)
+            merge_add(m->values, pair, row, n, cols, (uint64_t)m->config->finetuning.lora_rank, scale);
+        if (known && m->config->checkpoints.check_weights)
             RETURN_PROBLEM(model_check_finite(m->values, (int64_t)(n * cols), (int64_t)(row * cols),
                                               json_show(t->name).text, file_name, error));
         if (!known || !merge_round(m->raw, m->values, t->dtype, n * cols))
@@ -327,7 +328,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     if (length <= tail || length >= sizeof module || strcmp(weight + length - tail, ".weight") != 0)
         return false;
     snprintf(module, sizeof module, "%.*s", (int)(length - tail), weight);
-    for (const char *at = m->config->lora_target_modules; *at;) {
+    for (const char *at = m->config->finetuning.lora_target_modules; *at;) {
         const size_t name = strcspn(at, ",");
         if (peft_name_matches(at, name, module))
             return true;
@@ -349,21 +350,21 @@ static inline const char *merge_check_adapters(struct merge *m, struct error_tex
         if (!m->used[i])
             return error_format(error, "%s: has the tensor '%s', which is no adapter of a weight in %s",
                                 m->adapters.names[0], json_show(m->adapters.files[0].tensors[i].name).text,
-                                m->config->init_from);
+                                m->config->checkpoints.init_from);
     return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
 }
 static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
     struct huggingface_config model;
-    RETURN_PROBLEM(start_read_model(&model, m->config->init_from, error));
+    RETURN_PROBLEM(start_read_model(&model, m->config->checkpoints.init_from, error));
     m->transposed = model.architecture == ARCHITECTURE_GPT2;
     huggingface_free(&model);
-    RETURN_PROBLEM(model_folder_open(&m->base, m->config->init_from, error));
-    RETURN_PROBLEM(adapter_folder_open(&m->adapters, m->config->lora_adapter, error));
+    RETURN_PROBLEM(model_folder_open(&m->base, m->config->checkpoints.init_from, error));
+    RETURN_PROBLEM(adapter_folder_open(&m->adapters, m->config->finetuning.lora_adapter, error));
     m->used = (bool *)calloc((size_t)m->adapters.files[0].count + 1, sizeof *m->used);
     if (!m->used)
         fail("out of memory for the table of adapters");
     RETURN_PROBLEM(merge_check_adapters(m, error));
-    RETURN_PROBLEM(merge_make_folder(m->config->lora_merge, error));
+    RETURN_PROBLEM(merge_make_folder(m->config->finetuning.lora_merge, error));
     for (int f = 0; f < m->base.count; f++)
         RETURN_PROBLEM(merge_file(m, f, error));
     if (m->base.count > 1)
@@ -381,16 +382,16 @@ static inline int merge_adapters(const struct config *config) {
     if (config->ranks > 1)
         fail("--lora-merge is a run of one process; start it without mpirun or srun");
     struct folder_check base, adapters;
-    folder_check_begin(&base, config->check_weights ? config->init_from : NULL, false);
-    folder_check_begin(&adapters, config->check_weights ? config->lora_adapter : NULL, false);
+    folder_check_begin(&base, config->checkpoints.check_weights ? config->checkpoints.init_from : NULL, false);
+    folder_check_begin(&adapters, config->checkpoints.check_weights ? config->finetuning.lora_adapter : NULL, false);
     const char *problem = folder_check_end(&adapters, NULL, &error);
     problem = folder_check_end(&base, problem, &error);
     if (!problem)
         problem = merge_write_all(&m, &error);
     if (problem)
         fail("%s", problem);
-    say(stdout, "%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
-        config->lora_adapter, m.adapters.files[0].count / 2);
+    say(stdout, "%s: %s with the adapters of %s, %d tensors merged\n", config->finetuning.lora_merge,
+        config->checkpoints.init_from, config->finetuning.lora_adapter, m.adapters.files[0].count / 2);
     model_folder_close(&m.base);
     model_folder_close(&m.adapters);
     free(m.used);

@@ -45,7 +45,7 @@ static void gpt_rehearse(struct gpt *m) {
     timeline_rehearse(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
     gpt_update(m, 1, 0);
-    if (m->config.val_every > 0 || config_scores(&m->config))
+    if (m->config.evaluation.val_every > 0 || config_scores(&m->config))
         gpt_evaluate_nothing(m);
     timeline_rehearse(&m->timeline, false);
     m->steps.micro_step = micro_step;
@@ -59,6 +59,6 @@ static void gpt_open_collectives(const struct gpt *m, struct collectives *collec
     size_t gathered = larger((size_t)s->largest_shard * sizeof(float), (size_t)report_width(m) * sizeof *m->io.reports);
     if (shards_parameters(frozen))
         gathered = larger(gathered, (size_t)frozen->largest_shard * sizeof(floatX));
-    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, s->largest_shard, gathered,
+    collectives_open(collectives, parallel, kind, m->config.processes.grad_reduce_in_bf16, s->largest_shard, gathered,
                      muon_exchanged_bytes(&m->muon), m->dev);
 }

@@ -15,7 +15,7 @@
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
     const struct config *c = r->config;
-    const enum fp8_scaling scaling = c->fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_WHOLE;
+    const enum fp8_scaling scaling = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_WHOLE;
     char text[256];
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -39,7 +39,7 @@ static void explain_threads(int status, void *threads) {
 static void check_threads(const struct run *r) {
     const struct config *c = r->config;
     size_t least = SIZE_MAX;
-    if (c->device != DEVICE_CPU || c->plan)
+    if (c->device.device != DEVICE_CPU || c->memory.plan)
         return;
     int *const threads = (int *)malloc(sizeof *threads); // read when the process ends: freed by no one
     if (!threads || on_exit(explain_threads, threads) != 0)
@@ -59,7 +59,7 @@ static void open_device(struct run *r) {
     omp_set_num_threads(r->dev.threads);
     check_threads(r);
     r->dev.planned = planned_capability(c);
-    if (!c->plan)
+    if (!c->memory.plan)
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c, &r->dev) == COLLECTIVES_HOST);
     r->dev.matmul = matmul_create(&r->dev);
@@ -110,18 +110,18 @@ static bool is_judged(struct run *r, enum attention_backend choice, enum attenti
 // Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
-    const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
+    const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
     struct attention_demands demands;
     char not_fused[96];
     memset(&demands, 0, sizeof demands);
-    demands.dropout = c->attention_dropout;
-    demands.documents = c->reset_attention_mask ? "--reset-attention-mask"
-                        : *c->eval_tasks        ? "--eval-tasks"
-                        : *c->perplexity        ? "--perplexity"
-                                                : NULL;
-    demands.any_order = !c->deterministic_mode;
-    demands.kernels = kernels_allowed(c->flash_kernels);
-    const enum attention_backend wanted = backend_allowed(c->attention_backend);
+    demands.dropout = c->model.attention_dropout;
+    demands.documents = c->data.reset_attention_mask ? "--reset-attention-mask"
+                        : *c->evaluation.eval_tasks  ? "--eval-tasks"
+                        : *c->evaluation.perplexity  ? "--perplexity"
+                                                     : NULL;
+    demands.any_order = !c->attention.deterministic_mode;
+    demands.kernels = kernels_allowed(c->attention.flash_kernels);
+    const enum attention_backend wanted = backend_allowed(c->attention.attention_backend);
     enum attention_backend judged = ATTENTION_AUTO;
     bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {
@@ -152,7 +152,7 @@ static struct fit_limits limits_of_choice(struct run *r) {
     struct fit_limits limits = limits_of(r);
     const bool comes = r->parallel && !r->connected && !DEVICE_MEMORY_IS_HOSTS;
     const size_t reserve = comes ? COLLECTIVES_RESERVE_BYTES : 0;
-    if (r->config->memory_budget == 0 && limits.device != SIZE_MAX)
+    if (r->config->recompute.memory_budget == 0 && limits.device != SIZE_MAX)
         limits.device -= limits.device / VARIES + reserve;
     if (limits.both != SIZE_MAX)
         limits.both -= limits.both / VARIES;
@@ -163,7 +163,7 @@ static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
     else
-        r->own->recompute_granularity = RECOMPUTE_NONE;
+        r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
 // Lets chunks of logits grow into the memory that the plan leaves free; ranks agree on the smallest. The choice is kept
 // in the options: sums over chunks of other sizes round otherwise.
@@ -175,14 +175,14 @@ static void choose_loss_chunk(struct run *r) {
     if (r->parallel && config_trains(own))
         tokens = -parallel_largest(r->parallel, (int)-tokens, "agreement on the chunks of logits");
     r->chunk_grew = tokens > planned;
-    if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->plan))
-        own->loss_chunk_tokens = (int)tokens;
+    if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
+        own->memory.loss_chunk_tokens = (int)tokens;
 }
 // Predicts the time of a step for a plan's reports.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
-    const double tokens = (double)r->config->global_batch_size * r->config->seq_length;
+    const double tokens = (double)r->config->training.global_batch_size * r->config->model.seq_length;
     if (time.step_s <= 0)
         return;
     p->step_ms = 1e3 * time.step_s;
@@ -203,14 +203,14 @@ static void create_model(struct run *r) {
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
     budgets_of(r, false, budget);
-    if (*r->config->plan_json)
-        plan_write_json(&r->model->timeline.plan, r->config->plan_json);
-    if (*r->config->plan_picture)
-        plan_write_svg(&r->model->timeline.plan, budget, r->config->plan_picture);
+    if (*r->config->memory.plan_json)
+        plan_write_json(&r->model->timeline.plan, r->config->memory.plan_json);
+    if (*r->config->memory.plan_picture)
+        plan_write_svg(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
 // Chooses what the options leave to the run, by the memory that is free, and plans the model's memory.
 static void choose_plan(struct run *r) {
-    if (r->config->recompute_granularity == RECOMPUTE_AUTO)
+    if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);
     create_model(r);
@@ -221,11 +221,11 @@ static void plan_model(struct run *r) {
     adapters_resolve(r->own);
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
-    if (c->plan || (c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
-        r->rates = fit_rates_of(c, c->plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
+    if (c->memory.plan || (c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
+        r->rates = fit_rates_of(c, c->memory.plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
     r->asked = *c;
     choose_plan(r);
-    if (c->plan)
+    if (c->memory.plan)
         fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     write_plan(r);
 }
@@ -233,7 +233,7 @@ static void plan_model(struct run *r) {
 // Plans again, once, where the run chose its plan by the memory that was free, and on any rank so much of that has been
 // taken since, by the collectives' library above all, that the plan no longer fits.
 static void plan_again(struct run *r) {
-    const bool by_auto = r->asked.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
+    const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
     int exceeds = chose && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     if (r->parallel && chose)
@@ -259,13 +259,14 @@ static void allocate_model(struct run *r) {
 
 // How documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
-    struct document_rule rule = {BOUNDARY_NONE, c->eod_token >= 0 ? c->eod_token : delimiter, c->eod_mask_loss};
+    struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
+                                 c->data.eod_mask_loss};
     switch (dataloader_files_format(loader)) {
     case TOKENS_FINETUNE: rule.boundary = BOUNDARY_BITS; return rule;
     case TOKENS_LLMC:
     case TOKENS_MEGATRON: break;
     }
-    switch (c->document_delimiter) {
+    switch (c->data.document_delimiter) {
     case DELIMITER_AUTO:
         rule.boundary = dataloader_files_format(loader) == TOKENS_MEGATRON ? BOUNDARY_INDEX : BOUNDARY_FIRST;
         break;
@@ -275,21 +276,21 @@ static struct document_rule document_rule_of(const struct config *c, const struc
     if (rule.boundary != BOUNDARY_INDEX && rule.delimiter < 0)
         fail("documents can't be separated: no end-of-text token is known; give it as --eod-token ID, or put the "
              "tokenizer.json or vocabulary.bin of the data beside it");
-    if (rule.delimiter >= c->vocab_size)
+    if (rule.delimiter >= c->model.vocab_size)
         fail("the end-of-text token %d is outside the vocabulary of %d: change --eod-token or --vocab-size",
-             rule.delimiter, c->vocab_size);
+             rule.delimiter, c->model.vocab_size);
     return rule;
 }
 // Whether any option asks for documents to be told apart.
 static bool separates_documents(const struct config *c) {
-    return c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
+    return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
 // Separates the documents of the opened data, where options or the data ask for it. Beside finetuning shards, data
 // whose documents nothing tells apart count as one document a sample. The vocabulary is open.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
-    if (has_rows(r->val) && r->train && !has_rows(r->train) && !c->reset_attention_mask)
+    if (has_rows(r->val) && r->train && !has_rows(r->train) && !c->data.reset_attention_mask)
         fail("--val-data has examples packed into rows, which must not see each other, and --train-data has not; add "
              "--separate-documents");
     if (!separates_documents(c) && !has_rows(r->train) && !has_rows(r->val))
@@ -297,32 +298,34 @@ static void separate_documents(struct run *r) {
     // Ranks must not tell documents apart differently, and the tokenizer may be beside the data of one alone.
     const int delimiter =
         parallel_largest(r->parallel, r->vocabulary.end_of_text, "agreement on the end-of-text token");
-    const bool may_be_one = has_rows(r->train) && delimiter < 0 && c->eod_token < 0 && !c->eod_mask_loss;
+    const bool may_be_one = has_rows(r->train) && delimiter < 0 && c->data.eod_token < 0 && !c->data.eod_mask_loss;
     for (int i = 0; i < 2; i++)
         if (loaders[i] && (separates_documents(c) || has_rows(loaders[i])) &&
             !(may_be_one && dataloader_files_format(loaders[i]) == TOKENS_LLMC))
             dataloader_separate_documents(loaders[i], document_rule_of(c, loaders[i], delimiter));
-    r->document_starts =
-        (int32_t *)calloc((size_t)c->micro_batch_size * (size_t)c->seq_length, sizeof *r->document_starts);
+    r->document_starts = (int32_t *)calloc((size_t)c->training.micro_batch_size * (size_t)c->model.seq_length,
+                                           sizeof *r->document_starts);
     if (!r->document_starts)
-        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+        fail("out of memory for a batch of %d sequences of %d tokens", c->training.micro_batch_size,
+             c->model.seq_length);
 }
 
 // Opens the token shards and allocates a micro-batch. Ends the job where the ranks don't read the same shards.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
-    const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
+    const size_t batch = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
     enum { BATCHES_AHEAD = 4 };
     if (config_trains(c))
-        r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, c->rank, c->ranks,
-                                   c->micro_batch_size, BATCHES_AHEAD, "--train-data");
-    if (*c->val_data && !config_generates(c))
-        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks,
-                                 c->micro_batch_size, 0, "--val-data");
+        r->train = dataloader_open(c->data.train_data, c->model.seq_length, c->training.seed, true, c->model.vocab_size,
+                                   c->rank, c->ranks, c->training.micro_batch_size, BATCHES_AHEAD, "--train-data");
+    if (*c->data.val_data && !config_generates(c))
+        r->val = dataloader_open(c->data.val_data, c->model.seq_length, 0, false, c->model.vocab_size, c->rank,
+                                 c->ranks, c->training.micro_batch_size, 0, "--val-data");
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
     if (!r->inputs || !r->targets)
-        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+        fail("out of memory for a batch of %d sequences of %d tokens", c->training.micro_batch_size,
+             c->model.seq_length);
     check_same_data(r);
 }
 
@@ -331,8 +334,8 @@ static void write_config(const struct config *c) {
     char path[PATH_MAX];
     if (c->rank > 0)
         return;
-    if ((size_t)snprintf(path, sizeof path, "%s/config.json", c->out) >= sizeof path)
-        fail("--out %s: the name is too long", c->out);
+    if ((size_t)snprintf(path, sizeof path, "%s/config.json", c->data.out) >= sizeof path)
+        fail("--out %s: the name is too long", c->data.out);
     config_write_json(c, path);
 }
 

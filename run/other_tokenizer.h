@@ -76,10 +76,10 @@ static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b
 static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct config *c = r->config;
     const struct dataloader *loader = r->train ? r->train : r->val;
-    if (!loader || !*c->init_from || c->rank > 0)
+    if (!loader || !*c->checkpoints.init_from || c->rank > 0)
         return;
     const struct token_texts data = token_texts_of_shard(dataloader_path(loader, 0)),
-                             model = token_texts_of_model(c->init_from);
+                             model = token_texts_of_model(c->checkpoints.init_from);
     const bool vocabularies = *data.vocabulary && *model.vocabulary && (!*data.tokenizer || !*model.tokenizer);
     const bool data_tokenizer = *data.tokenizer && !vocabularies, model_tokenizer = *model.tokenizer && !vocabularies;
     const char *const data_path = data_tokenizer ? data.tokenizer : data.vocabulary;

@@ -30,14 +30,14 @@ static bool out_is_foreign(const char *folder) {
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;
-    if ((size_t)snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, config->out) >= sizeof path)
-        return error_format(error, "--out %.500s: the name is too long", config->out);
-    if (out_is_foreign(config->out))
+    if ((size_t)snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, config->data.out) >= sizeof path)
+        return error_format(error, "--out %.500s: the name is too long", config->data.out);
+    if (out_is_foreign(config->data.out))
         return error_format(
             error,
             "--out %.500s: its config.json is not that of a run, but a model's or another program's, and "
             "would be overwritten; name another folder",
-            config->out);
+            config->data.out);
     switch (file_lock_take(&config->out_lock, path, &text)) {
     case FILE_LOCK_TAKEN:
     case FILE_LOCK_NO_FOLDER: break;
@@ -45,7 +45,7 @@ static const char *out_lock_take(struct config *config, struct error_text *error
         return error_format(error,
                             "--out %.300s: %.300s is training there; wait until it ends, stop it, or name another "
                             "--out; if no such process is left, remove %.300s",
-                            config->out, text.text, path);
+                            config->data.out, text.text, path);
     case FILE_LOCK_NO_FILE: return error_format(error, "%.900s; name another folder by --out", text.text);
     case FILE_LOCK_IMPOSSIBLE: say_warning("%s; start no second run with this --out", text.text); break;
     }
@@ -75,7 +75,7 @@ static void out_lock(struct config *config) {
 static void out_lock_new(struct config *config) {
     const bool first = config->rank == 0 && config->out_lock < 0;
     if (first)
-        log_make_folder(config->out);
+        log_make_folder(config->data.out);
     out_lock(config);
     if (first && !*config->checkpoint)
         start_check_new(config);

@@ -17,8 +17,8 @@ struct scored_text {
 // one before does not have. The first token of the text is not scored, nor where the stride is the whole length the
 // first of each window, before which it sees nothing.
 static void make_windows(struct scored_text *text, const struct config *c) {
-    const int64_t T = c->seq_length;
-    const int64_t stride = c->perplexity_stride > 0 ? c->perplexity_stride : (T + 1) / 2;
+    const int64_t T = c->model.seq_length;
+    const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;
     const int64_t most = text->tokens / stride + 1;
     text->windows = (struct scored_document *)calloc((size_t)most, sizeof *text->windows);
     if (!text->windows)
@@ -80,7 +80,7 @@ static bool score_text(struct run *r, const char *path) {
 // Scores the files of --perplexity. Returns false where a signal broke it off.
 static bool score_texts(struct run *r) {
     int count;
-    char **paths = list_elements(r->config->perplexity, &count);
+    char **paths = list_elements(r->config->evaluation.perplexity, &count);
     bool going_on = true;
     if (count > 0 && !r->tokenizer.tables)
         open_tokenizer(r, "perplexity");

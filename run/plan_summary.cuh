@@ -25,9 +25,9 @@ static void summary_verdict(const struct run *r, size_t limit) {
     const struct plan *plan = &r->model->timeline.plan;
     const bool on_gpu = device_is_gpu(&r->dev);
     const size_t need = summary_need(r);
-    const char *whose = c->memory_budget > 0 ? "--memory-budget allows"
-                        : on_gpu             ? "this GPU leaves"
-                                             : "this machine leaves";
+    const char *whose = c->recompute.memory_budget > 0 ? "--memory-budget allows"
+                        : on_gpu                       ? "this GPU leaves"
+                                                       : "this machine leaves";
     char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER], host[LOG_NUMBER + 32] = "";
     log_bytes(all, (int64_t)need);
     if (on_gpu && plan_offloads(plan))
@@ -104,8 +104,8 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
     struct summary_change change;
     if (r->chunk_grew) {
-        changed->loss_chunk_tokens = 0;
-        changed->loss_chunk_tokens = (int)fit_loss_chunk(&f, limits);
+        changed->memory.loss_chunk_tokens = 0;
+        changed->memory.loss_chunk_tokens = (int)fit_loss_chunk(&f, limits);
     }
     struct gpt *const m = gpt_create(changed, fit_policy(&f), r->attention.backend, r->fit.dev);
     change.time = fit_predict(m, &r->rates);
@@ -128,10 +128,10 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         return false;
     do {
         times *= 2;
-        changed.global_batch_size *= 2;
+        changed.training.global_batch_size *= 2;
         change = summary_plan(r, &changed, limit);
     } while (change.time.update_s > SMALL_UPDATE * change.time.step_s && times < 1024 &&
-             changed.global_batch_size < INT32_MAX / 2);
+             changed.training.global_batch_size < INT32_MAX / 2);
     const bool by_auto = r->chosen.count > 0;
     if (change.bytes.device > limit && !by_auto)
         return false;
@@ -139,8 +139,9 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         "next",
         "the update is %.0f %% of a step: --global-batch-size %d makes it %.0f %%, and %s%.2g times the tokens/s, in %s; "
         "a larger batch trains otherwise",
-        100 * p->update_ms / p->step_ms, changed.global_batch_size, 100 * change.time.update_s / change.time.step_s,
-        by_auto ? "about " : "", times * p->step_ms / (1e3 * change.time.step_s),
+        100 * p->update_ms / p->step_ms, changed.training.global_batch_size,
+        100 * change.time.update_s / change.time.step_s, by_auto ? "about " : "",
+        times * p->step_ms / (1e3 * change.time.step_s),
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
@@ -148,13 +149,14 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
-    if (r->chosen.count > 0 ||
-        (changed.recompute_granularity != RECOMPUTE_FULL && changed.recompute_granularity != RECOMPUTE_SELECTIVE))
+    if (r->chosen.count > 0 || (changed.recompute.recompute_granularity != RECOMPUTE_FULL &&
+                                changed.recompute.recompute_granularity != RECOMPUTE_SELECTIVE))
         return false;
-    changed.recompute_granularity = RECOMPUTE_NONE;
-    changed.recompute_method = RECOMPUTE_METHOD_UNSET;
-    changed.recompute_num_layers = 0;
-    changed.recompute_layers = changed.recompute_modules = changed.recompute_layer_modules = "";
+    changed.recompute.recompute_granularity = RECOMPUTE_NONE;
+    changed.recompute.recompute_method = RECOMPUTE_METHOD_UNSET;
+    changed.recompute.recompute_num_layers = 0;
+    changed.recompute.recompute_layers = changed.recompute.recompute_modules =
+        changed.recompute.recompute_layer_modules = "";
     const size_t peak = summary_plan(r, &changed, limit).bytes.device;
     if (peak > limit)
         return false;
@@ -169,10 +171,12 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     size_t peak = 0;
     int best = 0;
     char bytes[LOG_NUMBER];
-    for (int B = 2 * c->micro_batch_size; B <= 16 * c->micro_batch_size && r->chosen.count == 0; B *= 2) {
+    for (int B = 2 * c->training.micro_batch_size; B <= 16 * c->training.micro_batch_size && r->chosen.count == 0;
+         B *= 2) {
         struct config changed = *c;
-        changed.micro_batch_size = B;
-        if ((int64_t)B * c->ranks > c->global_batch_size || c->global_batch_size % (B * c->ranks) != 0)
+        changed.training.micro_batch_size = B;
+        if ((int64_t)B * c->ranks > c->training.global_batch_size ||
+            c->training.global_batch_size % (B * c->ranks) != 0)
             break;
         const size_t then = summary_plan(r, &changed, limit).bytes.device;
         if (then > limit)
@@ -194,7 +198,7 @@ static void summary_next(const struct run *r, size_t limit) {
     if (limit == SIZE_MAX)
         log_row("next", "--plan-gpu 'H100 80GB HBM3', or --memory-budget 80GiB, says what fits and what is faster");
     else if (summary_need(r) > limit) { // a --memory-budget that is exceeded has ended the program
-        if (!*c->plan_gpu)
+        if (!*c->memory.plan_gpu)
             snprintf(budget, sizeof budget, " --memory-budget %zuMiB", limit >> 20);
         log_row("next", "--recompute-granularity auto%s searches recomputation and offload for what fits", budget);
     } else if (!summary_next_batch(r, limit) && !summary_next_recomputation(r, limit) &&
@@ -209,11 +213,11 @@ static void plan_summary(const struct run *r) {
     char number[LOG_NUMBER];
     budgets_of(r, true, budget);
     log_row("model", "%s parameters, %s, %d layers, hidden size %d", log_count(number, m->table.visible), FLOATX_NAME,
-            c->num_layers, c->hidden_size);
+            c->model.num_layers, c->model.hidden_size);
     report_device(r);
     if (m->trains) {
-        log_row("batch", "micro-batches of %d x %d tokens, %d sequences a step%s", c->micro_batch_size, c->seq_length,
-                c->global_batch_size, c->ranks > 1 ? " of all ranks" : "");
+        log_row("batch", "micro-batches of %d x %d tokens, %d sequences a step%s", c->training.micro_batch_size,
+                c->model.seq_length, c->training.global_batch_size, c->ranks > 1 ? " of all ranks" : "");
         log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
     }
     if (r->chosen.count > 0) // behind its time and bytes, which other rows have

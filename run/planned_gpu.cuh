@@ -7,11 +7,11 @@
 
 // Finds the row of the GPU that --plan-gpu names; NULL: none is named. Ends the program where the name is not known.
 static const struct gpu_peak *planned_gpu(const struct config *c) {
-    const struct gpu_peak *gpu = *c->plan_gpu ? gpu_peak_find(c->plan_gpu) : NULL;
-    if (*c->plan_gpu && gpu == NULL)
+    const struct gpu_peak *gpu = *c->memory.plan_gpu ? gpu_peak_find(c->memory.plan_gpu) : NULL;
+    if (*c->memory.plan_gpu && gpu == NULL)
         fail("--plan-gpu '%s' is not a GPU whose data sheet is known; expected a name like 'H100 80GB HBM3', 'A100' or "
              "'GeForce RTX 4090'",
-             c->plan_gpu);
+             c->memory.plan_gpu);
     return gpu;
 }
 // Finds the compute capability of that GPU; major 0 where none is named.

@@ -27,10 +27,10 @@ static int threads_of_rank(const struct run *r) {
 // The number of threads that --threads asks for or, without it, that threads_of_rank gives, as far as OpenMP allows them.
 static int threads_to_take(const struct run *r) {
     const struct config *c = r->config;
-    const int threads = c->threads > 0 ? c->threads : threads_of_rank(r), most = omp_get_thread_limit();
-    if (threads <= most || c->plan)
+    const int threads = c->device.threads > 0 ? c->device.threads : threads_of_rank(r), most = omp_get_thread_limit();
+    if (threads <= most || c->memory.plan)
         return threads;
-    if (c->threads > 0)
+    if (c->device.threads > 0)
         fail("--threads %d: OMP_THREAD_LIMIT in the environment allows %d; lower the one or raise the other", threads,
              most);
     return most;
@@ -42,17 +42,18 @@ static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
     struct fit_limits limits = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
-    if (!c->plan) {
+    if (!c->memory.plan) {
         limits.host = host_available_bytes(sharing);
         limits.device = DEVICE_MEMORY_IS_HOSTS ? limits.host : device_available_bytes(&r->dev);
         limits.both = DEVICE_MEMORY_IS_HOSTS ? limits.host : SIZE_MAX;
     }
-    if (*c->plan_gpu && c->memory_budget == 0 && (c->recompute_granularity == RECOMPUTE_AUTO || r->chosen.count > 0))
+    if (*c->memory.plan_gpu && c->recompute.memory_budget == 0 &&
+        (c->recompute.recompute_granularity == RECOMPUTE_AUTO || r->chosen.count > 0))
         limits.device = planned_gpu_bytes(c);
-    if (c->memory_budget > 0 && (size_t)c->memory_budget < limits.device)
-        limits.device = (size_t)c->memory_budget;
-    if (c->host_memory_budget > 0 && (size_t)c->host_memory_budget < limits.host)
-        limits.host = (size_t)c->host_memory_budget;
+    if (c->recompute.memory_budget > 0 && (size_t)c->recompute.memory_budget < limits.device)
+        limits.device = (size_t)c->recompute.memory_budget;
+    if (c->states.host_memory_budget > 0 && (size_t)c->states.host_memory_budget < limits.host)
+        limits.host = (size_t)c->states.host_memory_budget;
     return limits;
 }
 
@@ -60,11 +61,11 @@ static struct fit_limits limits_of(struct run *r) {
 // free_here is set, what is free on a machine whose CPU would train; SIZE_MAX: not known.
 static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
     const struct config *c = r->config;
-    budget[MEMORY_HOST] = c->host_memory_budget > 0 ? (size_t)c->host_memory_budget : SIZE_MAX;
+    budget[MEMORY_HOST] = c->states.host_memory_budget > 0 ? (size_t)c->states.host_memory_budget : SIZE_MAX;
     budget[MEMORY_DEVICE] = SIZE_MAX;
-    if (c->memory_budget > 0)
-        budget[MEMORY_DEVICE] = (size_t)c->memory_budget;
-    else if (*c->plan_gpu)
+    if (c->recompute.memory_budget > 0)
+        budget[MEMORY_DEVICE] = (size_t)c->recompute.memory_budget;
+    else if (*c->memory.plan_gpu)
         budget[MEMORY_DEVICE] = planned_gpu_bytes(c);
     else if (free_here && !device_is_gpu(&r->dev))
         budget[MEMORY_DEVICE] = host_available_bytes(1);
@@ -88,11 +89,11 @@ static void connect_ranks(struct run *r) {
     struct error_text error;
     if (!r->parallel)
         return;
-    if (c->collectives == BY_NCCL && kind != COLLECTIVES_NCCL)
+    if (c->processes.collectives == BY_NCCL && kind != COLLECTIVES_NCCL)
         fail("--collectives nccl is for GPUs, and this run is on the CPU; leave the option out");
     if (kind == COLLECTIVES_HOST) {
         const char *problem =
-            parallel_open_exchange(r->parallel, exchange_of(c->collectives, &r->parallel->launch), &error);
+            parallel_open_exchange(r->parallel, exchange_of(c->processes.collectives, &r->parallel->launch), &error);
         if (problem)
             fail("%s", problem);
     }

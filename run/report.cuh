@@ -15,17 +15,17 @@
 static void report_training(const struct run *r) {
     const struct config *c = r->config;
     char tokens[LOG_NUMBER];
-    log_row("training data", "%s: %s tokens in %d files", c->train_data,
+    log_row("training data", "%s: %s tokens in %d files", c->data.train_data,
             log_count(tokens, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
-    log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
-            c->global_batch_size / c->micro_batch_size);
+    log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->training.global_batch_size,
+            c->model.seq_length, c->training.global_batch_size / c->training.micro_batch_size);
     if (c->ramp.samples > 0)
         log_row("batch warm-up", "from %d sequences on by %d more, in the first %s", c->ramp.start, c->ramp.increment,
                 log_count(tokens, c->ramp.samples));
-    log_row("steps", "%d, %.3g epochs", c->train_steps,
-            (double)ramp_samples(&c->ramp, c->train_steps) / (double)dataloader_samples_per_epoch(r->train));
-    if (c->checkpoint_every > 0)
-        log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
+    log_row("steps", "%d, %.3g epochs", c->training.train_steps,
+            (double)ramp_samples(&c->ramp, c->training.train_steps) / (double)dataloader_samples_per_epoch(r->train));
+    if (c->checkpoints.checkpoint_every > 0)
+        log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoints.checkpoint_every, r->saver.job.root,
                 *huggingface_note(c) ? "; " : "", huggingface_note(c));
     log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops,
             r->peak_is_measured ? "measured" : "by the data sheet");
@@ -34,7 +34,7 @@ static void report_training(const struct run *r) {
 // Where a process computes on several NUMA nodes, each thread reads most of the weights from another's memory.
 static void report_numa(const struct run *r) {
     const int nodes = numa_nodes_used(NUMA_NODES);
-    if (r->config->device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
+    if (r->config->device.device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
         log_row("NUMA",
                 "this process spans %d nodes; a rank a node keeps memory near: mpirun -np %d --map-by "
                 "ppr:1:numa --bind-to numa",
@@ -46,22 +46,23 @@ static void report_positions(const struct run *r) {
     const struct config *c = r->config;
     char type[OPTION_NAME];
     int windowed = 0;
-    for (int l = 0; l < c->num_layers; l++)
+    for (int l = 0; l < c->model.num_layers; l++)
         windowed += r->model->kinds[l].windowed;
     if (windowed > 0)
-        log_row("window", "%d keys, in %d of %d layers", r->model->window, windowed, c->num_layers);
-    if (c->rope_scaling_type == SCALING_LONGROPE)
+        log_row("window", "%d keys, in %d of %d layers", r->model->window, windowed, c->model.num_layers);
+    if (c->model.rope_scaling_type == SCALING_LONGROPE)
         log_row("rotary scaling", "longrope, the %s factors for sequences of %d",
-                c->seq_length > c->rope_original_max_position_embeddings ? "long" : "short", c->seq_length);
-    else if (c->rope_scaling_type != SCALING_NONE)
+                c->model.seq_length > c->model.rope_original_max_position_embeddings ? "long" : "short",
+                c->model.seq_length);
+    else if (c->model.rope_scaling_type != SCALING_NONE)
         log_row("rotary scaling", "%s, factor %g",
-                option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)c->rope_scaling_type, type),
-                c->rope_scaling_factor);
-    if (c->reset_attention_mask)
+                option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)c->model.rope_scaling_type, type),
+                c->model.rope_scaling_factor);
+    if (c->data.reset_attention_mask)
         log_row("documents", "a token sees its own document alone");
-    if (c->reset_position_ids)
+    if (c->data.reset_position_ids)
         log_row("positions", "begin at 0 in each document");
-    if (c->eod_mask_loss)
+    if (c->data.eod_mask_loss)
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
@@ -69,15 +70,15 @@ static void report_positions(const struct run *r) {
 static void report_formats(const struct run *r) {
     const struct config *c = r->config;
     char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
-    if (!r->model->trains || (c->exp_avg_dtype == MOMENT_FP32 && c->exp_avg_sq_dtype == MOMENT_FP32 &&
-                              c->main_grads_dtype == MAIN_FP32 && c->main_params_dtype == MAIN_FP32))
+    if (!r->model->trains || (c->states.exp_avg_dtype == MOMENT_FP32 && c->states.exp_avg_sq_dtype == MOMENT_FP32 &&
+                              c->states.main_grads_dtype == MAIN_FP32 && c->states.main_params_dtype == MAIN_FP32))
         return;
     log_row("state formats", "first moments%s %s, second moments %s, gradients %s%s",
             r->model->muon.count > 0 ? " and momentum" : "",
-            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_dtype, m),
-            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_sq_dtype, v),
-            option_choice_name(CHOICES(MAIN_DTYPES), (int)c->main_grads_dtype, grads),
-            c->main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
+            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->states.exp_avg_dtype, m),
+            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->states.exp_avg_sq_dtype, v),
+            option_choice_name(CHOICES(MAIN_DTYPES), (int)c->states.main_grads_dtype, grads),
+            c->states.main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
 }
 // "qkv.weight, fc.weight": the tensors of a layer that Muon updates.
 static void muon_names(char *text, size_t n, const struct gpt *m) {
@@ -96,7 +97,7 @@ static void report_optimizer(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
     const struct muon *u = &m->muon;
-    const double step = gpt_flops_per_token(m).done * c->global_batch_size * c->seq_length;
+    const double step = gpt_flops_per_token(m).done * c->training.global_batch_size * c->model.seq_length;
     char names[160] = "", number[LOG_NUMBER];
     int64_t elements = 0;
     for (int i = 0; i < u->count; i++)
@@ -105,8 +106,8 @@ static void report_optimizer(const struct run *r) {
     if (u->count > 0)
         log_row("Muon", "%d matrices of %s parameters (%s), in %d waves, %.2g %% of a step's flops; AdamW for the rest",
                 u->count, log_count(number, elements), names, u->num_waves, 100 * u->flops / step);
-    if (m->trains && c->ema_decay > 0)
-        log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->ema_decay);
+    if (m->trains && c->training.ema_decay > 0)
+        log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->training.ema_decay);
 }
 // The variables of the environment that change what is computed, where any is set.
 static void report_environment(void) {
@@ -160,9 +161,9 @@ static void report_finetuning(const struct run *r) {
     if (r->model->trains && table->num_frozen > 0)
         log_row("trained", "%s of the parameters, %.3g %%", log_count(trained, table->visible_trained),
                 100.0 * (double)table->visible_trained / (double)table->visible);
-    if (c->lora_rank > 0)
-        log_row("adapters", "LoRA of rank %d, scaled by %.4g, on %s", c->lora_rank, config_lora_scale(c),
-                c->lora_target_modules);
+    if (c->finetuning.lora_rank > 0)
+        log_row("adapters", "LoRA of rank %d, scaled by %.4g, on %s", c->finetuning.lora_rank, config_lora_scale(c),
+                c->finetuning.lora_target_modules);
 }
 
 // Prints the memory that is planned; where ranks differ, from the least to the most of them.
@@ -180,16 +181,16 @@ static void report_memory(const struct rank_spread *s) {
 // Prints what computes, or the GPU that is planned for.
 static void report_device(const struct run *r) {
     char text[384];
-    if (*r->config->plan_gpu)
-        log_row("device", "%s, compute capability %d.%d, %s: planned for", r->config->plan_gpu, r->dev.planned.major,
-                r->dev.planned.minor, FLOATX_NAME);
+    if (*r->config->memory.plan_gpu)
+        log_row("device", "%s, compute capability %d.%d, %s: planned for", r->config->memory.plan_gpu,
+                r->dev.planned.major, r->dev.planned.minor, FLOATX_NAME);
     else
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }
 
 // Prints what a process on the CPU holds beside its plan; measured on steps of 5 to 800 MiB.
 static void report_beside_plan(const struct run *r) {
-    if (!r->config->plan || device_is_gpu(&r->dev))
+    if (!r->config->memory.plan || device_is_gpu(&r->dev))
         return;
     if (sizeof(floatX) == 4)
         log_row("beside the plan",
@@ -205,17 +206,17 @@ static void report(const struct run *r) {
     const struct gpt *m = r->model;
     const struct rank_spread spread = rank_spread_of(r);
     char text[LOG_NUMBER], fp8[FP8_TEXT];
-    log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
-            c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
-            c->vocab_size);
+    log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->model.num_layers,
+            c->model.hidden_size, c->model.num_attention_heads, c->model.num_query_groups, c->model.kv_channels,
+            c->model.ffn_hidden_size, c->model.vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     report_finetuning(r);
     report_device(r);
-    if (c->instruction_set_reason && !*c->plan_gpu)
-        log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
+    if (c->instruction_set_reason && !*c->memory.plan_gpu)
+        log_row("instruction set", "%s, %s", c->device.instruction_set, c->instruction_set_reason);
     report_environment();
-    log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
-    if (c->fp8_format != FP8_FORMAT_NONE)
+    log_row("precision", "%s: %s", c->device.precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
+    if (c->fp8.fp8_format != FP8_FORMAT_NONE)
         log_row("FP8", "%s", fp8_describe(fp8, c));
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     if (*r->tuning)
@@ -234,7 +235,7 @@ static void report(const struct run *r) {
     log_row("recomputation", "%s", m->policy.description);
     if (c->ranks > 1)
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
-                c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
+                c->processes.zero_stage, c->processes.grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
     if (r->parallel && launch_is_open(&r->parallel->launch))
         log_row("secret", "none: any host that reaches rank 0's port may join at the start; see --rendezvous-secret");
@@ -251,9 +252,9 @@ static void report(const struct run *r) {
         report_training(r);
     if (*c->checkpoint)
         log_row("goes on from", "%s%s%s", c->checkpoint, *r->base_folder ? " and the base model " : "", r->base_folder);
-    else if (*c->init_from)
-        log_row("begins from", "%s%s%s", c->init_from, *c->lora_adapter ? " with the adapters of " : "",
-                c->lora_adapter);
+    else if (*c->checkpoints.init_from)
+        log_row("begins from", "%s%s%s", c->checkpoints.init_from,
+                *c->finetuning.lora_adapter ? " with the adapters of " : "", c->finetuning.lora_adapter);
     fit_advise(&r->fit, stdout);
     report_unused_options(c);
     report_other_tokenizer(r, stdout);

@@ -56,12 +56,12 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
 
 // Whether this run's options of FP8 make the same scales of a history as those of the checkpoint's run.
 static bool fp8_scales_hold(const struct config *c, const struct trainer_state *state) {
-    const int rows[] = {CONFIG_ROW(fp8_format),
-                        CONFIG_ROW(fp8_margin),
-                        CONFIG_ROW(fp8_amax_compute_algo),
-                        CONFIG_ROW(first_last_layers_bf16),
-                        CONFIG_ROW(num_layers_at_start_in_bf16),
-                        CONFIG_ROW(num_layers_at_end_in_bf16)};
+    const int rows[] = {CONFIG_ROW(fp8.fp8_format),
+                        CONFIG_ROW(fp8.fp8_margin),
+                        CONFIG_ROW(fp8.fp8_amax_compute_algo),
+                        CONFIG_ROW(fp8.first_last_layers_bf16),
+                        CONFIG_ROW(fp8.num_layers_at_start_in_bf16),
+                        CONFIG_ROW(fp8.num_layers_at_end_in_bf16)};
     char now[OPTION_TEXT], then[OPTION_TEXT];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(option_text(now, &config_rows[rows[i]], c), start_resolved(then, state, rows[i])) != 0)
@@ -76,48 +76,49 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     struct error_text error;
     enum architecture a = ARCHITECTURE_OURS;
     struct stat status;
-    if (stat(c->init_from, &status) == 0 && !S_ISDIR(status.st_mode))
-        fail("--init-from %s: the base model of adapters must be a folder of Hugging Face, not a file", c->init_from);
-    const char *problem = model_folder_architecture(&a, c->init_from, &error);
+    if (stat(c->checkpoints.init_from, &status) == 0 && !S_ISDIR(status.st_mode))
+        fail("--init-from %s: the base model of adapters must be a folder of Hugging Face, not a file",
+             c->checkpoints.init_from);
+    const char *problem = model_folder_architecture(&a, c->checkpoints.init_from, &error);
     if (!problem)
-        problem = model_folder_digest(r->base_digest, c->init_from, &error);
+        problem = model_folder_digest(r->base_digest, c->checkpoints.init_from, &error);
     if (problem)
         fail("--init-from %s", problem);
     if (a != architecture_of(c))
         fail("--init-from %s is a %s, but by the options the model is a %s, whose modules have other names; leave out "
              "options that change the model",
-             c->init_from, architecture_class(a), architecture_class(architecture_of(c)));
+             c->checkpoints.init_from, architecture_class(a), architecture_class(architecture_of(c)));
     if (checkpoint && !checkpoint->base_digest)
         fail("%s: trainer_state.json names no base model; the checkpoint is not one of adapters", c->checkpoint);
     if (checkpoint && strcmp(checkpoint->base_digest, r->base_digest) != 0)
-        fail("--init-from %s: has other tensors than the base model of the adapters in %s, which was %s", c->init_from,
-             c->checkpoint, json_show(checkpoint->base_folder).text);
-    if (!realpath(c->init_from, r->base_folder))
-        fail("--init-from %s: %s", c->init_from, strerror(errno));
+        fail("--init-from %s: has other tensors than the base model of the adapters in %s, which was %s",
+             c->checkpoints.init_from, c->checkpoint, json_show(checkpoint->base_folder).text);
+    if (!realpath(c->checkpoints.init_from, r->base_folder))
+        fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
 // Loads what --init-from and, with LoRA, --lora-adapter name.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
     bool exact;
-    if (stat(c->init_from, &status) != 0 || !S_ISDIR(status.st_mode))
-        return model_load_llmc(r->model, c->init_from, error);
-    RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
-    if (c->init_from_ema)
-        RETURN_PROBLEM(model_load_averages(r->model, c->init_from, error));
-    return *c->lora_adapter ? adapters_load(r->model, c->lora_adapter, &exact, error) : NULL;
+    if (stat(c->checkpoints.init_from, &status) != 0 || !S_ISDIR(status.st_mode))
+        return model_load_llmc(r->model, c->checkpoints.init_from, error);
+    RETURN_PROBLEM(model_load_folder(r->model, c->checkpoints.init_from, &exact, error));
+    if (c->checkpoints.init_from_ema)
+        RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
+    return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
 // Loads the parameters of --init-from and, with LoRA, the adapters, and checks their files: on one rank a host.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
-    const bool checks = c->check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
+    const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
     struct folder_check base, adapters;
-    if (!*c->init_from)
+    if (!*c->checkpoints.init_from)
         return NULL;
-    if (c->lora_rank > 0)
+    if (c->finetuning.lora_rank > 0)
         find_base(r, NULL);
-    folder_check_begin(&base, checks ? c->init_from : NULL, c->init_from_ema);
-    folder_check_begin(&adapters, checks ? c->lora_adapter : NULL, false);
+    folder_check_begin(&base, checks ? c->checkpoints.init_from : NULL, c->checkpoints.init_from_ema);
+    folder_check_begin(&adapters, checks ? c->finetuning.lora_adapter : NULL, false);
     const char *problem = load_named_parameters(r, error);
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
@@ -126,10 +127,10 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;
-    if (c->lora_rank == 0)
+    if (c->finetuning.lora_rank == 0)
         return model_load_checkpoint(r->model, c->checkpoint, error);
     find_base(r, state);
-    RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
+    RETURN_PROBLEM(model_load_folder(r->model, c->checkpoints.init_from, &exact, error));
     RETURN_PROBLEM(adapters_load(r->model, c->checkpoint, &exact, error));
     return model_load_optimizer(r->model, c->checkpoint, exact, error);
 }
@@ -241,7 +242,7 @@ static void check_shared_folder(struct run *r) {
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
     if (r->saver.job.ranks <= 1)
         return;
-    snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, c->out);
+    snprintf(path, sizeof path, "%s/" OUT_LOCK_NAME, c->data.out);
     if (c->rank == 0) {
         fsync(c->out_lock); // an NFS client may keep the text until then
         file_lock_read(wanted, path);
@@ -261,7 +262,7 @@ static void check_shared_folder(struct run *r) {
     if (c->rank == 0)
         say_warning("rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
                     "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone",
-                    rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+                    rank, rank == 0 ? "write to" : "see the folder", c->data.out, rank == 0 ? "" : " of rank 0");
     parallel_close(r->parallel); // no rank takes the end of another for a failure
     exit(EXIT_USAGE);
 }
@@ -271,7 +272,7 @@ static void check_shared_folder(struct run *r) {
 static void check_checkpoints_folder(const struct run *r) {
     const char *const folder = r->saver.job.root;
     struct stat status;
-    if (r->config->checkpoint_every == 0 || stat(folder, &status) != 0)
+    if (r->config->checkpoints.checkpoint_every == 0 || stat(folder, &status) != 0)
         return;
     if (!S_ISDIR(status.st_mode))
         fail("%s: is a file, where the folder of the checkpoints is to be; remove it, or name another folder by --out",
@@ -297,7 +298,8 @@ static void open_saver(struct run *r) {
     for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
         if (find_text_file(r, carried_files[i], path, sizeof path)) {
             // A model's folder may be a stranger's; the data's is the user's own.
-            if (*r->config->init_from && strncmp(path, r->config->init_from, strlen(r->config->init_from)) == 0 &&
+            if (*r->config->checkpoints.init_from &&
+                strncmp(path, r->config->checkpoints.init_from, strlen(r->config->checkpoints.init_from)) == 0 &&
                 !link_stays_in_folder(path))
                 fail(
                     "%s: is a link to a file elsewhere, which each checkpoint would have a copy of; put the file itself "

@@ -110,7 +110,7 @@ static bool has_rows(const struct dataloader *loader) {
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
     const struct token_batch to = {r->inputs, r->targets, r->document_starts};
     struct batch batch = batch_of(r->inputs, r->targets);
-    dataloader_read_batch(loader, to, r->config->micro_batch_size);
+    dataloader_read_batch(loader, to, r->config->training.micro_batch_size);
     batch.document_starts = r->document_starts;
     return batch;
 }

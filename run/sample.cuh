@@ -173,8 +173,10 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
 #pragma omp simd
     for (int i = 0; i < Vp; i++)
         sampler->logits[i] = to_float(sampler->row[i]);
-    const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)m->generation.sequences + (uint64_t)b);
-    return sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
+    const double u =
+        random_uniform(c->training.seed, stream, (uint64_t)t * (uint64_t)m->generation.sequences + (uint64_t)b);
+    return sample_token(sampler->logits, m->shape.V, c->evaluation.temperature, c->evaluation.top_k,
+                        c->evaluation.top_p, u, sampler->logits + Vp);
 }
 
 // Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens, by as many tokens as

@@ -151,7 +151,7 @@ static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m
     tensors->adapters = m->shape.lora.rank > 0;
     tensors->model = tensors->adapters ? adapters_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c))
                                        : huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c));
-    switch (c->checkpoint_dtype) {
+    switch (c->checkpoints.checkpoint_dtype) {
     case CHECKPOINT_AUTO: tensors->bf16 = sizeof(floatX) == 2 && !tensors->adapters; break;
     case CHECKPOINT_BF16: tensors->bf16 = !tensors->adapters; break;
     case CHECKPOINT_FP32: tensors->bf16 = false; break;
@@ -172,13 +172,13 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     checkpoint_thread_init(&saver->thread);
     saver_list_tensors(tensors, m);
     job->base = "";
-    tensors->most_shard_bytes = (uint64_t)((double)c->max_shard_gib * 0x1p30);
+    tensors->most_shard_bytes = (uint64_t)((double)c->checkpoints.max_shard_gib * 0x1p30);
     tensors->first = m->zero.shards.rank == 0;
     job->rank = m->zero.shards.rank;
     job->ranks = optimizer_copy_ranks(&m->zero.shards);
-    job->keep = c->keep_checkpoints;
-    if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->out) >= sizeof job->root)
-        fail("--out %s: the name is too long", c->out);
+    job->keep = c->checkpoints.keep_checkpoints;
+    if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->data.out) >= sizeof job->root)
+        fail("--out %s: the name is too long", c->data.out);
     const char *problem = save_tensors_open(tensors, m, &error);
     if (problem)
         fail("%s", problem);

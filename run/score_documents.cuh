@@ -83,12 +83,13 @@ struct score_batch {
     float *losses;
 };
 static struct score_batch score_batch_create(const struct config *c) {
-    const size_t N = (size_t)c->micro_batch_size * (size_t)c->seq_length;
+    const size_t N = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
     struct score_batch b;
     b.inputs = (int32_t *)calloc(4 * N, sizeof *b.inputs);
     b.losses = (float *)calloc(N, sizeof *b.losses);
     if (!b.inputs || !b.losses)
-        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+        fail("out of memory for a batch of %d sequences of %d tokens", c->training.micro_batch_size,
+             c->model.seq_length);
     b.targets = b.inputs + N;
     b.document_starts = b.inputs + 2 * N;
     b.largest = b.inputs + 3 * N;
@@ -103,8 +104,8 @@ static void score_batch_free(struct score_batch *b) {
 // of which nothing counts.
 static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
                        int first) {
-    const int T = c->seq_length;
-    for (int row = 0; row < c->micro_batch_size; row++) {
+    const int T = c->model.seq_length;
+    for (int row = 0; row < c->training.micro_batch_size; row++) {
         int end = 0;
         for (int i = 0; i < n; i++)
             if (documents[i]->row == first + row)
@@ -178,7 +179,7 @@ static struct score_schedule schedule_documents(struct document_place *places, i
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
     const struct config *c = r->config;
-    const int first_row = batch * c->micro_batch_size;
+    const int first_row = batch * c->training.micro_batch_size;
     const int first = batch < s->batches ? s->batch_first[batch] : 0;
     const int n = batch < s->batches ? s->batch_first[batch + 1] - first : 0;
     struct document_score *mine = all + (size_t)c->rank * (size_t)s->most;
@@ -189,7 +190,7 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
     gpt_score(r->model, inputs, scores);
     memset(mine, 0, (size_t)s->most * sizeof *mine);
     for (int i = 0; i < n; i++)
-        mine[i] = score_of(b, s->documents[first + i], first_row, c->seq_length);
+        mine[i] = score_of(b, s->documents[first + i], first_row, c->model.seq_length);
     mine[0].stop = stop_asked_here(r);
     if (r->parallel)
         control_all_gather(r->parallel->control, all, mine, (size_t)s->most * sizeof *mine, "scores of documents",
@@ -210,8 +211,8 @@ static bool score_documents(struct run *r, struct scored_document *documents, in
     for (int i = 0; i < count; i++)
         places[i].document = &documents[i];
     qsort(places, (size_t)count, sizeof *places, compare_places);
-    const int rows = pack_documents(places, count, c->seq_length);
-    struct score_schedule s = schedule_documents(places, count, rows, c->micro_batch_size);
+    const int rows = pack_documents(places, count, c->model.seq_length);
+    struct score_schedule s = schedule_documents(places, count, rows, c->training.micro_batch_size);
     struct score_batch b = score_batch_create(c);
     struct document_score *all = (struct document_score *)calloc((size_t)c->ranks * (size_t)s.most, sizeof *all);
     if (!all)

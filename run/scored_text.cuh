@@ -22,7 +22,7 @@ static char **list_elements(const char *list, int *count) {
 // caller frees. where: what the text is of, for messages.
 static int32_t *encode_scored(const struct run *r, const char *text, size_t bytes, bool special, int64_t *count,
                               const char *where) {
-    const int V = r->config->vocab_size;
+    const int V = r->config->model.vocab_size;
     int32_t *ids;
     struct error_text error;
     const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, special, &ids, count, &error);
@@ -38,7 +38,7 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
-    if (prefix < 0 || prefix >= r->config->vocab_size)
+    if (prefix < 0 || prefix >= r->config->model.vocab_size)
         fail("%s: nothing stands before what is scored, and the tokenizer has neither a beginning nor an end of text; "
              "expected a context",
              where);

@@ -287,7 +287,7 @@ static void self_check_read(struct run *r) {
     uint64_t bytes = 0;
     s->is_read = true;
     if (r->config->rank == 0 &&
-        (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->out) < sizeof path &&
+        (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path &&
         access(path, F_OK) == 0) {
         const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MOST_FILE, path, "a list of verdicts", &error);
         if (problem)
@@ -361,7 +361,7 @@ static void self_check_save(struct run *r) {
     struct self_check *s = &r->self_check;
     bool written = false;
     if (r->config->rank == 0 && s->found) {
-        const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->out) < sizeof path;
+        const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path;
         FILE *const file = fits ? fopen(path, "a") : NULL;
         written = file && fputs(s->found, file) >= 0;
         written = file && fclose(file) == 0 && written;
@@ -385,7 +385,7 @@ static bool self_check_is_wanted(struct run *r, enum attention_backend backend) 
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
     bool wanted = false;
-    switch (c->self_check) {
+    switch (c->device.self_check) {
     case CHECK_AUTO: wanted = config_trains(c) && !(site && strcmp(site, "off") == 0); break;
     case CHECK_ALWAYS: wanted = true; break;
     case CHECK_OFF: break;
@@ -420,14 +420,15 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     struct attention_check check;
     memset(&check, 0, sizeof check);
     check.backend = backend;
-    check.shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
+    check.shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
     check.simpler = self_check_simpler(backend, check.shape, &r->dev);
-    check.hides_keys = c->reset_attention_mask || *c->eval_tasks || *c->perplexity || config_window(c) > 0;
+    check.hides_keys =
+        c->data.reset_attention_mask || *c->evaluation.eval_tasks || *c->evaluation.perplexity || config_window(c) > 0;
     check.rotary = config_rotates(c);
-    check.biases = c->add_qkv_bias;
-    check.amax = c->fp8_format != FP8_FORMAT_NONE;
-    check.any_order = !c->deterministic_mode;
-    check.dropout = c->attention_dropout;
+    check.biases = c->model.add_qkv_bias;
+    check.amax = c->fp8.fp8_format != FP8_FORMAT_NONE;
+    check.any_order = !c->attention.deterministic_mode;
+    check.dropout = c->model.attention_dropout;
     return check;
 }
 // Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did.
@@ -463,7 +464,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
     if (!self_check_is_wanted(r, backend))
         return true;
-    if (!s->is_read && r->config->self_check != CHECK_ALWAYS)
+    if (!s->is_read && r->config->device.self_check != CHECK_ALWAYS)
         self_check_read(r);
     const struct attention_check check = self_check_of(r, backend);
     struct self_verdict verdict;
@@ -477,7 +478,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
             self_check_add(&s->known, &verdict, key);
     }
     const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
-    if (is_new && verdict.kind != SELF_CHECK_UNKNOWN && verdict.lasts && r->config->self_check == CHECK_AUTO)
+    if (is_new && verdict.kind != SELF_CHECK_UNKNOWN && verdict.lasts && r->config->device.self_check == CHECK_AUTO)
         self_check_add(&s->found, &verdict, key);
     s->last = verdict;
     if (wrong == ATTENTION_AUTO)

@@ -222,7 +222,7 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
     measure_ask(verdicts, s, m, request);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if ((i == (int)m->rule || m->others[i]) && verdicts[i].kind != SELF_CHECK_UNKNOWN && verdicts[i].lasts &&
-            r->config->self_check == CHECK_AUTO) {
+            r->config->device.self_check == CHECK_AUTO) {
             measure_write_key(key, base, i);
             self_check_add(&s->found, &verdicts[i], key);
         }

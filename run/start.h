@@ -29,14 +29,15 @@ enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 // every rank reports its own errors.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
-    const char *problem = config->plan ? launch_find(&parallel->launch, config->rendezvous, &error)
-                                       : parallel_open(parallel, config->rendezvous, config->rendezvous_secret,
-                                                       config->collective_timeout, &error);
+    const char *problem =
+        config->memory.plan ? launch_find(&parallel->launch, config->processes.rendezvous, &error)
+                            : parallel_open(parallel, config->processes.rendezvous, config->processes.rendezvous_secret,
+                                            config->processes.collective_timeout, &error);
     if (problem)
         fail("%s", problem);
     config->rank = parallel->launch.rank;
     config->ranks = parallel->launch.ranks;
-    config->parallel = config->ranks > 1 && !config->plan ? parallel : NULL;
+    config->parallel = config->ranks > 1 && !config->memory.plan ? parallel : NULL;
     if (config->rank > 0 && !freopen("/dev/null", "w", stdout))
         fail("/dev/null: %s", strerror(errno));
 }
@@ -74,11 +75,11 @@ static void start_set(struct config *config, int row, const char *text) {
 // The resolved value of a checkpoint's option, in `text` or elsewhere. One that is younger than the checkpoint had its
 // default, whatever its preset says by now; of the younger biases, that of --add-bias-linear.
 static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
-    const bool bias = row == CONFIG_ROW(add_attention_proj_bias) || row == CONFIG_ROW(add_mlp_bias);
+    const bool bias = row == CONFIG_ROW(model.add_attention_proj_bias) || row == CONFIG_ROW(model.add_mlp_bias);
     const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
     struct config defaults;
     if (!then && bias)
-        then = trainer_state_option(state, "resolved", config_rows[CONFIG_ROW(add_bias_linear)].name);
+        then = trainer_state_option(state, "resolved", config_rows[CONFIG_ROW(model.add_bias_linear)].name);
     if (then)
         return then;
     memset(&defaults, 0, sizeof defaults);
@@ -90,14 +91,15 @@ static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_s
 // names a granularity: by measured rates another search might choose otherwise. by_user: what the command line gives.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
-    const int chosen[] = {CONFIG_ROW(recompute_layer_modules),    CONFIG_ROW(main_params_dtype),
-                          CONFIG_ROW(main_grads_dtype),           CONFIG_ROW(exp_avg_dtype),
-                          CONFIG_ROW(exp_avg_sq_dtype),           CONFIG_ROW(optimizer_cpu_offload),
-                          CONFIG_ROW(optimizer_offload_fraction), CONFIG_ROW(cpu_offloading_num_layers),
-                          CONFIG_ROW(offload_gradients),          CONFIG_ROW(offload_weights),
-                          CONFIG_ROW(recompute_granularity)};
+    const int chosen[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
+                          CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
+                          CONFIG_ROW(states.exp_avg_sq_dtype),           CONFIG_ROW(states.optimizer_cpu_offload),
+                          CONFIG_ROW(states.optimizer_offload_fraction), CONFIG_ROW(states.cpu_offloading_num_layers),
+                          CONFIG_ROW(states.offload_gradients),          CONFIG_ROW(states.offload_weights),
+                          CONFIG_ROW(recompute.recompute_granularity)};
     char text[OPTION_TEXT];
-    if (config->recompute_granularity != RECOMPUTE_AUTO || by_user[CONFIG_ROW(recompute_granularity)])
+    if (config->recompute.recompute_granularity != RECOMPUTE_AUTO ||
+        by_user[CONFIG_ROW(recompute.recompute_granularity)])
         return;
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         if (!by_user[chosen[i]])
@@ -108,7 +110,7 @@ static void start_take_choice(struct config *config, const struct trainer_state 
 // the same size, named on this command line or not: the sums then have the same bits.
 static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
                                   const bool by_user[CONFIG_ROWS_MAX]) {
-    const int row = CONFIG_ROW(loss_chunk_tokens), size = CONFIG_ROW(micro_batch_size);
+    const int row = CONFIG_ROW(memory.loss_chunk_tokens), size = CONFIG_ROW(training.micro_batch_size);
     char text[OPTION_TEXT], now[OPTION_TEXT];
     const bool same =
         !by_user[size] || strcmp(option_text(now, &config_rows[size], config), start_resolved(text, state, size)) == 0;
@@ -140,31 +142,31 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (!config->given[row])
             start_set(config, row, start_resolved(text, state, row));
     }
-    if (!config_given(config, precision))
-        start_set(config, CONFIG_ROW(precision), state->precision);
+    if (!config_given(config, device.precision))
+        start_set(config, CONFIG_ROW(device.precision), state->precision);
     // A global batch size that was derived from the number of ranks is kept, though that number may have changed.
-    const int batch = CONFIG_ROW(global_batch_size);
+    const int batch = CONFIG_ROW(training.global_batch_size);
     const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
-    if (state->base_folder && !*config->init_from)
-        config->init_from = strdup(state->base_folder);
+    if (state->base_folder && !*config->checkpoints.init_from)
+        config->checkpoints.init_from = strdup(state->base_folder);
     config_drop_unused_fp8(config, by_user);
 }
 
 // Whether the run of the checkpoint trained with delayed scales.
 static bool start_had_delayed_scales(const struct trainer_state *state) {
     char format[OPTION_TEXT], recipe[OPTION_TEXT];
-    return strcmp(start_resolved(format, state, CONFIG_ROW(fp8_format)), "none") != 0 &&
-           strcmp(start_resolved(recipe, state, CONFIG_ROW(fp8_recipe)), "delayed") == 0;
+    return strcmp(start_resolved(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
+           strcmp(start_resolved(recipe, state, CONFIG_ROW(fp8.fp8_recipe)), "delayed") == 0;
 }
 // Ends the run where the delayed scales of the checkpoint have histories of another length than this run's.
 static void start_check_histories(const struct config *config, const struct trainer_state *state) {
-    const int row = CONFIG_ROW(fp8_amax_history_len);
+    const int row = CONFIG_ROW(fp8.fp8_amax_history_len);
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT];
     const char *then = start_resolved(then_text, state, row);
     const char *now = option_text(now_text, &config_rows[row], config);
-    if (config->fp8_format != FP8_FORMAT_NONE && config->fp8_recipe == FP8_RECIPE_DELAYED &&
+    if (config->fp8.fp8_format != FP8_FORMAT_NONE && config->fp8.fp8_recipe == FP8_RECIPE_DELAYED &&
         start_had_delayed_scales(state) && strcmp(now, then) != 0)
         fail("--fp8-amax-history-len is %s, but the histories in %s are of %s steps; leave the option out", now,
              config->checkpoint, json_show(then).text);
@@ -188,7 +190,7 @@ static void start_check(const struct config *config) {
                  config->checkpoint);
     }
     const bool fp32 = strcmp(state.precision, "fp32") == 0;
-    if (config->precision != (fp32 ? WITH_FP32 : WITH_BF16))
+    if (config->device.precision != (fp32 ? WITH_FP32 : WITH_BF16))
         fail("--precision is not %s as in %s, and a run can't change it; leave the option out", state.precision,
              config->checkpoint);
     start_check_histories(config, &state);
@@ -203,15 +205,16 @@ static void start_resume(struct config *config) {
     struct manifest manifest;
     struct error_text error;
     const struct checkpoint_listener listener = {start_print_passed_over, NULL};
-    const bool automatic = strcmp(config->resume, "auto") == 0;
+    const bool automatic = strcmp(config->checkpoints.resume, "auto") == 0;
     memset(path, 0, sizeof path);
-    if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->out) >= sizeof root)
-        fail("--out %s: the name is too long", config->out);
+    if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->data.out) >= sizeof root)
+        fail("--out %s: the name is too long", config->data.out);
     if (config->rank == 0) {
-        const char *problem = automatic ? checkpoint_newest(path, &manifest, root, &listener, &error)
-                                        : checkpoint_resolve(path, &manifest, config->resume, &listener, &error);
+        const char *problem = automatic
+                                  ? checkpoint_newest(path, &manifest, root, &listener, &error)
+                                  : checkpoint_resolve(path, &manifest, config->checkpoints.resume, &listener, &error);
         if (problem)
-            fail("--resume %s: %s", config->resume, problem);
+            fail("--resume %s: %s", config->checkpoints.resume, problem);
         manifest_free(&manifest);
     }
     if (config->parallel)
@@ -228,8 +231,8 @@ static void start_resume(struct config *config) {
 static void start_check_new(const struct config *config) {
     char root[PATH_MAX];
     struct checkpoint_entries entries;
-    if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->out) >= sizeof root)
-        fail("--out %s: the name is too long", config->out);
+    if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->data.out) >= sizeof root)
+        fail("--out %s: the name is too long", config->data.out);
     const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root_fd < 0)
         return;
@@ -312,7 +315,7 @@ static void start_take_model(struct config *config, const struct huggingface_con
         const char *found = option_text(found_text, &config_rows[row], config);
         if (was_given && strcmp(given, found) != 0)
             fail("--%s is %s, but %s in %s; leave the option out", option_display(name, name), given, found,
-                 config->init_from);
+                 config->checkpoints.init_from);
     }
 }
 
@@ -320,29 +323,30 @@ static void start_take_model(struct config *config, const struct huggingface_con
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
-    if (config->preset != 0)
+    if (config->model.preset != 0)
         fail("--preset and --init-from both name a model; leave --preset out");
-    const char *problem = start_read_model(&model, config->init_from, &error);
+    const char *problem = start_read_model(&model, config->checkpoints.init_from, &error);
     if (problem)
         fail("--init-from %s", problem);
     const bool gpt2 = model.architecture == ARCHITECTURE_GPT2;
     start_take_model(config, &model);
-    if (!config_given(config, checkpoint_architecture))
-        start_set(config, CONFIG_ROW(checkpoint_architecture), architecture_model_type(model.architecture));
+    if (!config_given(config, checkpoints.checkpoint_architecture))
+        start_set(config, CONFIG_ROW(checkpoints.checkpoint_architecture), architecture_model_type(model.architecture));
     huggingface_free(&model);
-    if (!config_given(config, seq_length)) {
+    if (!config_given(config, model.seq_length)) {
         const int usual = gpt2 ? 1024 : 4096;
-        config->seq_length = config->max_position_embeddings > 0 && config->max_position_embeddings < usual
-                                 ? config->max_position_embeddings
-                                 : usual;
-        config_given(config, seq_length) = true;
+        config->model.seq_length =
+            config->model.max_position_embeddings > 0 && config->model.max_position_embeddings < usual
+                ? config->model.max_position_embeddings
+                : usual;
+        config_given(config, model.seq_length) = true;
     }
 }
 
 // Takes over what finetuning shards ask for, where the run's data are such: the length of their rows, and that examples
 // packed into a row neither see each other nor share positions.
 static void start_take_rows(struct config *config) {
-    const char *const patterns = config_trains(config) ? config->train_data : config->val_data;
+    const char *const patterns = config_trains(config) ? config->data.train_data : config->data.val_data;
     char path[PATH_MAX];
     struct token_file file;
     struct error_text error;
@@ -351,14 +355,14 @@ static void start_take_rows(struct config *config) {
         return;
     const bool opened = token_file_open(&file, path, &error) == NULL; // else the data loader says what is wrong
     const bool rows = opened && file.row_tokens > 0;
-    if (rows && !config_given(config, seq_length)) {
-        config->seq_length = file.row_tokens;
-        config_given(config, seq_length) = true;
+    if (rows && !config_given(config, model.seq_length)) {
+        config->model.seq_length = file.row_tokens;
+        config_given(config, model.seq_length) = true;
     }
-    if (rows && !config_given(config, reset_attention_mask))
-        start_set(config, CONFIG_ROW(reset_attention_mask), "true");
-    if (rows && !config_given(config, reset_position_ids))
-        start_set(config, CONFIG_ROW(reset_position_ids), "true");
+    if (rows && !config_given(config, data.reset_attention_mask))
+        start_set(config, CONFIG_ROW(data.reset_attention_mask), "true");
+    if (rows && !config_given(config, data.reset_position_ids))
+        start_set(config, CONFIG_ROW(data.reset_position_ids), "true");
     if (opened)
         token_file_close(&file);
 }
@@ -386,7 +390,7 @@ static void start_take_adapter(struct config *config, int row, const char *text)
         fail("out of memory");
     if (was_given && strcmp(given, found) != 0)
         fail("--%s is %s, but %s in %s/" PEFT_CONFIG_NAME "; leave the option out",
-             option_display(name, config_rows[row].name), given, found, config->lora_adapter);
+             option_display(name, config_rows[row].name), given, found, config->finetuning.lora_adapter);
     free(given);
 }
 // Takes over the options of --lora-adapter and of its base model, which is --init-from or, without it, the folder that
@@ -396,56 +400,57 @@ static void start_from_adapters(struct config *config) {
     struct error_text error;
     struct stat status;
     char text[OPTION_TEXT];
-    if (!*config->lora_adapter) {
-        config->lora_adapter = config->init_from;
-        config->init_from = "";
+    if (!*config->finetuning.lora_adapter) {
+        config->finetuning.lora_adapter = config->checkpoints.init_from;
+        config->checkpoints.init_from = "";
     }
-    const char *problem = peft_config_open(&peft, config->lora_adapter, &error);
+    const char *problem = peft_config_open(&peft, config->finetuning.lora_adapter, &error);
     if (problem)
         fail("%s", problem);
-    if (!*config->init_from) {
+    if (!*config->checkpoints.init_from) {
         if (stat(peft.base, &status) != 0 || !S_ISDIR(status.st_mode))
             fail("%s/" PEFT_CONFIG_NAME
                  ": base_model_name_or_path is '%s', which is no folder here; name the base model "
                  "by --init-from",
-                 config->lora_adapter, json_show(peft.base).text);
-        config->init_from = strdup(peft.base);
+                 config->finetuning.lora_adapter, json_show(peft.base).text);
+        config->checkpoints.init_from = strdup(peft.base);
     }
     start_from_model(config);
-    if (peft.fan_in_fan_out && strcmp(config->checkpoint_architecture, "gpt2") != 0)
+    if (peft.fan_in_fan_out && strcmp(config->checkpoints.checkpoint_architecture, "gpt2") != 0)
         fail("%s/" PEFT_CONFIG_NAME ": fan_in_fan_out is true, as for GPT-2 alone; expected false for the %s in %s",
-             config->lora_adapter, config->checkpoint_architecture, config->init_from);
+             config->finetuning.lora_adapter, config->checkpoints.checkpoint_architecture,
+             config->checkpoints.init_from);
     snprintf(text, sizeof text, "%d", peft.rank);
-    start_take_adapter(config, CONFIG_ROW(lora_rank), text);
+    start_take_adapter(config, CONFIG_ROW(finetuning.lora_rank), text);
     snprintf(text, sizeof text, "%.9g", (double)peft.alpha);
-    start_take_adapter(config, CONFIG_ROW(lora_alpha), text);
-    start_take_adapter(config, CONFIG_ROW(lora_use_rslora), peft.rslora ? "true" : "false");
-    start_take_adapter(config, CONFIG_ROW(lora_target_modules), peft.targets);
+    start_take_adapter(config, CONFIG_ROW(finetuning.lora_alpha), text);
+    start_take_adapter(config, CONFIG_ROW(finetuning.lora_use_rslora), peft.rslora ? "true" : "false");
+    start_take_adapter(config, CONFIG_ROW(finetuning.lora_target_modules), peft.targets);
     snprintf(text, sizeof text, "%.9g", (double)peft.dropout);
-    if (!config_given(config, lora_dropout))
-        start_set(config, CONFIG_ROW(lora_dropout), text);
+    if (!config_given(config, finetuning.lora_dropout))
+        start_set(config, CONFIG_ROW(finetuning.lora_dropout), text);
     peft_config_free(&peft);
 }
 
 // Finds the checkpoint or the model that the run starts from, if any, and sets its options.
 static void start_find(struct config *config) {
     enum architecture architecture;
-    if (strcmp(config->checkpoint_architecture, "auto") != 0 &&
-        !architecture_find(&architecture, config->checkpoint_architecture))
+    if (strcmp(config->checkpoints.checkpoint_architecture, "auto") != 0 &&
+        !architecture_find(&architecture, config->checkpoints.checkpoint_architecture))
         fail("--checkpoint-architecture '%s' is not known; expected auto, or a model_type that docs/models.md lists",
-             config->checkpoint_architecture);
-    const bool resumes = strcmp(config->resume, "none") != 0;
+             config->checkpoints.checkpoint_architecture);
+    const bool resumes = strcmp(config->checkpoints.resume, "none") != 0;
     if (resumes && !config_trains(config))
         fail("--resume goes on with training; --%s takes a checkpoint by --init-from", config_other_run(config));
     if (resumes)
         start_resume(config);
     start_take_rows(config);
-    if (!*config->checkpoint && (*config->lora_adapter || start_is_adapters(config->init_from)))
+    if (!*config->checkpoint && (*config->finetuning.lora_adapter || start_is_adapters(config->checkpoints.init_from)))
         start_from_adapters(config);
-    else if (!*config->checkpoint && *config->init_from)
+    else if (!*config->checkpoint && *config->checkpoints.init_from)
         start_from_model(config);
-    if (config->lora_rank > 0 && !*config->init_from && !config->plan)
-        fail("--lora-rank %d needs --init-from: name the folder of the base model", config->lora_rank);
-    if (!resumes && config_trains(config) && !config->plan && config->rank == 0)
+    if (config->finetuning.lora_rank > 0 && !*config->checkpoints.init_from && !config->memory.plan)
+        fail("--lora-rank %d needs --init-from: name the folder of the base model", config->finetuning.lora_rank);
+    if (!resumes && config_trains(config) && !config->memory.plan && config->rank == 0)
         start_check_new(config);
 }

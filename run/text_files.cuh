@@ -7,7 +7,7 @@
 // for. Returns false where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
-    const char *const folders[] = {c->checkpoint, c->init_from};
+    const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};
     const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
     const bool of_model = strcmp(name, "generation_config.json") == 0;
     const struct dataloader *loader = of_model ? NULL : r->train ? r->train : r->val;
@@ -38,7 +38,7 @@ static void open_vocabulary(struct run *r) {
     if (find_text_file(r, "vocabulary.bin", path, sizeof path) ||
         !find_text_file(r, "tokenizer.json", path, sizeof path)) {
         const bool found = find_text_file(r, "vocabulary.bin", path, sizeof path);
-        r->vocabulary = vocabulary_open(found ? path : NULL, r->config->vocab_size);
+        r->vocabulary = vocabulary_open(found ? path : NULL, r->config->model.vocab_size);
         return;
     }
     const char *problem = tokenizer_read(&tokenizer, path, &error);

@@ -22,7 +22,7 @@ static void enqueue_gradients(struct run *r) {
     r->first_sample[slot] = dataloader_position(r->train);
     r->batch[slot] = ramp_batch(&c->ramp, r->first_sample[slot]);
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
-    const int micro_batches = r->batch[slot] / c->micro_batch_size;
+    const int micro_batches = r->batch[slot] / c->training.micro_batch_size;
     r->model->steps.of_step = micro_batches / c->ranks;
     for (int i = 0; i < r->model->steps.of_step; i++) {
         const struct batch batch_i = read_batch(r, r->train);
@@ -59,7 +59,7 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 // `samples` samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
-    const int allowed = r->config->skip_nonfinite;
+    const int allowed = r->config->training.skip_nonfinite;
     char where[160];
     snprintf(where, sizeof where, "step %d: the %s is %f; batch: samples %llu to %llu of the data's order", step + 1,
              what, value, (unsigned long long)first_sample,
@@ -84,7 +84,8 @@ static void report_no_targets(struct run *r, int step) {
 // is asked in the first steps, which load kernels and record graphs, and then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
     enum { FIRST_STEPS = 4, STEPS = 32 };
-    const bool ask = step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->train_steps;
+    const bool ask =
+        step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->training.train_steps;
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
@@ -124,7 +125,8 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     if (!fp8_is_on(&m->fp8))
         return;
     fp8_shares(r->fp8_shares, &m->fp8, &m->shape.layer, reports + report_fp8_counts(m), r->config->ranks,
-               report_width(m), micro_steps, (double)r->config->micro_batch_size * r->config->seq_length);
+               report_width(m), micro_steps,
+               (double)r->config->training.micro_batch_size * r->config->model.seq_length);
     entry->fp8 = r->fp8_shares;
     entry->num_fp8 = LINEAR_COUNT;
 }
@@ -138,15 +140,15 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     long_wait_begin(r->device_watch);
     const struct step_results results = gpt_results(r->model, slot, &reports);
     long_wait_end(r->device_watch);
-    const int batch = r->batch[slot], micro_batches = batch / c->micro_batch_size;
-    const double tokens = (double)batch * c->seq_length;
+    const int batch = r->batch[slot], micro_batches = batch / c->training.micro_batch_size;
+    const double tokens = (double)batch * c->model.seq_length;
     const double seconds = device_event_seconds(&r->dev, r->step_begins, EVENT_RESULTS + slot);
     r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
     r->step_begins = EVENT_RESULTS + slot;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
-    entry->tokens = ((int64_t)r->first_sample[slot] + batch) * c->seq_length;
-    entry->all_targets = (int64_t)batch * c->seq_length;
+    entry->tokens = ((int64_t)r->first_sample[slot] + batch) * c->model.seq_length;
+    entry->all_targets = (int64_t)batch * c->model.seq_length;
     entry->batch = c->ramp.samples > 0 ? batch : 0;
     entry->lr = r->lr[slot];
     entry->grad_norm = results.check.grad_norm;
@@ -168,8 +170,8 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     const int micro_batch = mean_loss(r, reports, micro_batches, &entry->loss, &entry->targets, &loss);
     if (micro_batch >= 0)
         report_nonfinite(r, step, "loss", loss,
-                         r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
-                         c->micro_batch_size);
+                         r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->training.micro_batch_size,
+                         c->training.micro_batch_size);
     else if (entry->targets == 0)
         report_no_targets(r, step);
     else if (!results.check.finite) {
@@ -191,14 +193,15 @@ static bool due(int every, int done, int total) { return every > 0 && (done % ev
 // Whether tasks are to be scored after step `done`.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
-    return r->tasks && (done == c->train_steps || due(c->eval_tasks_every, done, c->train_steps));
+    return r->tasks &&
+           (done == c->training.train_steps || due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
 // Whether the parameters are evaluated after step `done`.
 static bool evaluation_due(const struct run *r, int done) {
     const struct config *c = r->config;
-    return (r->val && due(c->val_every, done, c->train_steps)) || tasks_due(r, done) ||
-           due(c->sample_every, done, c->train_steps);
+    return (r->val && due(c->evaluation.val_every, done, c->training.train_steps)) || tasks_due(r, done) ||
+           due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
@@ -209,7 +212,7 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     const bool evaluates = evaluation_due(r, done);
     if (evaluates)
         gpt_swap_averages(r->model);
-    if (r->val && due(c->val_every, done, c->train_steps))
+    if (r->val && due(c->evaluation.val_every, done, c->training.train_steps))
         entry->has_val_loss = validate_step(r, done, &entry->val_loss);
     log_step(&r->log, entry);
     if (entry->has_val_loss)
@@ -217,7 +220,7 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
                   r->best_val_step == done ? ", the best so far" : "");
     if (tasks_due(r, done) && !r->validation_due && !score_tasks(r, done))
         log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
-    if (updated && due(c->sample_every, done, c->train_steps) && !r->validation_due)
+    if (updated && due(c->evaluation.sample_every, done, c->training.train_steps) && !r->validation_due)
         print_samples(r, done);
     if (evaluates)
         gpt_swap_averages(r->model);
@@ -231,17 +234,20 @@ static void finish_and_log_step(struct run *r) {
 }
 
 static bool save_due(const struct run *r) {
-    return due(r->config->checkpoint_every, r->enqueued, r->config->train_steps) || r->save_wanted || r->stopped;
+    return due(r->config->checkpoints.checkpoint_every, r->enqueued, r->config->training.train_steps) ||
+           r->save_wanted || r->stopped;
 }
 static bool replicas_check_due(const struct run *r) {
-    return r->parallel && due(r->config->check_replicas, r->enqueued, 0);
+    return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
 // Whether the step in flight must finish before the next one is enqueued, since its parameters are needed in between.
 static bool must_finish_now(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;
-    return !DEVICE_RUNS_AHEAD || save_due(r) || (r->val && due(c->val_every, step, c->train_steps)) ||
-           due(c->sample_every, step, c->train_steps) || tasks_due(r, step) || replicas_check_due(r);
+    return !DEVICE_RUNS_AHEAD || save_due(r) ||
+           (r->val && due(c->evaluation.val_every, step, c->training.train_steps)) ||
+           due(c->evaluation.sample_every, step, c->training.train_steps) || tasks_due(r, step) ||
+           replicas_check_due(r);
 }
 
 // Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
@@ -251,8 +257,8 @@ static bool must_finish_now(const struct run *r) {
 static void train(struct run *r) {
     const struct config *c = r->config;
     step_starts(r);
-    while (r->finished < c->train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
-        const bool more = r->enqueued < c->train_steps;
+    while (r->finished < c->training.train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
+        const bool more = r->enqueued < c->training.train_steps;
         if (more)
             enqueue_gradients(r);
         if (steps_in_flight(r) > 0)

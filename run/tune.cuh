@@ -115,7 +115,7 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 // other products. A broken one ends the run.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MOST_BYTES = MATMUL_ALGORITHMS_BYTES };
-    const char *const folders[] = {r->config->checkpoint, r->config->out};
+    const char *const folders[] = {r->config->checkpoint, r->config->data.out};
     struct error_text error;
     unsigned char *data = NULL;
     uint64_t bytes = 0;
@@ -225,7 +225,8 @@ static int tune_replace_file(const char *path, const char *text, size_t bytes) {
 // said, and the run goes on.
 static void tune_write(struct run *r, char *text, size_t bytes) {
     char path[PATH_MAX];
-    const bool fits = (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->out) < sizeof path;
+    const bool fits =
+        (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->data.out) < sizeof path;
     const int problem = fits ? tune_replace_file(path, text, bytes) : ENAMETOOLONG;
     if (problem)
         say_warning("%s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone", path,
@@ -262,12 +263,12 @@ static void tune_matmuls(struct run *r) {
     char path[PATH_MAX] = "";
     const double begin = seconds_now();
     const bool proves = self_check_is_wanted(r, ATTENTION_FLASH);
-    if (c->matmul_tuning || proves) {
+    if (c->device.matmul_tuning || proves) {
         matmul_list_begin(r->dev.matmul);
         gpt_rehearse(r->model);
         matmul_list_end(r->dev.matmul);
     }
-    if (!c->matmul_tuning) {
+    if (!c->device.matmul_tuning) {
         if (proves)
             tune_prove(r);
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");

@@ -8,9 +8,10 @@
 // Prints a note on each option that was given, has not its default, and is not used by this run.
 static void report_unused_options(const struct config *c) {
     const struct config *const asked = c->asked ? c->asked : c; // before auto's choice took its place
-    const bool samples = c->sample_every > 0 || *c->generate != '\0' || c->chat;
-    const bool documents = c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
-    const bool decays = c->lr_decay_style != LR_DECAY_CONSTANT, wsd = c->lr_decay_style == LR_DECAY_WSD;
+    const bool samples = c->evaluation.sample_every > 0 || *c->evaluation.generate != '\0' || c->evaluation.chat;
+    const bool documents = c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
+    const bool decays = c->training.lr_decay_style != LR_DECAY_CONSTANT,
+               wsd = c->training.lr_decay_style == LR_DECAY_WSD;
     static const char decay[] = "another --lr-decay-style than constant", several[] = "several ranks",
                       sampling[] = "--sample-every, --generate or --chat";
     const struct {
@@ -18,23 +19,26 @@ static void report_unused_options(const struct config *c) {
         bool used;
         const char *needs;
     } options[] = {
-        {CONFIG_ROW(min_lr), decays, decay},
-        {CONFIG_ROW(lr_decay_steps), decays, decay},
-        {CONFIG_ROW(lr_wsd_decay_steps), wsd, "--lr-decay-style WSD"},
-        {CONFIG_ROW(lr_wsd_decay_style), wsd, "--lr-decay-style WSD"},
-        {CONFIG_ROW(allow_lossy_states), asked->recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
+        {CONFIG_ROW(training.min_lr), decays, decay},
+        {CONFIG_ROW(training.lr_decay_steps), decays, decay},
+        {CONFIG_ROW(training.lr_wsd_decay_steps), wsd, "--lr-decay-style WSD"},
+        {CONFIG_ROW(training.lr_wsd_decay_style), wsd, "--lr-decay-style WSD"},
+        {CONFIG_ROW(states.allow_lossy_states),
+         asked->recompute.recompute_granularity == RECOMPUTE_AUTO || *c->checkpoint != '\0',
          "--recompute-granularity auto"},
-        {CONFIG_ROW(document_delimiter), documents, "--separate-documents"},
-        {CONFIG_ROW(flash_kernels), c->device == DEVICE_CUDA, "a GPU"},
-        {CONFIG_ROW(val_steps), *c->val_data != '\0', "--val-data"},
-        {CONFIG_ROW(sample_tokens), samples, sampling},
-        {CONFIG_ROW(sample_count), samples, sampling},
-        {CONFIG_ROW(temperature), samples, sampling},
-        {CONFIG_ROW(top_k), samples && c->temperature > 0, samples ? "a --temperature above 0" : sampling},
-        {CONFIG_ROW(top_p), samples && c->temperature > 0, samples ? "a --temperature above 0" : sampling},
-        {CONFIG_ROW(zero_stage), c->ranks > 1, several},
-        {CONFIG_ROW(grad_reduce_in_bf16), c->ranks > 1, several},
-        {CONFIG_ROW(check_replicas), c->ranks > 1, several},
+        {CONFIG_ROW(data.document_delimiter), documents, "--separate-documents"},
+        {CONFIG_ROW(attention.flash_kernels), c->device.device == DEVICE_CUDA, "a GPU"},
+        {CONFIG_ROW(evaluation.val_steps), *c->data.val_data != '\0', "--val-data"},
+        {CONFIG_ROW(evaluation.sample_tokens), samples, sampling},
+        {CONFIG_ROW(evaluation.sample_count), samples, sampling},
+        {CONFIG_ROW(evaluation.temperature), samples, sampling},
+        {CONFIG_ROW(evaluation.top_k), samples && c->evaluation.temperature > 0,
+         samples ? "a --temperature above 0" : sampling},
+        {CONFIG_ROW(evaluation.top_p), samples && c->evaluation.temperature > 0,
+         samples ? "a --temperature above 0" : sampling},
+        {CONFIG_ROW(processes.zero_stage), c->ranks > 1, several},
+        {CONFIG_ROW(processes.grad_reduce_in_bf16), c->ranks > 1, several},
+        {CONFIG_ROW(processes.check_replicas), c->ranks > 1, several},
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         const struct option_row *row = &config_rows[options[i].row];

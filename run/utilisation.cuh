@@ -71,5 +71,5 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
 // measure_matmul in the activations arena, before the first step or between steps.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
-                          m->config.seed, m->dev);
+                          m->config.training.seed, m->dev);
 }

@@ -7,13 +7,13 @@
 // beyond the last sample; else what does not fill a batch is left out.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
-    const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->micro_batch_size;
+    const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
-    return available < (uint64_t)c->val_steps ? (int)available : c->val_steps;
+    return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
 // The next batch, the `number`th, of the validation data, in which rows beyond the last sample do not count.
 static struct batch validation_batch(struct run *r, int number) {
-    const int T = r->config->seq_length, B = r->config->micro_batch_size;
+    const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
     const int64_t left = (int64_t)dataloader_samples_per_epoch(r->val) - (int64_t)number * B;
     for (int64_t i = (left > 0 ? left : 0) * T; i < (int64_t)B * T; i++)

@@ -126,12 +126,12 @@ static void print_profile(struct bench *x) {
 static void open_model(struct bench *x) {
     struct config *c = &x->config;
     c->prompt_tokens = x->prompt;
-    c->sample_tokens = c->seq_length = x->prompt + x->tokens;
-    if (c->seq_length > c->max_position_embeddings)
-        fail("bench_generate: %d tokens are more than the model's %d positions", c->seq_length,
-             c->max_position_embeddings);
-    c->micro_batch_size = 1;
-    x->m = gpt_create(c, policy_none(c->num_layers), ATTENTION_FLASH, &x->dev);
+    c->evaluation.sample_tokens = c->model.seq_length = x->prompt + x->tokens;
+    if (c->model.seq_length > c->model.max_position_embeddings)
+        fail("bench_generate: %d tokens are more than the model's %d positions", c->model.seq_length,
+             c->model.max_position_embeddings);
+    c->training.micro_batch_size = 1;
+    x->m = gpt_create(c, policy_none(c->model.num_layers), ATTENTION_FLASH, &x->dev);
     gpt_allocate(x->m);
     sampler_open(&x->sampler, x->m);
     x->lengths = (int *)calloc((size_t)x->m->generation.sequences, sizeof *x->lengths);
@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
     if (x.prompt < 1 || x.tokens < 1 || x.rounds < 1)
         fail("bench_generate: --prompt, --tokens and --rounds are at least 1");
     x.config = config_parse(n, options);
-    x.dev.threads = x.config.threads > 0 ? x.config.threads : omp_get_num_procs();
+    x.dev.threads = x.config.device.threads > 0 ? x.config.device.threads : omp_get_num_procs();
     omp_set_num_threads(x.dev.threads);
     x.dev.matmul = matmul_create(&x.dev);
     open_model(&x);

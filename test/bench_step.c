@@ -64,7 +64,7 @@ struct bench {
 };
 
 static struct recompute_policy case_policy(const struct bench *b, int which, const struct layer_shape *s) {
-    const int L = b->config.num_layers;
+    const int L = b->config.model.num_layers;
     switch (which) {
     case 1: return policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, s);
     case 2: return policy_uniform(L, 1);
@@ -117,7 +117,7 @@ static void run_case(struct bench *b, int which, bool last_round) {
     struct gpt *m = gpt_create(&b->config, case_policy(b, which, &s), k->backend, &b->dev);
     memcpy(k->policy, m->policy.description, sizeof k->policy);
     k->plan_bytes = m->timeline.plan.peak_bytes;
-    k->activation_bytes_per_token_layer = (double)policy_bytes_per_token(&m->policy, &s) / b->config.num_layers;
+    k->activation_bytes_per_token_layer = (double)policy_bytes_per_token(&m->policy, &s) / b->config.model.num_layers;
     gpt_allocate(m);
     k->arena_bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -145,7 +145,7 @@ static void run_case(struct bench *b, int which, bool last_round) {
 
 static void print_table(const struct bench *b, double peak_flops, struct flops_per_token per_token) {
     const struct bench_case *base = &b->cases[0];
-    const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
+    const double tokens = (double)b->config.training.micro_batch_size * b->config.model.seq_length;
     printf("\n%-28s %9s %9s %8s %12s %12s %12s %14s\n", "case", "ms/step", "tok/s", "x none", "planned", "allocated",
            "resident", "B/token/layer");
     for (int i = 0; i < b->num_cases; i++) {
@@ -173,7 +173,7 @@ static void write_json(const struct bench *b, const char *path, double peak_flop
     FILE *out = fopen(path, "w");
     if (!out)
         fail("cannot write %s", path);
-    const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
+    const double tokens = (double)b->config.training.micro_batch_size * b->config.model.seq_length;
     fprintf(out, "{\"precision\": \"%s\", \"threads\": %d, \"tokens_per_step\": %.0f, \"matmul\": \"%s\", ",
             FLOATX_NAME, b->dev.threads, tokens, matmul_describe(b->dev.matmul));
     fprintf(out, "\"peak_gflops\": %.1f, \"matmuls_ms\": %.2f, \"cases\": [", 1e-9 * peak_flops,
@@ -218,17 +218,17 @@ int main(int argc, char **argv) {
     struct bench b;
     memset(&b, 0, sizeof b);
     b.config = config_parse(n, options);
-    b.dev.threads = b.config.threads > 0 ? b.config.threads : omp_get_num_procs();
+    b.dev.threads = b.config.device.threads > 0 ? b.config.device.threads : omp_get_num_procs();
     omp_set_num_threads(b.dev.threads);
     b.dev.matmul = matmul_create(&b.dev);
-    const size_t tokens = (size_t)b.config.micro_batch_size * (size_t)b.config.seq_length;
+    const size_t tokens = (size_t)b.config.training.micro_batch_size * (size_t)b.config.model.seq_length;
     b.inputs = (int32_t *)calloc(tokens, sizeof *b.inputs);
     b.targets = (int32_t *)calloc(tokens, sizeof *b.targets);
     if (!b.inputs || !b.targets)
         fail("out of memory for a batch");
     for (size_t i = 0; i < tokens; i++) {
-        b.inputs[i] = (int32_t)(random_uniform(1, 0, i) * (float)b.config.vocab_size);
-        b.targets[i] = (int32_t)(random_uniform(1, 1, i) * (float)b.config.vocab_size);
+        b.inputs[i] = (int32_t)(random_uniform(1, 0, i) * (float)b.config.model.vocab_size);
+        b.targets[i] = (int32_t)(random_uniform(1, 1, i) * (float)b.config.model.vocab_size);
     }
     b.num_cases = 3;
     b.cases[0].name = "none";
@@ -238,11 +238,12 @@ int main(int argc, char **argv) {
         b.cases[i].backend = ATTENTION_FLASH;
 
     printf("%s, B%d T%d, %s, %d threads, matmul: %s\n", argc == 1 ? "gpt2-124m" : "model as given",
-           b.config.micro_batch_size, b.config.seq_length, FLOATX_NAME, b.dev.threads, matmul_describe(b.dev.matmul));
+           b.config.training.micro_batch_size, b.config.model.seq_length, FLOATX_NAME, b.dev.threads,
+           matmul_describe(b.dev.matmul));
     for (int round = 0; round < rounds; round++)
         for (int i = 0; i < b.num_cases; i++)
             run_case(&b, i, round == rounds - 1);
-    struct gpt *m = gpt_create(&b.config, policy_none(b.config.num_layers), ATTENTION_FLASH, &b.dev);
+    struct gpt *m = gpt_create(&b.config, policy_none(b.config.model.num_layers), ATTENTION_FLASH, &b.dev);
     gpt_allocate(m);
     const double peak = gpt_measure_peak(m);
     print_table(&b, peak, gpt_flops_per_token(m));

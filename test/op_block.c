@@ -249,8 +249,9 @@ static void generation_equals_forward_of(const char *shape) {
     static const int lengths[] = {PROMPT_TOKENS, 1, 12};
     struct setup s = setup_of(shape, "--separate-documents=false");
     struct gpt *m = s.model;
-    const int B = s.config.micro_batch_size, T = s.config.seq_length, V = s.config.vocab_size, Vp = m->shape.Vp;
-    assert_true(B == s.config.sample_count && B <= 3 && m->generation.prompt_tokens == PROMPT_TOKENS);
+    const int B = s.config.training.micro_batch_size, T = s.config.model.seq_length, V = s.config.model.vocab_size,
+              Vp = m->shape.Vp;
+    assert_true(B == s.config.evaluation.sample_count && B <= 3 && m->generation.prompt_tokens == PROMPT_TOKENS);
     int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of the latest tokens
     double *losses = test_doubles((int64_t)B * T), whole[3 * 37];
     for (int b = 0; b < B; b++) {
@@ -327,7 +328,7 @@ static void result_free(struct result *r) {
 // Moves the documents of a packed batch apart, each into a sequence of its own, which a model of T tokens sees alone;
 // the rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
 static struct result alone(struct setup *s, struct batch batch) {
-    const int T = s->config.seq_length, B = s->config.micro_batch_size;
+    const int T = s->config.model.seq_length, B = s->config.training.micro_batch_size;
     const int64_t flat = s->model->table.trained.flat;
     struct result sum = {test_doubles(flat), test_doubles(s->tokens)};
     memset(sum.grads, 0, (size_t)flat * sizeof *sum.grads);
@@ -382,7 +383,7 @@ static void documents_do_not_see_each_other(void **state) {
         if (!takes_case(i + 3, 5)) // the second form
             continue;
         struct setup s = setup_of(packed[i / 2], i % 2 ? "--attention-backend unfused" : "");
-        const int T = s.config.seq_length, V = s.config.vocab_size;
+        const int T = s.config.model.seq_length, V = s.config.model.vocab_size;
         const struct batch batch = setup_batch(&s, 0);
         struct result before = result_of(&s, batch);
         const int32_t changed = s.document_starts[T / 2]; // the first token of a document in the middle

@@ -73,14 +73,15 @@ static void a_choice_fits_and_more_memory_never_costs_time(void **state) {
             const struct fit_bytes bytes = auto_bytes(&a);
             const double seconds = predicted_s(&a);
             assert_true(bytes.device <= device && bytes.host <= host);
-            assert_true(a.config.recompute_granularity != RECOMPUTE_AUTO);
-            assert_true(a.config.main_grads_dtype == MAIN_FP32 && a.config.exp_avg_dtype == MOMENT_FP32);
+            assert_true(a.config.recompute.recompute_granularity != RECOMPUTE_AUTO);
+            assert_true(a.config.states.main_grads_dtype == MAIN_FP32 && a.config.states.exp_avg_dtype == MOMENT_FP32);
             if (!(seconds <= (1 + 1e-7) * before))
                 fail_msg("%zu bytes: %g s, with fewer bytes %g s", device, seconds, before);
             before = seconds < before ? seconds : before;
             auto_close(&a);
         }
-        assert_true(a.config.recompute_granularity == RECOMPUTE_NONE && !a.config.optimizer_cpu_offload);
+        assert_true(a.config.recompute.recompute_granularity == RECOMPUTE_NONE &&
+                    !a.config.states.optimizer_cpu_offload);
     }
 }
 
@@ -206,11 +207,12 @@ static void llama3_8b_fits_80_gb_with_its_states_on_the_host(void **state) {
     const double search_s = cpu_s() - begin;
     print_message("%s\n%d plans, %.2f s\n", a.chosen.best[0], a.chosen.plans, search_s);
     if (sizeof(floatX) == 2) {
-        assert_true(a.config.recompute_granularity != RECOMPUTE_FULL && a.config.optimizer_cpu_offload);
-        assert_true(!a.config.offload_gradients && !a.config.offload_weights);
+        assert_true(a.config.recompute.recompute_granularity != RECOMPUTE_FULL &&
+                    a.config.states.optimizer_cpu_offload);
+        assert_true(!a.config.states.offload_gradients && !a.config.states.offload_weights);
     }
     assert_true(a.chosen.count > 0 && a.chosen.plans <= 250);
-    assert_true(!a.config.checkpoint_async); // whose copy would take the host's memory too
+    assert_true(!a.config.checkpoints.checkpoint_async); // whose copy would take the host's memory too
     auto_close(&a);
 }
 
@@ -221,12 +223,12 @@ static void options_that_were_given_stay(void **state) {
               AUTO "--no-optimizer-cpu-offload --cpu-offloading-num-layers 3 --offload-gradients --exp-avg-dtype bf16 "
                    "--allow-lossy-states");
     auto_choose(&a, (size_t)(1.9 * GIB), SIZE_MAX);
-    assert_true(!a.config.optimizer_cpu_offload && a.config.cpu_offloading_num_layers == 3);
-    assert_true(a.config.offload_gradients && a.config.exp_avg_dtype == MOMENT_BF16);
+    assert_true(!a.config.states.optimizer_cpu_offload && a.config.states.cpu_offloading_num_layers == 3);
+    assert_true(a.config.states.offload_gradients && a.config.states.exp_avg_dtype == MOMENT_BF16);
     auto_close(&a);
     auto_open(&a, "--preset gpt2-124m", AUTO "--optimizer-cpu-offload --optimizer-offload-fraction 0.333");
     auto_choose(&a, (size_t)(1.9 * GIB), SIZE_MAX); // which is no whole percentage
-    assert_true(a.config.optimizer_cpu_offload && a.config.optimizer_offload_fraction == 0.333);
+    assert_true(a.config.states.optimizer_cpu_offload && a.config.states.optimizer_offload_fraction == 0.333);
     auto_close(&a);
 }
 
@@ -308,7 +310,7 @@ static void measure_steps(struct setup *a, struct setup *b, double *a_s, double 
 }
 // The relative error of a step's prediction, by rates at which one without offload takes as long as it did.
 static double prediction_error(struct setup *none, struct setup *s, const char *options, double none_s, double took_s) {
-    struct fit_rates rates = {100e9, 100e9 / fit_flops_per_byte(s->dev), 1e9 * s->config.bus_gbps, ""};
+    struct fit_rates rates = {100e9, 100e9 / fit_flops_per_byte(s->dev), 1e9 * s->config.states.bus_gbps, ""};
     const double factor = fit_predict(none->model, &rates).step_s / none_s;
     rates.flops *= factor;
     rates.traffic *= factor;

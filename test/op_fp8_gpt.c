@@ -182,8 +182,9 @@ static size_t peak_of(const char *preset, const char *recipe, struct device *dev
 }
 static bool preset_takes_blocks(const char *preset) {
     const struct config c = config_of_options("--preset", preset);
-    const int attention = c.num_attention_heads * c.kv_channels, keys = 2 * c.num_query_groups * c.kv_channels;
-    return c.hidden_size % 128 == 0 && c.ffn_hidden_size % 128 == 0 && attention % 128 == 0 &&
+    const int attention = c.model.num_attention_heads * c.model.kv_channels,
+              keys = 2 * c.model.num_query_groups * c.model.kv_channels;
+    return c.model.hidden_size % 128 == 0 && c.model.ffn_hidden_size % 128 == 0 && attention % 128 == 0 &&
            (attention + keys) % 128 == 0;
 }
 static void each_presets_peak_is_below_that_of_bf16(void **state) {

@@ -125,34 +125,36 @@ static struct config config_of(const struct golden *g) {
     struct config c;
     memset(&c, 0, sizeof c);
     options_set_defaults(&config_options, &c);
-    c.num_layers = golden_int(g, "num_layers");
-    c.hidden_size = golden_int(g, "hidden_size");
-    c.num_attention_heads = golden_int(g, "num_attention_heads");
-    c.num_query_groups = golden_int(g, "num_query_groups");
-    c.kv_channels = golden_int(g, "kv_channels");
-    c.ffn_hidden_size = golden_int(g, "ffn_hidden_size");
-    c.vocab_size = golden_int(g, "vocab_size");
-    c.seq_length = golden_int(g, "seq_length");
-    c.max_position_embeddings = golden_int(g, "max_position_embeddings");
-    c.micro_batch_size = c.global_batch_size = golden_int(g, "micro_batch_size");
-    c.normalization = golden_is(g, "normalization", "LayerNorm") ? NORMALIZATION_LAYERNORM : NORMALIZATION_RMSNORM;
-    c.norm_epsilon = (float)golden_double(g, "norm_epsilon");
-    c.position_embedding_type = golden_is(g, "position_embedding_type", "rope") ? POSITION_ROPE : POSITION_LEARNED;
-    if (c.position_embedding_type == POSITION_ROPE)
-        c.rotary_base = (float)golden_double(g, "rotary_base");
-    c.activation = golden_int(g, "swiglu") ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
-    c.add_bias_linear = golden_int(g, "add_bias_linear");
-    c.add_attention_proj_bias = c.add_mlp_bias = c.add_bias_linear;
-    c.add_qkv_bias = golden_int(g, "add_qkv_bias");
-    c.untie_embeddings_and_output_weights = golden_int(g, "untie_embeddings_and_output_weights");
-    c.weight_decay = (float)golden_double(g, "weight_decay");
-    c.adam_beta1 = (float)golden_double(g, "adam_beta1");
-    c.adam_beta2 = (float)golden_double(g, "adam_beta2");
-    c.adam_eps = (float)golden_double(g, "adam_eps");
-    c.clip_grad = (float)golden_double(g, "clip_grad");
-    c.val_every = c.sample_every = 1; // so that evaluation and generation are planned
-    c.sample_count = c.micro_batch_size;
-    c.sample_tokens = c.seq_length;
+    c.model.num_layers = golden_int(g, "num_layers");
+    c.model.hidden_size = golden_int(g, "hidden_size");
+    c.model.num_attention_heads = golden_int(g, "num_attention_heads");
+    c.model.num_query_groups = golden_int(g, "num_query_groups");
+    c.model.kv_channels = golden_int(g, "kv_channels");
+    c.model.ffn_hidden_size = golden_int(g, "ffn_hidden_size");
+    c.model.vocab_size = golden_int(g, "vocab_size");
+    c.model.seq_length = golden_int(g, "seq_length");
+    c.model.max_position_embeddings = golden_int(g, "max_position_embeddings");
+    c.training.micro_batch_size = c.training.global_batch_size = golden_int(g, "micro_batch_size");
+    c.model.normalization =
+        golden_is(g, "normalization", "LayerNorm") ? NORMALIZATION_LAYERNORM : NORMALIZATION_RMSNORM;
+    c.model.norm_epsilon = (float)golden_double(g, "norm_epsilon");
+    c.model.position_embedding_type =
+        golden_is(g, "position_embedding_type", "rope") ? POSITION_ROPE : POSITION_LEARNED;
+    if (c.model.position_embedding_type == POSITION_ROPE)
+        c.model.rotary_base = (float)golden_double(g, "rotary_base");
+    c.model.activation = golden_int(g, "swiglu") ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
+    c.model.add_bias_linear = golden_int(g, "add_bias_linear");
+    c.model.add_attention_proj_bias = c.model.add_mlp_bias = c.model.add_bias_linear;
+    c.model.add_qkv_bias = golden_int(g, "add_qkv_bias");
+    c.model.untie_embeddings_and_output_weights = golden_int(g, "untie_embeddings_and_output_weights");
+    c.training.weight_decay = (float)golden_double(g, "weight_decay");
+    c.training.adam_beta1 = (float)golden_double(g, "adam_beta1");
+    c.training.adam_beta2 = (float)golden_double(g, "adam_beta2");
+    c.training.adam_eps = (float)golden_double(g, "adam_eps");
+    c.training.clip_grad = (float)golden_double(g, "clip_grad");
+    c.evaluation.val_every = c.evaluation.sample_every = 1; // so that evaluation and generation are planned
+    c.evaluation.sample_count = c.training.micro_batch_size;
+    c.evaluation.sample_tokens = c.model.seq_length;
     return c;
 }
 
@@ -211,7 +213,7 @@ static struct comparison evaluation_error(struct gpt *m, const struct golden *g)
 
 // The same logits token by token, through the KV cache.
 static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
-    const int B = m->config.micro_batch_size, T = m->config.seq_length, V = m->shape.V, Vp = m->shape.Vp;
+    const int B = m->config.training.micro_batch_size, T = m->config.model.seq_length, V = m->shape.V, Vp = m->shape.Vp;
     const int32_t *batch = golden_batch(g, "tokens", 0);
     int32_t *tokens = (int32_t *)test_alloc((size_t)B * sizeof *tokens);
     int32_t *positions = (int32_t *)test_alloc((size_t)B * sizeof *positions);
@@ -274,7 +276,7 @@ static struct gpt *engine_create(struct device *dev, const struct golden *g, con
     omp_set_num_threads(dev->threads);
     device_open(dev, 0, false);
     dev->matmul = matmul_create(dev);
-    struct gpt *m = gpt_create(config, policy_none(config->num_layers), backend, dev);
+    struct gpt *m = gpt_create(config, policy_none(config->model.num_layers), backend, dev);
     gpt_allocate(m);
     forget_gradients(m);
     load_parameters(m, g);
@@ -291,7 +293,7 @@ static void compare_backend(const struct golden *g, const double *bounds, enum a
                             int loss_chunk_tokens, const char *what) {
     struct device dev;
     struct config config = config_of(g);
-    config.loss_chunk_tokens = loss_chunk_tokens;
+    config.memory.loss_chunk_tokens = loss_chunk_tokens;
     struct gpt *m = engine_create(&dev, g, &config, backend);
     struct comparison *errors = comparisons_alloc(g);
     errors[0] = loss_chunk_tokens == 0 ? evaluation_error(m, g) : decoding_error(m, g);
@@ -356,7 +358,7 @@ static void z_loss_has_the_gradients_of_the_reference(const char *path) {
     struct gpt *plain = engine_create(&dev, g, &config, ATTENTION_UNFUSED);
     const double loss = micro_step_loss(plain, 0, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0), 1);
     engine_destroy(plain);
-    config.z_loss = z_loss;
+    config.training.z_loss = z_loss;
     struct gpt *m = engine_create(&dev, g, &config, ATTENTION_UNFUSED);
     assert_true(micro_step_loss(m, 0, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0), 1) == loss);
     struct reference *exact = reference_with_z_loss(g, z_loss, NULL);

@@ -41,17 +41,17 @@ static struct setup setup_of(const char *options) {
         words[n++] = word;
     words[n] = NULL;
     s.config = config_read(n, words, NULL);
-    config_given(&s.config, sample_tokens) = false; // as long as the sequence
+    config_given(&s.config, evaluation.sample_tokens) = false; // as long as the sequence
     start_find(&s.config);
     config_resolve(&s.config);
-    s.config.val_every = 1;
+    s.config.evaluation.val_every = 1;
     s.dev = (struct device *)calloc(1, sizeof *s.dev);
     assert_non_null(s.dev);
     s.dev->threads = 1; // ops this small would spend their time in barriers
     omp_set_num_threads(s.dev->threads);
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
-    s.m = gpt_create(&s.config, policy_none(s.config.num_layers), backend_here(ATTENTION_FLASH), s.dev);
+    s.m = gpt_create(&s.config, policy_none(s.config.model.num_layers), backend_here(ATTENTION_FLASH), s.dev);
     gpt_allocate(s.m);
     return s;
 }
@@ -76,7 +76,7 @@ static float *exact(const struct gpt *m) { return state_values(m, STATE_MASTER);
 
 // Those that evaluation leaves behind, where one chunk holds them all: (T, V).
 static double *evaluated(struct gpt *m, const int32_t *tokens) {
-    const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.seq_length;
+    const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.model.seq_length;
     assert_int_equal(m->loss_chunk, T);
     gpt_evaluate(m, batch_of(tokens, tokens));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
@@ -89,7 +89,7 @@ static double *evaluated(struct gpt *m, const int32_t *tokens) {
 }
 // The same token by token, through the KV cache.
 static double *decoded(struct gpt *m, const int32_t *tokens) {
-    const int V = m->shape.V, T = m->config.seq_length;
+    const int V = m->shape.V, T = m->config.model.seq_length;
     double *result = test_doubles((int64_t)T * V);
     for (int t = 0; t < T; t++) {
         const int32_t position = t;
@@ -119,8 +119,8 @@ static struct reference *reference_of_model(const struct gpt *m) {
     c.qkv_bias = s->qkv_bias;
     c.biases = s->mlp_bias;
     c.tied = s->tied;
-    c.norm_epsilon = m->config.norm_epsilon;
-    c.rotary_base = m->config.rotary_base;
+    c.norm_epsilon = m->config.model.norm_epsilon;
+    c.rotary_base = m->config.model.rotary_base;
     struct reference *r = reference_create(c);
     float *values = exact(m);
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -139,7 +139,7 @@ static double perturbed(void *context, double x) {
 static double bound_of(const struct gpt *m, const int32_t *tokens, const double *expected) {
     if (sizeof(floatX) == 4)
         return FP32_BOUND;
-    const int T = m->config.seq_length;
+    const int T = m->config.model.seq_length;
     double squares = 0;
     struct reference *r = reference_of_model(m);
     r->rounding = perturbed;
@@ -156,7 +156,7 @@ static double bound_of(const struct gpt *m, const int32_t *tokens, const double 
 }
 
 static void assert_logits(struct gpt *m, const int32_t *tokens, const double *expected, const char *what) {
-    const int64_t n = (int64_t)m->config.seq_length * m->shape.V;
+    const int64_t n = (int64_t)m->config.model.seq_length * m->shape.V;
     const double bound = bound_of(m, tokens, expected);
     double *of_evaluation = evaluated(m, tokens), *of_decoding = decoded(m, tokens);
     const double a = largest_error(of_evaluation, expected, n), b = largest_error(of_decoding, expected, n);
@@ -176,12 +176,13 @@ static void assert_logits(struct gpt *m, const int32_t *tokens, const double *ex
 
 static const char *load(struct setup *s, struct error_text *error) {
     bool all_fp32;
-    return model_load_folder(s->m, s->config.init_from, &all_fp32, error);
+    return model_load_folder(s->m, s->config.checkpoints.init_from, &all_fp32, error);
 }
 static void equals_golden(struct setup *s, const char *problem, const char *path) {
     struct golden *g = golden_open(path);
     assert_string_equal(problem ? problem : "", "");
-    assert_int_equal(golden_tensor(g, "logits")->count, (int64_t)s->config.seq_length * s->config.vocab_size);
+    assert_int_equal(golden_tensor(g, "logits")->count,
+                     (int64_t)s->config.model.seq_length * s->config.model.vocab_size);
     double *expected = golden_doubles(g, "logits");
     assert_logits(s->m, golden_ints(g, "tokens"), expected, path);
     free(expected);
@@ -272,7 +273,7 @@ static void randomise(struct gpt *m) {
 
 static void save_into(struct setup *s, int64_t step) {
     struct saver saver;
-    s->m->config.out = folder;
+    s->m->config.data.out = folder;
     saver_open(&saver, s->m, -1);
     assert_null(saver_begin(&saver, step, strdup("{}"), 2));
     saver_save(&saver);
@@ -370,7 +371,7 @@ static void saves_from_a_copy(void **state) {
     struct saver saver;
     assert_true(a.m->copy.keeps);
     randomise(a.m);
-    a.m->config.out = folder;
+    a.m->config.data.out = folder;
     saver_open(&saver, a.m, 66);
     assert_null(saver_begin(&saver, 77, strdup("{}"), 2));
     saver_save(&saver);

@@ -20,7 +20,7 @@ static int expected_matrices(struct rows *list, const struct gpt *m, const struc
     int n = 0;
     if (strstr(t->name, "qkv.weight")) {
         const struct rows whole = {0, t->rows}, parts[] = {{0, q}, {q, kv}, {q + kv, kv}};
-        switch (m->config.muon_split_qkv) {
+        switch (m->config.training.muon_split_qkv) {
         case MUON_SPLIT_NONE: list[n++] = whole; break;
         case MUON_SPLIT_QKV:
             for (; n < 3; n++)
@@ -48,7 +48,8 @@ static int expected_matrices(struct rows *list, const struct gpt *m, const struc
 // The first update of a matrix: its momentum is a multiple of its gradient.
 static void check_matrix(const struct gpt *m, const struct tensor *t, struct rows rows, const double *before,
                          const double *after, const double *grads, double lr) {
-    const struct newton_schulz ns = newton_schulz_of(m->config.muon_coefficient_type, m->config.muon_num_ns_steps);
+    const struct newton_schulz ns =
+        newton_schulz_of(m->config.training.muon_coefficient_type, m->config.training.muon_num_ns_steps);
     const int64_t at = (int64_t)rows.first * t->cols, n = (int64_t)rows.rows * t->cols;
     const double scale = 0.2 * sqrt(rows.rows > t->cols ? rows.rows : t->cols);
     double *u = test_doubles(n), *factor = test_doubles(n), *expected = test_doubles(n), largest = 0;
@@ -57,7 +58,7 @@ static void check_matrix(const struct gpt *m, const struct tensor *t, struct row
     newton_schulz_exact(factor, u, rows.rows, t->cols, &ns);
     for (int64_t i = 0; i < n; i++) {
         factor[i] *= lr * scale;
-        expected[i] = (1 - lr * (double)m->config.weight_decay) * before[at + i] - after[at + i];
+        expected[i] = (1 - lr * (double)m->config.training.weight_decay) * before[at + i] - after[at + i];
         largest = fmax(largest, fabs(before[at + i]));
     }
     double norm = 0;
@@ -78,8 +79,8 @@ static void check_adamw(const struct gpt *m, const struct tensor *t, const doubl
     const bool decays = t->cols > 1;
     test_case_without_seed("%s", t->name);
     for (int64_t i = 0; i < t->count; i++) {
-        const double g = grads[i] * grad_scale, change = lr * g / (fabs(g) + (double)m->config.adam_eps);
-        const double expected = (decays ? 1 - lr * (double)m->config.weight_decay : 1) * before[i] - change;
+        const double g = grads[i] * grad_scale, change = lr * g / (fabs(g) + (double)m->config.training.adam_eps);
+        const double expected = (decays ? 1 - lr * (double)m->config.training.weight_decay : 1) * before[i] - change;
         assert_near(after[i], expected, 1e-6 * (fabs(before[i]) + lr) + (fabs(g) < 1e-6 ? lr : 0), i);
     }
 }
@@ -99,7 +100,7 @@ static void check_first_step(const char *shape, const char *options) {
         setup_micro_step(&s, i, 0.5);
     device_synchronize(m->dev);
     double *before = values_of(m), *grads = floats_to_doubles(fp32_gradients(m), m->table.trained.flat);
-    const double norm = update_norm(m, 1, lr), clip = (double)m->config.clip_grad / (norm + 1e-6);
+    const double norm = update_norm(m, 1, lr), clip = (double)m->config.training.clip_grad / (norm + 1e-6);
     double *after = values_of(m);
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];

@@ -45,7 +45,7 @@ static struct result result_of(struct setup *s) {
     gpt_fetch_results(s->model, 0);
     const struct step_results results = gpt_results(s->model, 0, &reports);
     assert_true(results.check.finite);
-    assert_true(results.check.grad_norm > s->config.clip_grad);
+    assert_true(results.check.grad_norm > s->config.training.clip_grad);
     r.norm = results.check.grad_norm;
     r.evaluation = loss_mean(gpt_evaluate(s->model, setup_batch(s, 0)));
     return r;

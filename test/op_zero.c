@@ -90,7 +90,7 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
              2 * ranks * micro_steps);
     test_case(1, "%s %s, rank %d", shape, options, parallel ? parallel->launch.rank : 0); // micro_step counts from it
     s->config = config_of_options(shape, options);
-    s->config.val_every = 1; // config_parse says never, since there is no --val-data
+    s->config.evaluation.val_every = 1; // config_parse says never, since there is no --val-data
     s->config.rank = parallel ? parallel->launch.rank : 0;
     const enum attention_backend backend = backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s->config, backend, &s->dev);
@@ -124,8 +124,8 @@ static void poison_and_delay(struct gpt *m) {
 }
 
 static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
-    for (int i = 0; i < s->config.micro_batch_size * s->config.seq_length; i++)
-        tokens[i] = (int32_t)(test_random(&seed) % (uint64_t)s->config.vocab_size);
+    for (int i = 0; i < s->config.training.micro_batch_size * s->config.model.seq_length; i++)
+        tokens[i] = (int32_t)(test_random(&seed) % (uint64_t)s->config.model.vocab_size);
 }
 // Micro-batch `batch` of a step of all ranks.
 static void micro_step(struct setup *s, int step, int index, int batch, int batches) {
@@ -190,7 +190,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
         gpt_fetch_results(m, 0);
         const struct step_results results = gpt_results(m, 0, &reports);
         expect(results.check.finite, "step %d: not finite", step);
-        expect(results.check.grad_norm > m->config.clip_grad, "step %d: gradients are not clipped", step);
+        expect(results.check.grad_norm > m->config.training.clip_grad, "step %d: gradients are not clipped", step);
         for (int i = 0; i < batches && o; i++)
             o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
         if (o)
@@ -471,10 +471,10 @@ static void test_blockwise_on_two(void **state) {
 // the amaxes of weights, where each rank updates all of them.
 static size_t fp8_state_bytes(const struct gpt *m, int stage) {
     const size_t scales = (size_t)m->shape.L * 12, weights = (size_t)m->shape.L * 4;
-    if (m->config.fp8_format == FP8_FORMAT_NONE)
+    if (m->config.fp8.fp8_format == FP8_FORMAT_NONE)
         return 0;
     return rounded(12 * FP8_COUNTS * sizeof(uint64_t)) + rounded(scales * sizeof(struct fp8_scale)) +
-           rounded(scales * (size_t)m->config.fp8_amax_history_len * sizeof(float)) +
+           rounded(scales * (size_t)m->config.fp8.fp8_amax_history_len * sizeof(float)) +
            (stage == 0 ? rounded(weights * sizeof(uint32_t)) : 0);
 }
 // The flat buffers take what the stage leaves of them on a rank, and nothing is allocated that is not planned.

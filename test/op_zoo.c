@@ -33,7 +33,7 @@ struct zoo_model {
     const char *what;
 };
 
-static int rows_of(const struct zoo_model *z) { return z->config.micro_batch_size; }
+static int rows_of(const struct zoo_model *z) { return z->config.training.micro_batch_size; }
 
 static void read_options(struct zoo_model *z, const char *folder, const char *more) {
     char *words[MAX_WORDS];
@@ -50,7 +50,7 @@ static void read_options(struct zoo_model *z, const char *folder, const char *mo
     z->config = config_read(n, words, NULL);
     start_find(&z->config);
     config_resolve(&z->config);
-    z->config.val_every = 1;
+    z->config.evaluation.val_every = 1;
     z->config.prompt_tokens = PROMPTS[0];
 }
 
@@ -69,10 +69,10 @@ static struct zoo_model *model_open(const char *folder, enum attention_backend b
     omp_set_num_threads(z->dev.threads);
     device_open(&z->dev, 0, false);
     z->dev.matmul = matmul_create(&z->dev);
-    z->m = gpt_create(&z->config, policy_none(z->config.num_layers), backend, &z->dev);
+    z->m = gpt_create(&z->config, policy_none(z->config.model.num_layers), backend, &z->dev);
     gpt_allocate(z->m);
     forget_gradients(z->m);
-    const char *problem = model_load_folder(z->m, z->config.init_from, &exact, &error);
+    const char *problem = model_load_folder(z->m, z->config.checkpoints.init_from, &exact, &error);
     if (problem)
         fail_msg("%s", problem);
     return z;
@@ -120,7 +120,7 @@ static int shown_rows(const struct golden *g) { return (int)golden_tensor(g, "po
 
 // As cross_entropy sees a logit, in double.
 static double transformed(const struct config *c, double logit) {
-    const double scaled = c->logit_multiplier * logit, cap = c->final_logit_softcapping;
+    const double scaled = c->model.logit_multiplier * logit, cap = c->model.final_logit_softcapping;
     return cap > 0 ? cap * tanh(scaled / cap) : scaled;
 }
 static struct batch batch_of_golden(const struct golden *g, const int32_t *document_starts) {
@@ -130,7 +130,7 @@ static struct batch batch_of_golden(const struct golden *g, const int32_t *docum
 static void evaluation_equals(struct zoo_model *z) {
     struct gpt *m = z->m;
     const int V = m->shape.V, Vp = m->shape.Vp, rows = shown_rows(z->golden);
-    assert_int_equal(m->loss_chunk, rows_of(z) * z->config.seq_length); // one chunk holds all logits
+    assert_int_equal(m->loss_chunk, rows_of(z) * z->config.model.seq_length); // one chunk holds all logits
     const struct loss_sum loss = gpt_evaluate(m, batch_of_golden(z->golden, NULL));
     const double mean = loss_mean(loss);
     compare(z, "loss", &mean, FP32_BOUND / 10);
@@ -148,7 +148,7 @@ static void evaluation_equals(struct zoo_model *z) {
 
 // ours (shown rows, V): those of the given logits (rows, Vp) that follow row b's token at positions[b].
 static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, const int32_t *positions) {
-    const int V = z->m->shape.V, Vp = z->m->shape.Vp, T = z->config.seq_length;
+    const int V = z->m->shape.V, Vp = z->m->shape.Vp, T = z->config.model.seq_length;
     device_synchronize(&z->dev);
     for (int i = 0; i < shown_rows(z->golden); i++) {
         const int n = row_of_logits(z->golden, i), b = n / T;
@@ -158,7 +158,7 @@ static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, 
 }
 // Rows are fed as prompts of different lengths, then token by token to their ends.
 static void decoding_equals(struct zoo_model *z) {
-    const int B = rows_of(z), T = z->config.seq_length, prompt = PROMPTS[0];
+    const int B = rows_of(z), T = z->config.model.seq_length, prompt = PROMPTS[0];
     const int32_t *tokens = golden_ints(z->golden, "tokens");
     int32_t *next = (int32_t *)test_alloc((size_t)B * sizeof *next);
     int32_t *positions = (int32_t *)test_alloc((size_t)B * sizeof *positions);
@@ -206,7 +206,7 @@ static void gradients_equal(const struct zoo_model *z, const char *prefix) {
     const struct gpt *m = z->m;
     struct error_text error;
     enum architecture a = ARCHITECTURE_OURS;
-    const char *problem = model_folder_architecture(&a, z->config.init_from, &error);
+    const char *problem = model_folder_architecture(&a, z->config.checkpoints.init_from, &error);
     assert_null(problem);
     struct huggingface_tensors tensors =
         huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(&z->config));
@@ -249,7 +249,7 @@ static void with_backend(const char *folder, enum attention_backend backend) {
 // A document begins at every end of a text, and at the front of a row.
 static void with_documents(const char *folder, enum attention_backend backend) {
     struct zoo_model *z = model_open(folder, backend, "--reset-attention-mask --reset-position-ids --eod-token 256");
-    const int T = z->config.seq_length, N = rows_of(z) * T;
+    const int T = z->config.model.seq_length, N = rows_of(z) * T;
     const int32_t *tokens = golden_ints(z->golden, "tokens");
     int32_t *starts = (int32_t *)test_alloc((size_t)N * sizeof *starts);
     for (int i = 0; i < N && golden_find(z->golden, "documents.loss"); i++)

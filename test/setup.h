@@ -49,28 +49,28 @@ static struct setup setup_of(const char *shape, const char *options) {
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
     s.config = config_of_options(shape, options);
-    s.config.val_every = 1; // config_parse says never, since there is no --val-data
+    s.config.evaluation.val_every = 1; // config_parse says never, since there is no --val-data
     s.config.prompt_tokens = PROMPT_TOKENS;
     s.config.lora_modules = setup_lora_modules;
     const enum attention_backend backend =
-        s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
+        s.config.attention.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s.config, backend, s.dev);
     s.model = gpt_create(&s.config, fit_policy(&f), backend, s.dev);
     gpt_allocate(s.model);
     forget_gradients(s.model);
-    s.tokens = (int64_t)s.config.micro_batch_size * s.config.seq_length;
+    s.tokens = (int64_t)s.config.training.micro_batch_size * s.config.model.seq_length;
     s.inputs = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.inputs);
     s.targets = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.targets);
     s.document_starts = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.document_starts);
     uint64_t random = 5;
     test_case(random, "%s %s", shape, options);
     for (int64_t i = 0; i < 2 * s.tokens; i++) { // documents of 6 tokens on average, each row's own
-        const int32_t t = (int32_t)(i % s.config.seq_length);
+        const int32_t t = (int32_t)(i % s.config.model.seq_length);
         s.document_starts[i] = t == 0 || test_random(&random) % 6 == 0 ? t : s.document_starts[i - 1];
     }
     for (int64_t i = 0; i < 2 * s.tokens; i++) {
-        s.inputs[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
-        s.targets[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
+        s.inputs[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.model.vocab_size);
+        s.targets[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.model.vocab_size);
     }
     enlarge_parameters(s.model);
     return s;

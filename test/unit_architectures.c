@@ -106,17 +106,17 @@ static bool same_option(const struct option_row *row, const struct config *wrote
     if (strcmp(name, "window_size") == 0)
         return config_window(wrote) == config_window(read);
     if (strcmp(name, "window_attn_skip_freq") == 0 || strcmp(name, "no_rope_freq") == 0) {
-        for (int l = 0; l < wrote->num_layers; l++)
+        for (int l = 0; l < wrote->model.num_layers; l++)
             if (config_layer_is_windowed(wrote, l) != config_layer_is_windowed(read, l) ||
                 config_layer_is_rotary(wrote, l) != config_layer_is_rotary(read, l))
                 return false;
         return true;
     }
-    if (strcmp(name, "softmax_scale") == 0 && wrote->softmax_scale == 0.25 && wrote->kv_channels == 16)
-        return read->softmax_scale == 0;
+    if (strcmp(name, "softmax_scale") == 0 && wrote->model.softmax_scale == 0.25 && wrote->model.kv_channels == 16)
+        return read->model.softmax_scale == 0;
     const char *before = option_text(x, row, wrote), *after = option_text(y, row, read);
     if (gpt2 && strcmp(name, "num_query_groups") == 0)
-        return read->num_query_groups == wrote->num_attention_heads;
+        return read->model.num_query_groups == wrote->model.num_attention_heads;
     return strcmp(before, after) == 0;
 }
 // Writes and reads the options; fails unless all come back.

@@ -221,7 +221,7 @@ static void describe(const char *words, bool on_gpu, const char *expected) {
     for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
         argv[argc++] = word;
     struct config c = config_parse(argc, argv);
-    c.device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
+    c.device.device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
     assert_string_equal(fp8_describe(text, &c), expected);
 }
 static void the_report_says_what_is_in_fp8(void **state) {

@@ -19,21 +19,24 @@ struct values {
     int colour, report;
     const char *file;
 };
+#define ROW(kind, field, ...)                                                                                          \
+    { #field, OPTION_##kind, offsetof(struct values, field), sizeof(((struct values *)0)->field), __VA_ARGS__ }
 static const struct option_row rows[] = {
     {"Numbers", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
-    OPTION_ROW(values, OPTION_INT, count, "3", "N", 1, 100, "A count"),
-    OPTION_ROW(values, OPTION_INT64, big, "-7", "N", 0, 0, "A big one"),
-    OPTION_ROW(values, OPTION_UINT64, seed, "1", "N", 0, 0, "A seed"),
-    OPTION_ROW(values, OPTION_FLOAT, share, "0.5", "X", 0, 1, "A share"),
-    OPTION_ROW(values, OPTION_DOUBLE, rate, "1e-3", "X", 0, INFINITY, "A rate"),
-    OPTION_ROW(values, OPTION_BYTES, room, "1KiB", "BYTES", 0, INFINITY, "A size"),
+    ROW(INT, count, "3", "N", 1, 100, "A count"),
+    ROW(INT64, big, "-7", "N", 0, 0, "A big one"),
+    ROW(UINT64, seed, "1", "N", 0, 0, "A seed"),
+    ROW(FLOAT, share, "0.5", "X", 0, 1, "A share"),
+    ROW(DOUBLE, rate, "1e-3", "X", 0, INFINITY, "A rate"),
+    ROW(BYTES, room, "1KiB", "BYTES", 0, INFINITY, "A size"),
     {"Others", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
-    OPTION_ROW(values, OPTION_BOOL, fast, "false", "", 0, 0, "A flag"),
-    OPTION_ROW(values, OPTION_BOOL, fast_start, "true", "", 0, 0, "Another flag"),
-    OPTION_ROW(values, OPTION_ENUM, colour, "red", "red|dark_red|Green", 0, 0, "A colour"),
-    OPTION_ROW(values, OPTION_ENUM, report, "false", "false|true|full", 0, 0, "A flag with a third choice"),
-    OPTION_ROW(values, OPTION_STRING, file, "", "FILE", 0, 0, "A file"),
+    ROW(BOOL, fast, "false", "", 0, 0, "A flag"),
+    ROW(BOOL, fast_start, "true", "", 0, 0, "Another flag"),
+    ROW(ENUM, colour, "red", "red|dark_red|Green", 0, 0, "A colour"),
+    ROW(ENUM, report, "false", "false|true|full", 0, 0, "A flag with a third choice"),
+    ROW(STRING, file, "", "FILE", 0, 0, "A file"),
 };
+#undef ROW
 enum { ROWS = sizeof rows / sizeof rows[0] };
 static const struct options small_table = {rows, ROWS, "small", "small 1.0", "A table for tests.", "The end.\n"};
 
@@ -285,16 +288,27 @@ static void the_table_is_consistent(void **state) {
             assert_true(row->offset >= other->offset + other->size || other->offset >= row->offset + row->size);
         }
     }
-    // Every field has an option: after each comes the next one's, less than that one's alignment away.
-    for (int i = 0; i < CONFIG_ROWS; i++) {
-        size_t end = config_rows[i].offset + config_rows[i].size, next = offsetof(struct config, given), alignment = 1;
-        for (int j = 0; j < CONFIG_ROWS; j++)
-            if (config_rows[j].kind != OPTION_GROUP && config_rows[j].offset >= end && config_rows[j].offset < next) {
+    // Every field has an option, and every option lies in the struct of its section: after each field comes the next
+    // one's, or the struct's end, less than the alignment away.
+    size_t sections_end = 0;
+    for (int i = 0, section = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *row = &config_rows[i];
+        if (row->kind == OPTION_GROUP) {
+            assert_int_equal(row->offset, sections_end);
+            section = i;
+            sections_end = row->offset + row->size;
+            continue;
+        }
+        size_t end = row->offset + row->size, next = sections_end, alignment = sizeof(int64_t);
+        assert_true(row->offset >= config_rows[section].offset && end <= sections_end);
+        for (int j = section + 1; j < CONFIG_ROWS && config_rows[j].kind != OPTION_GROUP; j++)
+            if (config_rows[j].offset >= end && config_rows[j].offset < next) {
                 next = config_rows[j].offset;
                 alignment = config_rows[j].size;
             }
-        assert_true(config_rows[i].kind == OPTION_GROUP || next - end < alignment);
+        assert_true(next - end < alignment);
     }
+    assert_int_equal(sections_end, offsetof(struct config, given));
     for (int i = 0; i < CONFIG_PRESETS; i++) {
         char name[OPTION_NAME];
         assert_string_equal(option_choice_name(PRESET_NAMES, i + 1, name), presets[i].name);
@@ -309,9 +323,9 @@ static void choices_are_named_as_their_enumerators(void **state) {
     const struct config c =
         configure(&command, "--plan --activation swiglu --normalization rmsnorm --attention-backend "
                             "unfused --precision fp32 --lr-decay-style wsd --collectives sockets");
-    assert_true(c.activation == ACTIVATION_SWIGLU && c.normalization == NORMALIZATION_RMSNORM);
-    assert_true(c.attention_backend == BACKEND_UNFUSED && c.precision == WITH_FP32);
-    assert_true(c.lr_decay_style == LR_DECAY_WSD && c.collectives == BY_SOCKETS);
+    assert_true(c.model.activation == ACTIVATION_SWIGLU && c.model.normalization == NORMALIZATION_RMSNORM);
+    assert_true(c.attention.attention_backend == BACKEND_UNFUSED && c.device.precision == WITH_FP32);
+    assert_true(c.training.lr_decay_style == LR_DECAY_WSD && c.processes.collectives == BY_SOCKETS);
     assert_string_equal(CHOICES(NORMALIZATIONS), "LayerNorm|RMSNorm");
     assert_string_equal(activation_name(ACTIVATION_GELU), "gelu");
     assert_string_equal(activation_name(ACTIVATION_SWIGLU), "swiglu");
@@ -321,8 +335,9 @@ static void choices_are_named_as_their_enumerators(void **state) {
 // A resumed run goes on with the same model: what shapes it can't change, whether given or by a preset. Dropout and the
 // deviation of initial weights are of the model's group, but of training.
 static void a_resumed_run_cannot_change_what_shapes_the_model(void **state) {
-    const size_t training[] = {offsetof(struct config, hidden_dropout), offsetof(struct config, attention_dropout),
-                               offsetof(struct config, init_method_std)};
+    const size_t training[] = {offsetof(struct config, model.hidden_dropout),
+                               offsetof(struct config, model.attention_dropout),
+                               offsetof(struct config, model.init_method_std)};
     int group = 0;
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
@@ -337,7 +352,7 @@ static void a_resumed_run_cannot_change_what_shapes_the_model(void **state) {
         assert_false((row->flags & CONFIG_FIXED_ON_RESUME) && (row->flags & CONFIG_THIS_START));
         assert_false((row->flags & CONFIG_BLOCKS) && (row->flags & CONFIG_EMBEDDING));
     }
-    assert_true(config_rows[CONFIG_ROW(seed)].flags & CONFIG_FIXED_ON_RESUME);
+    assert_true(config_rows[CONFIG_ROW(training.seed)].flags & CONFIG_FIXED_ON_RESUME);
     for (int i = 0; i < CONFIG_PRESETS; i++)
         for (const char *const *setting = presets[i].settings; *setting; setting++) {
             char name[OPTION_NAME];
@@ -375,7 +390,7 @@ static void presets_have_the_published_parameter_counts(void **state) {
         snprintf(words, sizeof words, "--plan --preset %s", known[i].preset);
         const struct config c = configure(&command, words);
         assert_int_equal(parameter_count(&c), known[i].parameters);
-        assert_int_equal(c.seq_length, known[i].seq_length);
+        assert_int_equal(c.model.seq_length, known[i].seq_length);
         // Positions beyond GPT-2's own are not among the published ones; a shorter sequence changes nothing.
         snprintf(words, sizeof words, "--plan --preset %s --seq-length 256", known[i].preset);
         const struct config shorter = configure(&command, words);
@@ -386,50 +401,56 @@ static void presets_have_the_published_parameter_counts(void **state) {
 static void a_preset_fills_only_what_the_user_left_open(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan --preset llama3.2-1b");
-    assert_true(c.num_layers == 16 && c.hidden_size == 2048 && c.num_query_groups == 8 && c.kv_channels == 64);
-    assert_true(c.normalization == NORMALIZATION_RMSNORM && c.position_embedding_type == POSITION_ROPE);
-    assert_true(c.activation == ACTIVATION_SWIGLU && c.rotary_base == 500000 && !c.add_bias_linear && !c.add_qkv_bias);
+    assert_true(c.model.num_layers == 16 && c.model.hidden_size == 2048 && c.model.num_query_groups == 8 &&
+                c.model.kv_channels == 64);
+    assert_true(c.model.normalization == NORMALIZATION_RMSNORM && c.model.position_embedding_type == POSITION_ROPE);
+    assert_true(c.model.activation == ACTIVATION_SWIGLU && c.model.rotary_base == 500000 && !c.model.add_bias_linear &&
+                !c.model.add_qkv_bias);
     c = configure(&command, "--num-layers 2 --preset llama3.2-1b --rotary-base=10000 --plan"); // before it and after it
-    assert_true(c.num_layers == 2 && c.rotary_base == 10000 && c.hidden_size == 2048);
+    assert_true(c.model.num_layers == 2 && c.model.rotary_base == 10000 && c.model.hidden_size == 2048);
     // A value that equals the table's default is the user's word too.
     c = configure(&command, "--plan --preset llama3-8b --num-layers 12 --seq-length 1024");
-    assert_true(c.num_layers == 12 && c.seq_length == 1024 && c.untie_embeddings_and_output_weights);
+    assert_true(c.model.num_layers == 12 && c.model.seq_length == 1024 && c.model.untie_embeddings_and_output_weights);
     c = configure(&command, "--plan --preset llama3-8b --no-untie-embeddings-and-output-weights");
-    assert_false(c.untie_embeddings_and_output_weights);
+    assert_false(c.model.untie_embeddings_and_output_weights);
     c = configure(&command, "--plan --preset qwen2.5-7b");
-    assert_true(c.add_qkv_bias && !c.add_bias_linear && c.norm_epsilon == 1e-6f && c.kv_channels == 128);
+    assert_true(c.model.add_qkv_bias && !c.model.add_bias_linear && c.model.norm_epsilon == 1e-6f &&
+                c.model.kv_channels == 128);
     c = configure(&command, "--plan --preset demo");
-    assert_true(c.vocab_size == 257 && c.num_query_groups < c.num_attention_heads);
-    assert_true(c.position_embedding_type == POSITION_ROPE);
+    assert_true(c.model.vocab_size == 257 && c.model.num_query_groups < c.model.num_attention_heads);
+    assert_true(c.model.position_embedding_type == POSITION_ROPE);
 }
 
 static void sizes_left_open_follow_from_the_others(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan");
-    assert_true(c.num_query_groups == 12 && c.kv_channels == 64 && c.ffn_hidden_size == 3072 && c.add_qkv_bias);
-    assert_true(c.max_position_embeddings == 1024 && c.global_batch_size == c.micro_batch_size);
-    assert_true(c.lr_decay_steps == c.train_steps && c.lr_wsd_decay_steps == c.train_steps / 10);
+    assert_true(c.model.num_query_groups == 12 && c.model.kv_channels == 64 && c.model.ffn_hidden_size == 3072 &&
+                c.model.add_qkv_bias);
+    assert_true(c.model.max_position_embeddings == 1024 && c.training.global_batch_size == c.training.micro_batch_size);
+    assert_true(c.training.lr_decay_steps == c.training.train_steps &&
+                c.training.lr_wsd_decay_steps == c.training.train_steps / 10);
     assert_int_equal(parameter_count(&c), 124439808); // the defaults are GPT-2 124M
     c = configure(&command, "--plan --activation swiglu --hidden-size 1024 --num-attention-heads 8");
-    assert_true(c.ffn_hidden_size == 2816 && c.kv_channels == 128); // 8/3 x 1024 = 2730.7, up to 22 x 128
+    assert_true(c.model.ffn_hidden_size == 2816 && c.model.kv_channels == 128); // 8/3 x 1024 = 2730.7, up to 22 x 128
     c = configure(&command, "--plan --hidden-size 100 --num-attention-heads 3 --kv-channels 8");
-    assert_true(c.kv_channels == 8);
+    assert_true(c.model.kv_channels == 8);
     c = configure(&command, "--plan --no-add-qkv-bias");
-    assert_true(c.add_bias_linear && !c.add_qkv_bias);
+    assert_true(c.model.add_bias_linear && !c.model.add_qkv_bias);
     c = configure(&command, "--plan --no-add-bias-linear");
-    assert_true(!c.add_bias_linear && !c.add_qkv_bias);
+    assert_true(!c.model.add_bias_linear && !c.model.add_qkv_bias);
     // GPT-2's 1024 positions grow with the sequence, and so do the parameters.
     c = configure(&command, "--plan --preset gpt2-124m --seq-length 2048");
-    assert_int_equal(c.max_position_embeddings, 2048);
+    assert_int_equal(c.model.max_position_embeddings, 2048);
     assert_int_equal(parameter_count(&c), 124439808 + 1024 * 768);
     c = configure(&command, "--train-data x --sample-every 5 --seq-length 64 --train-steps 5 --lr-decay-style WSD");
-    assert_true(c.sample_tokens == 64 && c.lr_wsd_decay_steps == 1 && c.val_every == 0); // nothing to validate on
+    assert_true(c.evaluation.sample_tokens == 64 && c.training.lr_wsd_decay_steps == 1 &&
+                c.evaluation.val_every == 0); // nothing to validate on
     c = configure(&command, "--train-data x --val-data y");
-    assert_true(c.val_every > 0);
+    assert_true(c.evaluation.val_every > 0);
     c = configure(&command, "--train-data x --val-data y --val-every 0");
-    assert_int_equal(c.val_every, 0);
+    assert_int_equal(c.evaluation.val_every, 0);
     const struct schedule s = config_schedule(&c);
-    assert_true(s.style == LR_DECAY_COSINE && s.lr == 6e-4 && s.decay_steps == c.train_steps);
+    assert_true(s.style == LR_DECAY_COSINE && s.lr == 6e-4 && s.decay_steps == c.training.train_steps);
     assert_true(schedule_lr(&s, 0) == 6e-4);
 }
 
@@ -465,7 +486,7 @@ static void contradictions_name_what_to_change(void **state) {
     struct command head_command;
     const struct config head =
         configure(&head_command, "--plan --head-lr-mult 2 --untie-embeddings-and-output-weights");
-    assert_true(head.head_lr_mult == 2);
+    assert_true(head.training.head_lr_mult == 2);
     assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
     assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
                           "--lr-wsd-decay-steps 500|--lr-warmup-steps 600|1000 steps");
@@ -501,26 +522,28 @@ static void fp8_is_off_and_its_recipe_is_the_stateless_one(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan");
     int first, end;
-    assert_true(c.fp8_format == FP8_FORMAT_NONE && c.fp8_recipe == FP8_RECIPE_TENSORWISE);
+    assert_true(c.fp8.fp8_format == FP8_FORMAT_NONE && c.fp8.fp8_recipe == FP8_RECIPE_TENSORWISE);
     config_fp8_layers(&c, &first, &end);
     assert_true(first == 0 && end == 0);
     c = configure(&command, FP8);
-    assert_true(c.fp8_format == FP8_FORMAT_HYBRID && c.fp8_fast_accumulation == FP8_FAST_FORWARD);
-    assert_true(c.precision == WITH_AUTO);
+    assert_true(c.fp8.fp8_format == FP8_FORMAT_HYBRID && c.fp8.fp8_fast_accumulation == FP8_FAST_FORWARD);
+    assert_true(c.device.precision == WITH_AUTO);
     c = configure(&command, FP8 "--fp8-recipe delayed");
-    assert_true(c.fp8_margin == 0 && c.fp8_amax_history_len == 1 && c.fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
+    assert_true(c.fp8.fp8_margin == 0 && c.fp8.fp8_amax_history_len == 1 &&
+                c.fp8.fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
     c = configure(&command, FP8 "--fp8-recipe delayed --fp8-amax-history-len 1024 --fp8-amax-compute-algo max "
                                 "--fp8-margin 2 --precision bf16");
-    assert_true(c.fp8_margin == 2 && c.fp8_amax_history_len == 1024 && c.fp8_amax_compute_algo == FP8_AMAX_MAX);
+    assert_true(c.fp8.fp8_margin == 2 && c.fp8.fp8_amax_history_len == 1024 &&
+                c.fp8.fp8_amax_compute_algo == FP8_AMAX_MAX);
 }
 
 // The sums of blocks' products are scaled in fp32, so that nothing is left of fast accumulation.
 static void blockwise_scales_have_no_fast_accumulation(void **state) {
     struct command command;
     struct config c = configure(&command, FP8 "--fp8-recipe blockwise");
-    assert_true(c.fp8_fast_accumulation == FP8_FAST_NONE);
+    assert_true(c.fp8.fp8_fast_accumulation == FP8_FAST_NONE);
     c = configure(&command, FP8 "--fp8-recipe blockwise --fp8-fast-accumulation none");
-    assert_true(c.fp8_fast_accumulation == FP8_FAST_NONE);
+    assert_true(c.fp8.fp8_fast_accumulation == FP8_FAST_NONE);
     assert_config_rejects(FP8 "--fp8-recipe blockwise --fp8-fast-accumulation all",
                           "--fp8-fast-accumulation all|--fp8-recipe blockwise|leave it out");
     assert_config_rejects(FP8 "--fp8-recipe blockwise --fp8-fast-accumulation forward",
@@ -623,7 +646,8 @@ static void runs_that_do_not_train_ignore_what_fp8_needs(void **state) {
     int first, end;
     config_fp8_layers(&c, &first, &end);
     assert_int_equal(first, end);
-    free((void *)configure(&command, "--init-from m --generate x --fp8-format e4m3 --seq-length 257").generate);
+    free((void *)configure(&command, "--init-from m --generate x --fp8-format e4m3 --seq-length 257")
+             .evaluation.generate);
 }
 
 // ---- options of the layers, of positions and of documents ----
@@ -663,7 +687,7 @@ static void windows_are_counted_with_the_query(void **state) {
         snprintf(words, sizeof words, "--plan --window-size %s", sizes[i].text);
         const struct config c = configure(&command, words);
         assert_int_equal(config_window(&c), sizes[i].keys);
-        for (int l = 0; l < c.num_layers; l++)
+        for (int l = 0; l < c.model.num_layers; l++)
             assert_int_equal(config_layer_is_windowed(&c, l), sizes[i].keys > 0);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -678,8 +702,8 @@ static void windows_are_counted_with_the_query(void **state) {
 static void layers_check(const char *words, const char *windows, const char *rotary) {
     struct command command;
     const struct config c = configure(&command, words);
-    assert_int_equal(strlen(windows), c.num_layers);
-    for (int l = 0; l < c.num_layers; l++) {
+    assert_int_equal(strlen(windows), c.model.num_layers);
+    for (int l = 0; l < c.model.num_layers; l++) {
         assert_int_equal(config_layer_is_windowed(&c, l), windows[l] == 'W');
         assert_int_equal(config_layer_is_rotary(&c, l), rotary[l] == 'R');
     }
@@ -739,7 +763,7 @@ static void rotary_settings_are_of_rotary_positions(void **state) {
     c = configure(&command, ROPE "--kv-channels 8 --rotary-percent 0.25");
     assert_int_equal(config_rotary_dims(&c), 2);
     c = configure(&command, ROPE "--window-size 8 --rotary-base-local 10000");
-    assert_true(c.rotary_base_local == 10000);
+    assert_true(c.model.rotary_base_local == 10000);
     static const char *const alone[] = {"--rope-scaling-type linear", "--rotary-percent 0.5", "--no-rope-freq 2",
                                         "--window-size 8 --rotary-base-local 10000", "--rotary-base 500000"};
     for (int i = 0; i < 5; i++) {
@@ -759,14 +783,15 @@ static void rotary_settings_are_of_rotary_positions(void **state) {
 static void scaled_frequencies_take_the_settings_of_their_type(void **state) {
     struct command command;
     struct config c = configure(&command, YARN "--rope-scaling-factor 4 --yarn-beta-fast 16 --no-yarn-truncate");
-    assert_true(c.rope_scaling_type == SCALING_YARN && c.yarn_beta_fast == 16 && !c.yarn_truncate);
+    assert_true(c.model.rope_scaling_type == SCALING_YARN && c.model.yarn_beta_fast == 16 && !c.model.yarn_truncate);
     c = configure(&command, LLAMA3 "--rope-scaling-factor 8 --rope-low-freq-factor 0.5");
-    assert_true(c.rope_scaling_factor == 8 && c.rope_low_freq_factor == 0.5 && c.rope_high_freq_factor == 4);
+    assert_true(c.model.rope_scaling_factor == 8 && c.model.rope_low_freq_factor == 0.5 &&
+                c.model.rope_high_freq_factor == 4);
     c = configure(&command, ROPE "--rope-scaling-type linear --rope-scaling-factor 2");
-    assert_true(c.rope_scaling_factor == 2);
+    assert_true(c.model.rope_scaling_factor == 2);
     c = configure(&command, LONGROPE "--rope-short-factors 1,1.5,2,2.5 --rope-long-factors 1,2,4,1e1 "
                                      "--rope-attention-factor 1.2");
-    assert_string_equal(c.rope_long_factors, "1,2,4,1e1");
+    assert_string_equal(c.model.rope_long_factors, "1,2,4,1e1");
 
     static const struct {
         const char *words, *option;
@@ -791,11 +816,11 @@ static void scaled_frequencies_take_the_settings_of_their_type(void **state) {
     }
     // A preset's settings fall away with its type.
     c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type none");
-    assert_true(c.rope_scaling_factor == 1 && c.rope_original_max_position_embeddings == 0);
+    assert_true(c.model.rope_scaling_factor == 1 && c.model.rope_original_max_position_embeddings == 0);
     c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type yarn");
-    assert_true(c.rope_scaling_factor == 32 && c.rope_original_max_position_embeddings == 8192);
+    assert_true(c.model.rope_scaling_factor == 32 && c.model.rope_original_max_position_embeddings == 8192);
     c = configure(&command, "--plan --preset llama3.2-1b");
-    assert_true(c.rope_scaling_factor == 32 && c.rope_high_freq_factor == 4);
+    assert_true(c.model.rope_scaling_factor == 32 && c.model.rope_high_freq_factor == 4);
 
     static const char *const types[] = {"llama3", "yarn", "longrope"};
     for (int i = 0; i < 3; i++) {
@@ -823,9 +848,9 @@ static void scaled_frequencies_take_the_settings_of_their_type(void **state) {
 
 static void norms_and_multipliers_that_contradict(void **state) {
     struct command command;
-    assert_true(configure(&command, "--plan --qk-layernorm --normalization RMSNorm").qk_layernorm);
-    assert_true(configure(&command, "--plan --parallel-residual").parallel_residual);
-    assert_true(configure(&command, "--plan --residual-multiplier -0.5").residual_multiplier == -0.5);
+    assert_true(configure(&command, "--plan --qk-layernorm --normalization RMSNorm").model.qk_layernorm);
+    assert_true(configure(&command, "--plan --parallel-residual").model.parallel_residual);
+    assert_true(configure(&command, "--plan --residual-multiplier -0.5").model.residual_multiplier == -0.5);
     assert_config_rejects("--plan --qk-layernorm", "--qk-layernorm takes --normalization RMSNorm");
     assert_config_rejects("--plan --qk-layernorm-width full", "--qk-layernorm-width full needs --qk-layernorm");
     assert_config_rejects("--plan --parallel-residual --norm-placement post",
@@ -845,29 +870,31 @@ static void norms_and_multipliers_that_contradict(void **state) {
 static void one_option_sets_three(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan --add-bias-linear");
-    assert_true(c.add_qkv_bias && c.add_attention_proj_bias && c.add_mlp_bias);
+    assert_true(c.model.add_qkv_bias && c.model.add_attention_proj_bias && c.model.add_mlp_bias);
     c = configure(&command, "--plan --no-add-bias-linear");
-    assert_false(c.add_qkv_bias || c.add_attention_proj_bias || c.add_mlp_bias);
+    assert_false(c.model.add_qkv_bias || c.model.add_attention_proj_bias || c.model.add_mlp_bias);
     c = configure(&command, "--plan --no-add-bias-linear --add-mlp-bias");
-    assert_true(!c.add_qkv_bias && !c.add_attention_proj_bias && c.add_mlp_bias);
+    assert_true(!c.model.add_qkv_bias && !c.model.add_attention_proj_bias && c.model.add_mlp_bias);
     c = configure(&command, "--plan --add-bias-linear --no-add-attention-proj-bias");
-    assert_true(c.add_qkv_bias && !c.add_attention_proj_bias && c.add_mlp_bias);
+    assert_true(c.model.add_qkv_bias && !c.model.add_attention_proj_bias && c.model.add_mlp_bias);
     c = configure(&command, "--plan --no-add-mlp-bias");
-    assert_true(c.add_qkv_bias && c.add_attention_proj_bias && !c.add_mlp_bias);
+    assert_true(c.model.add_qkv_bias && c.model.add_attention_proj_bias && !c.model.add_mlp_bias);
 
     c = configure(&command, "--plan");
-    assert_false(c.separate_documents || c.reset_attention_mask || c.reset_position_ids || c.eod_mask_loss);
+    assert_false(c.data.separate_documents || c.data.reset_attention_mask || c.data.reset_position_ids ||
+                 c.data.eod_mask_loss);
     c = configure(&command, "--plan --separate-documents");
-    assert_true(c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    assert_true(c.data.reset_attention_mask && c.data.reset_position_ids && c.data.eod_mask_loss);
     c = configure(&command, "--plan --no-eod-mask-loss --separate-documents");
-    assert_true(c.reset_attention_mask && c.reset_position_ids && !c.eod_mask_loss);
+    assert_true(c.data.reset_attention_mask && c.data.reset_position_ids && !c.data.eod_mask_loss);
     c = configure(&command, "--plan --separate-documents --no-reset-position-ids");
-    assert_true(c.reset_attention_mask && !c.reset_position_ids && c.eod_mask_loss);
+    assert_true(c.data.reset_attention_mask && !c.data.reset_position_ids && c.data.eod_mask_loss);
     c = configure(&command, "--plan --separate-documents --no-reset-attention-mask");
-    assert_true(!c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    assert_true(!c.data.reset_attention_mask && c.data.reset_position_ids && c.data.eod_mask_loss);
     c = configure(&command, "--plan --reset-position-ids --document-delimiter last --eod-token 50256");
-    assert_true(!c.reset_attention_mask && c.reset_position_ids && !c.eod_mask_loss && c.eod_token == 50256);
-    assert_true(c.document_delimiter == DELIMITER_LAST);
+    assert_true(!c.data.reset_attention_mask && c.data.reset_position_ids && !c.data.eod_mask_loss &&
+                c.data.eod_token == 50256);
+    assert_true(c.data.document_delimiter == DELIMITER_LAST);
     assert_config_rejects("--plan --eod-token 50257", "--eod-token 50257 is outside|--vocab-size 50257");
     assert_config_rejects("--plan --preset demo --eod-token 257", "--eod-token 257 is outside|--vocab-size 257");
     assert_config_rejects("--plan --eod-token -2", "--eod-token: '-2' is out of range");
@@ -877,8 +904,8 @@ static void one_option_sets_three(void **state) {
 static void lists_of_recomputation_are_checked_for_form(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan --recompute-layers 0-3,8 --recompute-modules norm,activation");
-    assert_string_equal(c.recompute_layers, "0-3,8");
-    assert_string_equal(c.recompute_modules, "norm,activation");
+    assert_string_equal(c.recompute.recompute_layers, "0-3,8");
+    assert_string_equal(c.recompute.recompute_modules, "norm,activation");
     static const char *const wrong[] = {",",    "1,",   ",1", "1-",   "-1",    "3-1",
                                         "1--2", "1,,2", "a",  "+1,2", "1-2-3", "99999999999"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -932,11 +959,11 @@ static void what_is_offloaded_is_saved_without_a_copy(void **state) {
                                            "--plan --offload-gradients"};
     struct command command;
     char words[128];
-    assert_true(configure(&command, "--plan").checkpoint_async);
+    assert_true(configure(&command, "--plan").checkpoints.checkpoint_async);
     for (size_t i = 0; i < sizeof offloads / sizeof *offloads; i++) {
-        assert_false(configure(&command, offloads[i]).checkpoint_async);
+        assert_false(configure(&command, offloads[i]).checkpoints.checkpoint_async);
         snprintf(words, sizeof words, "%s --checkpoint-async", offloads[i]);
-        assert_true(configure(&command, words).checkpoint_async);
+        assert_true(configure(&command, words).checkpoints.checkpoint_async);
     }
 }
 
@@ -999,13 +1026,13 @@ static void a_list_takes_each_that_is_given(void **state) {
     char *texts[] = {(char *)"train_gpt",   (char *)"--generate=", (char *)"--generate", (char *)"one, two",
                      (char *)"--generate=", (char *)"--generate",  (char *)"three",      NULL};
     struct config config = configure(&command, "--plan");
-    assert_int_equal(option_list_count(config.generate), 0);
+    assert_int_equal(option_list_count(config.evaluation.generate), 0);
     memset(&config, 0, sizeof config);
     options_set_defaults(&config_options, &config);
     options_parse(&config_options, &config, config.given, 7, texts);
-    assert_string_equal(config.generate, "\x1eone, two\x1e\x1ethree\x1e"); // an empty prompt is one too
-    assert_int_equal(option_list_count(config.generate), 4);
-    free((void *)config.generate);
+    assert_string_equal(config.evaluation.generate, "\x1eone, two\x1e\x1ethree\x1e"); // an empty prompt is one too
+    assert_int_equal(option_list_count(config.evaluation.generate), 4);
+    free((void *)config.evaluation.generate);
 }
 
 static void config_json_has_every_option_once(void **state) {

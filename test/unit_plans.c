@@ -158,7 +158,7 @@ static void offloads_are_planned_within_2_percent_of_their_bound(void **state) {
         char model[128];
         snprintf(model, sizeof model, "--preset %s", presets[preset].name);
         const struct config config = config_of_options(model, "");
-        plan_offloads_of(&dev, model, config.num_layers, &quality);
+        plan_offloads_of(&dev, model, config.model.num_layers, &quality);
     }
     close_device(&dev);
     expect_quality(&quality, in_long_run() ? 1.031 : 1.02);
@@ -191,13 +191,13 @@ static void large_models_are_planned_within_2_percent_of_their_bound(void **stat
 
 // Multiply-adds of a sequence's forward, one by one.
 static int64_t naive_multiply_adds(const struct config *c, bool causal) {
-    const int T = c->seq_length, H = c->num_attention_heads, D = c->kv_channels, C = c->hidden_size,
-              F = c->ffn_hidden_size;
-    const int qkv = (H + 2 * c->num_query_groups) * D, fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F;
+    const int T = c->model.seq_length, H = c->model.num_attention_heads, D = c->model.kv_channels,
+              C = c->model.hidden_size, F = c->model.ffn_hidden_size;
+    const int qkv = (H + 2 * c->model.num_query_groups) * D, fc = c->model.activation == ACTIVATION_SWIGLU ? 2 * F : F;
     const int matmuls[4][2] = {{C, qkv}, {H * D, C}, {C, fc}, {F, C}};
     int64_t count = 0;
     for (int t = 0; t < T; t++) {
-        for (int l = 0; l < c->num_layers; l++) {
+        for (int l = 0; l < c->model.num_layers; l++) {
             for (int i = 0; i < 4; i++)
                 for (int in = 0; in < matmuls[i][0]; in++)
                     for (int out = 0; out < matmuls[i][1]; out++)
@@ -208,7 +208,7 @@ static int64_t naive_multiply_adds(const struct config *c, bool causal) {
                         count += 2; // q k into a score, and the score's share of v
         }
         for (int in = 0; in < C; in++)
-            for (int out = 0; out < c->vocab_size; out++)
+            for (int out = 0; out < c->model.vocab_size; out++)
                 count++;
     }
     return count;
@@ -232,9 +232,9 @@ static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
         const struct fit f = fit_of(&c, ATTENTION_FLASH, &dev);
         struct gpt *m = gpt_create(&c, fit_policy(&f), ATTENTION_FLASH, &dev);
         const struct flops_per_token flops = gpt_flops_per_token(m);
-        assert_true(flops.done * c.seq_length ==
+        assert_true(flops.done * c.model.seq_length ==
                     6 * (double)naive_multiply_adds(&c, true)); // 2 each, thrice the forward
-        assert_true(flops.palm * c.seq_length == 6 * (double)naive_multiply_adds(&c, false));
+        assert_true(flops.palm * c.model.seq_length == 6 * (double)naive_multiply_adds(&c, false));
         gpt_destroy(m);
     }
     matmul_destroy(dev.matmul);

@@ -115,12 +115,12 @@ static void a_preset_that_sets_younger_options_does_not_change_an_old_run(void *
     struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(asked)};
     resume(&resumed);
     const struct config *c = &resumed.config;
-    assert_int_equal(c->num_layers, 16);
-    assert_int_equal(c->rope_scaling_type, SCALING_NONE);
-    assert_true(c->rope_scaling_factor == 1);
-    assert_int_equal(c->rope_original_max_position_embeddings, 0);
-    assert_int_equal(c->max_position_embeddings, 4096);
-    assert_false(c->add_mlp_bias);
+    assert_int_equal(c->model.num_layers, 16);
+    assert_int_equal(c->model.rope_scaling_type, SCALING_NONE);
+    assert_true(c->model.rope_scaling_factor == 1);
+    assert_int_equal(c->model.rope_original_max_position_embeddings, 0);
+    assert_int_equal(c->model.max_position_embeddings, 4096);
+    assert_false(c->model.add_mlp_bias);
     resumed.words = (const char *const[]){"--window-size=8", NULL};
     assert_fails(resume, &resumed, "--window-size is 8|it is none");
     resumed.words = (const char *const[]){"--separate-documents", NULL};
@@ -132,7 +132,8 @@ static void biases_of_an_old_run_are_those_of_all_linear_layers(void **state) {
     struct old_run run = write_old(words, words);
     struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(words)};
     resume(&resumed);
-    assert_true(resumed.config.add_qkv_bias && resumed.config.add_attention_proj_bias && resumed.config.add_mlp_bias);
+    assert_true(resumed.config.model.add_qkv_bias && resumed.config.model.add_attention_proj_bias &&
+                resumed.config.model.add_mlp_bias);
     remove_old(&run);
 }
 
@@ -164,17 +165,18 @@ static void fp8_may_change_when_a_run_goes_on_but_for_the_histories(void **state
     struct resumed resumed = {&run, NULL, read_command(words)};
     const struct config *c = &resumed.config;
     goes_on_with(&resumed, NULL, NULL);
-    assert_true(c->fp8_format == FP8_FORMAT_HYBRID && c->fp8_recipe == FP8_RECIPE_DELAYED);
-    assert_true(c->fp8_amax_history_len == 32 && c->fp8_margin == 1 && c->precision == WITH_BF16);
+    assert_true(c->fp8.fp8_format == FP8_FORMAT_HYBRID && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED);
+    assert_true(c->fp8.fp8_amax_history_len == 32 && c->fp8.fp8_margin == 1 && c->device.precision == WITH_BF16);
     goes_on_with(&resumed, "--fp8-margin=0", "--fp8-amax-compute-algo=most_recent");
-    assert_true(c->fp8_margin == 0 && c->fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
+    assert_true(c->fp8.fp8_margin == 0 && c->fp8.fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
     goes_on_with(&resumed, "--fp8-format=e4m3", "--first-last-layers-bf16");
-    assert_true(c->fp8_format == FP8_FORMAT_E4M3 && c->first_last_layers_bf16);
+    assert_true(c->fp8.fp8_format == FP8_FORMAT_E4M3 && c->fp8.first_last_layers_bf16);
     goes_on_with(&resumed, "--fp8-format=none", NULL);
-    assert_true(c->fp8_format == FP8_FORMAT_NONE && !config_given(c, fp8_amax_history_len));
-    assert_int_equal(c->fp8_amax_history_len, 1);
+    assert_true(c->fp8.fp8_format == FP8_FORMAT_NONE && !config_given(c, fp8.fp8_amax_history_len));
+    assert_int_equal(c->fp8.fp8_amax_history_len, 1);
     goes_on_with(&resumed, "--fp8-recipe=tensorwise", NULL);
-    assert_true(c->fp8_format == FP8_FORMAT_HYBRID && c->fp8_recipe == FP8_RECIPE_TENSORWISE && c->fp8_margin == 0);
+    assert_true(c->fp8.fp8_format == FP8_FORMAT_HYBRID && c->fp8.fp8_recipe == FP8_RECIPE_TENSORWISE &&
+                c->fp8.fp8_margin == 0);
     is_refused_with(&resumed, "--fp8-recipe=tensorwise", "--fp8-margin=2", "--fp8-margin 2 is of --fp8-recipe delayed");
     is_refused_with(&resumed, "--fp8-amax-history-len=16", NULL,
                     "--fp8-amax-history-len is 16|are of 32 steps; leave the option out");
@@ -189,7 +191,7 @@ static void a_run_without_histories_goes_on_with_those_of_any_length(void **stat
                                             NULL};
         struct resumed resumed = {&run, words, read_command(words)};
         resume(&resumed);
-        assert_int_equal(resumed.config.fp8_amax_history_len, 16);
+        assert_int_equal(resumed.config.fp8.fp8_amax_history_len, 16);
         remove_old(&run);
     }
 }
@@ -201,16 +203,16 @@ static void chunks_of_logits_stay_while_the_micro_batch_does(void **state) {
     struct old_run run = write_old(asked, then);
     struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(asked)};
     resume(&resumed);
-    assert_int_equal(resumed.config.loss_chunk_tokens, 4096);
+    assert_int_equal(resumed.config.memory.loss_chunk_tokens, 4096);
     resumed.words = (const char *const[]){"--micro-batch-size=8", "--seq-length=1024", NULL};
     resume(&resumed);
-    assert_int_equal(resumed.config.loss_chunk_tokens, 4096);
+    assert_int_equal(resumed.config.memory.loss_chunk_tokens, 4096);
     resumed.words = (const char *const[]){"--micro-batch-size=8", "--loss-chunk-tokens=64", NULL};
     resume(&resumed);
-    assert_int_equal(resumed.config.loss_chunk_tokens, 64);
+    assert_int_equal(resumed.config.memory.loss_chunk_tokens, 64);
     resumed.words = (const char *const[]){"--micro-batch-size=4", NULL};
     resume(&resumed);
-    assert_int_equal(resumed.config.loss_chunk_tokens, 0);
+    assert_int_equal(resumed.config.memory.loss_chunk_tokens, 0);
     remove_old(&run);
 }
 
@@ -235,9 +237,9 @@ static void what_a_preset_sets_beside_an_option_goes_with_it(void **state) {
     struct config c = resolve((const char *const[]){"--preset=gemma3-270m", "--window-size=none", "--plan", NULL});
     assert_int_equal(config_window(&c), 0);
     assert_false(config_layer_is_windowed(&c, 0));
-    assert_true(c.rotary_base_local == 0);
+    assert_true(c.model.rotary_base_local == 0);
     c = resolve((const char *const[]){"--preset=llama3.2-1b", "--rope-scaling-type=none", "--plan", NULL});
-    assert_true(c.rope_scaling_factor == 1);
+    assert_true(c.model.rope_scaling_factor == 1);
     const char *words[] = {"--window-size=none", "--rotary-base-local=100", "--position-embedding-type=rope", "--plan",
                            NULL};
     assert_fails(resolve_in_child, words, "--rotary-base-local 100|--window-size");
@@ -247,10 +249,10 @@ static void what_a_preset_sets_beside_an_option_goes_with_it(void **state) {
 
 static void separate_documents_leaves_what_is_given_too(void **state) {
     struct config c = resolve((const char *const[]){"--separate-documents", "--plan", NULL});
-    assert_true(c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    assert_true(c.data.reset_attention_mask && c.data.reset_position_ids && c.data.eod_mask_loss);
     c = resolve((const char *const[]){"--separate-documents", "--no-reset-position-ids", "--plan", NULL});
-    assert_true(c.reset_attention_mask && c.eod_mask_loss);
-    assert_false(c.reset_position_ids);
+    assert_true(c.data.reset_attention_mask && c.data.eod_mask_loss);
+    assert_false(c.data.reset_position_ids);
 }
 // The kernels take the largest logit for that of the largest z.
 static void factors_that_no_kernel_takes_are_refused(void **state) {

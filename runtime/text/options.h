@@ -14,7 +14,7 @@
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 enum option_kind {
-    OPTION_GROUP,  // a heading of the help; name is its text
+    OPTION_GROUP,  // a heading of the help; name is its text, offset and size are its section's in the struct
     OPTION_INT,    // int
     OPTION_INT64,  // int64_t
     OPTION_UINT64, // uint64_t, for seeds
@@ -39,9 +39,6 @@ struct option_row {
 };
 // Flag of a row: given twice, with two values, the option is warned of. For one whose values users may expect to add up.
 enum { OPTION_ONCE = 1u << 30 };
-// A row of a table for `struct type`: the field's name is the option's.
-#define OPTION_ROW(type, kind, field, ...)                                                                             \
-    { #field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field), __VA_ARGS__ }
 
 typedef void options_build(void); // prints how the program was built
 
