@@ -232,10 +232,10 @@ CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $
 # and without what takes a third of the rest's time: ranks, kills, timed copies, FP8.
 NOT_QUICK := unit_checkpoint unit_plans unit_architectures fuzz_matmul_algorithms $(foreach o,op_zero op_fit op_offload op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
-# What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and on the emulator the zoo of
-# models, bytes of models' files and kernels of one code for both precisions (test_cuda_engine.py trains in fp32, too).
+# What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, products in FP8, and on the emulator
+# each op, whose kernels are one code for both precisions (test_cuda_engine.py trains in fp32, too), and bytes of models' files.
 # AMX's tiles are seen in op_golden.
-LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(addprefix $(B)/emu/,$(patsubst %,op_%_fp32,zoo golden huggingface attention norm qk_norm loss muon muon_model)) $(B)/test/op_gpt_amx)
+LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/test/op_matmul_fp8_fp32 $(patsubst %,$(B)/emu/%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(B)/test/op_gpt_amx)
 TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9

@@ -153,9 +153,11 @@ static void policies_that_drop_the_mlp_give_chunks_the_same_bits(void **state) {
                                          ROTARY "--norm-placement post",
                                          ROTARY "--parallel-residual --residual-multiplier 0.5"};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        if (!takes_case((int)k, 2))
+            continue;
         struct outcome full = outcome_of(shapes[k], CHUNKS_FULL);
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
-            if (!takes_case((int)(k + i), 4)) // each policy with a shape of its own
+            if (!takes_case((int)(k / 2 + i), 4)) // each shape with a policy of its own
                 continue;
             struct setup s = setup_of(shapes[k], policies[i]);
             watch_phases(s.model, poison);

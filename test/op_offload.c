@@ -138,7 +138,7 @@ static void offload_and_poisoned_memory_change_no_bit(void **state) {
             snprintf(options, sizeof options, CLIPPED "%s", policies[p]);
             struct result plain = plain_result(cases[f].options, options);
             for (int n = FEWEST; n <= 3; n++, order++)
-                if (takes_case(f + p + n, 3))
+                if (takes_case(f + p + n, 5))
                     offload_changes_no_bit(&plain, cases[f].options, options, n < 3 ? n : plain.layers, order % ORDERS,
                                            poison);
             outcome_free(&plain.outcome);

@@ -9,7 +9,7 @@ reported. Tests that hold times against each other (TIMED) come last and run by 
 test/environment.py, whatever this script was started from. Variables:
   AGAIN=1         runs those, too, that passed
   TEST_STAMPS=0   the same, and what passes now is run again next time
-  TEST_JOBS=N     tests at the same time; one more than there are cores, since some wait, but 9 at most, where it isn't set
+  TEST_JOBS=N     tests at the same time; two more than there are cores, since some wait, but 9 at most, where it isn't set
   TEST_LIMIT=S    seconds after which a test is ended and has failed: 1200 where it isn't set
   TEST_RUNNER=... runs a program for another CPU, as "qemu-aarch64 -L /usr/aarch64-linux-gnu"
   TRAIN_GPT=...   the program that tests in Python start: build/train_gpt where it isn't set
@@ -342,7 +342,7 @@ def build_folder(tests):
 def main(arguments):
     if not arguments:
         sys.exit(__doc__)
-    jobs = count_variable("TEST_JOBS", min(9, len(os.sched_getaffinity(0)) + 1))
+    jobs = count_variable("TEST_JOBS", min(9, len(os.sched_getaffinity(0)) + 2))
     runner = Runner(count_variable("TEST_LIMIT", 1200))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
