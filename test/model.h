@@ -149,6 +149,9 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
+// Bytes at each end of a dead range that are overwritten. Only a matrix library's workspace is as large as two of them,
+// 32 MiB on an emulated GPU, of which products of tests' shapes use less than one.
+enum { POISON_EDGE = 1 << 20 };
 // Overwrites with NaN what the plan says is dead in this phase, or not yet written, of a packed arena.
 static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, bool first_time) {
     const size_t lines = m->timeline.plan.arena_bytes[arena] / PLAN_ALIGNMENT;
@@ -169,8 +172,11 @@ static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, 
     const bool *at = dead, *const last = dead + lines; // *last is false
     while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
         const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        memset(m->timeline.arenas.base[arena] + (at - dead) * PLAN_ALIGNMENT, 0xff,
-               (size_t)(end - at) * PLAN_ALIGNMENT);
+        char *const from = m->timeline.arenas.base[arena] + (at - dead) * PLAN_ALIGNMENT;
+        const size_t bytes = (size_t)(end - at) * PLAN_ALIGNMENT,
+                     edge = bytes < (size_t)POISON_EDGE ? bytes : (size_t)POISON_EDGE;
+        memset(from, 0xff, edge);
+        memset(from + bytes - edge, 0xff, edge);
         at = end;
     }
     free(dead);

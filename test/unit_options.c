@@ -284,7 +284,9 @@ static void the_table_is_consistent(void **state) {
         assert_true(row->help && *row->help && row->argument && row->default_text);
         for (int j = 0; j < i; j++) { // no two options share a field or a name
             const struct option_row *other = &config_rows[j];
-            assert_true(other->kind == OPTION_GROUP || strcmp(row->name, other->name) != 0);
+            if (other->kind == OPTION_GROUP)
+                continue;
+            assert_string_not_equal(row->name, other->name);
             assert_true(row->offset >= other->offset + other->size || other->offset >= row->offset + row->size);
         }
     }
