@@ -60,6 +60,9 @@ void huggingface_marks(bool *marks, const char *text, int num_layers, bool other
 // The shortest text that gives these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
+// Adds the defaults of options that are not set: a command line that says otherwise then contradicts the file.
+void huggingface_set_defaults(struct huggingface_config *h);
+
 // Write and read the members of rotary settings. `root`: the config.json, whose sizes and windows are set already.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);

@@ -1,5 +1,5 @@
 // Inside a tokenizer (formats/tokenizer.h): what formats/tokenizer_json.c reads from a file, formats/tokenizer_encode.c
-// encodes by, and formats/tokenizer.c stores and looks up.
+// encodes by, and formats/tokenizer_tables.c stores and looks up.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -116,6 +116,26 @@ def circles(tree):
     return sorted(found)
 
 
+def call_circles(tree):
+    """Circles of .c files that call each other, as a set of files each: what a file defines for others is what it names before a
+    '{' at the line's begin, and another file uses what it names."""
+    code = {path: re.sub(r"//.*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", "", text) for path, text in tree.items() if path.endswith(".c")}
+    owner = {}
+    for path, text in code.items():
+        for match in re.finditer(r"^(?!static\b|typedef\b)[A-Za-z_][\w \*]*?\b(\w+)\([^;{}]*\)\s*\{", text, re.M):
+            owner[match[1]] = path
+    uses = {path: {owner[word] for word in re.findall(r"\w+", text) if owner.get(word, path) != path} for path, text in code.items()}
+
+    def reached(path):
+        found, new = set(), [path]
+        while new:
+            new = [other for way in new for other in uses[way] if other not in found and not found.add(other)]
+        return found
+
+    reach = {path: reached(path) for path in uses}
+    return sorted({" ".join(sorted(other for other in reach[path] if path in reach[other])) for path in uses if path in reach[path]})
+
+
 def too_long(tree):
     headers = sum(text.count("\n") for path, text in tree.items() if path.startswith("runtime/") and path.endswith(".h"))
     for path in sorted(tree):
@@ -161,6 +181,10 @@ class Floors(unittest.TestCase):
 
     def test_no_include_in_a_circle(self):
         self.no_fault(circles(self.tree))
+
+    def test_no_call_in_a_circle(self):
+        """The engine's headers hold their definitions; these are the files that link."""
+        self.no_fault(call_circles({path: text for path, text in self.tree.items() if path.startswith(("formats/", "runtime/"))}))
 
     def test_no_file_is_too_long(self):
         self.no_fault(too_long(self.tree))
@@ -225,6 +249,16 @@ class Faults(unittest.TestCase):
     def test_names_that_are_no_path_from_the_root(self):
         for path, included in (("formats/manifest.h", "token_file.h"), ("config/config.h", "test/emu/warp.h"), ("config/config.h", "../config.h")):
             self.assertIn("which is no file", "".join(wrong_includes(self.with_line(path, '#include "%s"' % included))))
+
+    def test_call_circles(self):
+        ends = 'void net_end(int status) {\n    _exit(status);\n}\n'
+        tree = {"runtime/net/a.c": 'static int beat(void) { return 1; }\nint net_run(int n) {\n    net_end(beat()); // b\n}\n',
+                "runtime/net/b.c": ends}
+        self.assertEqual(call_circles(tree), [])
+        tree["runtime/net/b.c"] = ends.replace("_exit(status)", "net_run(status)")
+        self.assertEqual(call_circles(tree), ["runtime/net/a.c runtime/net/b.c"])
+        tree["runtime/net/b.c"] = ends.replace("_exit(status);", '_exit(status); // net_run\n    say("net_run");')
+        self.assertEqual(call_circles(tree), [])
 
     def test_circles(self):
         tree = self.with_line("runtime/machine/error.h", '#include "runtime/machine/log.h"')

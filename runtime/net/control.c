@@ -6,7 +6,6 @@
 #include <stdlib.h>      // malloc, on_exit
 #include <string.h>      // memcpy, strerror
 #include <sys/eventfd.h> // eventfd
-#include <sys/socket.h>  // shutdown, recv
 #include <time.h>        // clock_gettime
 #include <unistd.h>      // read, write, getpid, _exit
 
@@ -22,7 +21,6 @@ enum {
     CLOSE_S = 2,   // timeout for all to close after the last goodbye
 };
 static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of the timeout where that is less
-static const double ABORT_S = 0.5;      // timeout for an abort to reach the others, of which one may be stopped
 
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
@@ -30,60 +28,6 @@ static void control_wake(struct control *c) {
     const uint64_t one = 1;
     while (write(c->wake, &one, sizeof one) < 0 && errno == EINTR)
         ;
-}
-
-// ---- sending to all ----
-
-// Waits, up to `seconds`, until all queued frames have been sent and the others have closed: a process that ends with
-// unread bytes resets the connection, and its peer may lose what was sent.
-static void control_drain(struct control *c, double seconds) {
-    const double until_s = deadline_clock_s() + seconds;
-    char dropped[4096];
-    for (;;) {
-        int open = 0;
-        for (int r = 0; r < c->ranks; r++) {
-            struct control_link *const link = &c->links[r];
-            control_link_send(link);
-            if (link->socket >= 0 && link->waiting == 0 && !link->shut) {
-                shutdown(link->socket, SHUT_WR);
-                link->shut = true;
-            }
-            ssize_t received = 1;
-            while (link->socket >= 0 && received > 0)
-                received = recv(link->socket, dropped, sizeof dropped, 0);
-            if (received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR))
-                control_link_close(link);
-            c->polls[r].fd = link->socket;
-            c->polls[r].events = (short)(POLLIN | (link->waiting > 0 ? POLLOUT : 0));
-            open += link->socket >= 0;
-        }
-        if (open == 0 || deadline_clock_s() >= until_s)
-            return;
-        poll(c->polls, (nfds_t)c->ranks, socket_poll_ms(until_s));
-    }
-}
-
-// Queues a frame for each other rank. status: of an abort.
-static void control_send(struct control *c, enum control_type type, int status, const void *payload,
-                         size_t payload_bytes) {
-    struct control_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = type;
-    frame.operation = (uint32_t)status;
-    frame.report = c->links[c->rank].report;
-    frame.payload_bytes = payload_bytes;
-    for (int r = 0; r < c->ranks; r++)
-        if (r != c->rank)
-            control_link_add(&c->links[r], &frame, payload);
-}
-
-static void control_send_to_all(struct control *c, enum control_type type, const void *payload, size_t payload_bytes) {
-    control_send(c, type, 0, payload, payload_bytes);
-}
-
-void control_abort_others(struct control *c, int status) {
-    control_send(c, CONTROL_ABORT, status, NULL, 0);
-    control_drain(c, ABORT_S);
 }
 
 // ---- exchanges, in the thread ----
@@ -133,7 +77,7 @@ static void control_complete(struct control *c) {
         link->contribution_data = NULL;
         link->contributed = false;
     }
-    control_send_to_all(c, CONTROL_RESULT, c->result, bytes);
+    control_send(c, CONTROL_RESULT, 0, c->result, bytes);
     if (bytes > 0)
         memmove(x->all, c->result, bytes);
     control_exchange_done(c);
@@ -178,7 +122,7 @@ static bool control_serve(struct control *c) {
         all_said_goodbye = all_said_goodbye && c->links[r].said_goodbye;
     if (closing && all_said_goodbye && !c->links[c->rank].said_goodbye) {
         c->links[c->rank].said_goodbye = true;
-        control_send_to_all(c, CONTROL_GOODBYE, NULL, 0);
+        control_send(c, CONTROL_GOODBYE, 0, NULL, 0);
     }
     return !c->all_closed && !(c->rank == 0 && c->links[0].said_goodbye);
 }
@@ -294,7 +238,7 @@ static void control_beat(struct control *c) {
         c->poll(c->poll_context);
     pthread_mutex_unlock(&c->poll_mutex);
     control_report_own(c);
-    control_send_to_all(c, CONTROL_HEARTBEAT, NULL, 0);
+    control_send(c, CONTROL_HEARTBEAT, 0, NULL, 0);
     control_watch(c);
 }
 
@@ -423,7 +367,7 @@ static const char *control_connect(struct control *c, double start_s, struct err
         _exit(status); // rank 0 has printed why
     if (c->rank == 0) {
         if (!problem)
-            control_send_to_all(c, CONTROL_WELCOME, c->peers, (size_t)c->ranks * sizeof *c->peers);
+            control_send(c, CONTROL_WELCOME, 0, c->peers, (size_t)c->ranks * sizeof *c->peers);
         else {
             control_send(c, CONTROL_ABORT, EXIT_USAGE, NULL, 0); // with which callers fail
             control_drain(c, CLOSE_S);

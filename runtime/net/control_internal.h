@@ -143,6 +143,16 @@ void control_link_send(struct control_link *link);
 enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
+// control_send.c: frames to all other ranks.
+// Queues a frame for each other rank. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent;
+// NULL: none.
+void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
+// Waits, up to `seconds`, until all queued frames have been sent and the others have closed: a process that ends with
+// unread bytes resets the connection, and its peer may lose what was sent.
+void control_drain(struct control *c, double seconds);
+// Tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached them.
+void control_abort_others(struct control *c, int status);
+
 // control_start.c: how the ranks of a job find each other. Both return NULL, or what is wrong, in `error`.
 // On rank 0: returns when all others have connected. Closes the listener in any case.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
@@ -162,8 +172,4 @@ void control_end_lost_rank(struct control *c, int lost, int status) __attribute_
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
-
-// control.c: tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached
-// them.
-void control_abort_others(struct control *c, int status);
 __END_DECLS

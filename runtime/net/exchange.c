@@ -1,9 +1,6 @@
 #include "runtime/net/exchange.h"
-#include <stdio.h>  // snprintf
 #include <stdlib.h> // calloc
-#include <string.h> // memset, strlen
-#include <time.h>   // nanosleep
-#include <unistd.h> // write, _exit
+#include <string.h> // memset
 
 #include "runtime/net/exchange_internal.h" // exchange_mpi_run, exchange_sockets_run
 
@@ -46,13 +43,4 @@ void exchange_close(struct exchange *x) {
     }
     free(x->send);
     free(x->receive);
-}
-
-void exchange_lost(int rank, int peer, const char *what) {
-    char line[512];
-    const struct timespec second = {1, 0};
-    nanosleep(&second, NULL);
-    snprintf(line, sizeof line, "train_gpt: rank %d: the exchange with rank %d failed: %s\n", rank, peer, what);
-    const ssize_t written = write(STDERR_FILENO, line, strlen(line));
-    _exit(written < 0 ? EXIT_FAILURE + 1 : EXIT_FAILURE);
 }
