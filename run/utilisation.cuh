@@ -13,17 +13,35 @@
 struct flops_per_token {
     double done, palm;
 };
+// Forward flops a token of one layer, by the table of activations (recompute.cuh), by which time is predicted too.
+struct layer_flops {
+    double matmuls, attention;
+};
+static struct layer_flops layer_flops_of(const struct layer_shape *s) {
+    struct layer_flops flops = {0, activation_row(ACT_ATT, s).flops_per_token};
+    for (int id = 0; id < ACT_COUNT; id++)
+        if (activation_present(s) & ~BIT(ATT) & 1u << id)
+            flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
+    return flops;
+}
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
+    const struct layer_flops layer = layer_flops_of(s);
     const int L = m->shape.L, below = m->lowest_trained < 0 ? 0 : m->lowest_trained; // layers without a backward
-    double products = (is_trained(m, -1, head_weight(m)) ? 6 : 4) * (double)m->shape.V * s->C;
+    double matmuls = (is_trained(m, -1, head_weight(m)) ? 6 : 4) * (double)m->shape.V * s->C;
+    matmuls += (2.0 * L - below) * layer.matmuls; // forward, and the gradients of inputs
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
-        if (t->layer >= 0 && t->cols > 1)
-            products += (2 + 2 * (t->layer >= below) + 2 * !t->frozen) * (double)t->count;
+        if (t->layer >= 0 && t->cols > 1) { // an adapter's matmuls are in no activation's row
+            const int again = parameter_is_adapter(t->parameter) ? 2 + 2 * (t->layer >= below) : 0;
+            matmuls += (again + 2 * !t->frozen) * (double)t->count;
+        }
     }
-    const double attention = (4.0 * L + 8.0 * (L - below)) * s->H * s->D;
-    const struct flops_per_token flops = {products + attention * s->keys, products + attention * s->T};
+    struct layer_shape all = *s; // of which a query sees each key
+    all.keys = s->T;
+    const double layers = 3.0 * L - 2 * below; // backward is twice the forward
+    const struct flops_per_token flops = {matmuls + layers * layer.attention,
+                                          matmuls + layers * layer_flops_of(&all).attention};
     return flops;
 }
 
