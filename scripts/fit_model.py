@@ -22,6 +22,7 @@ import sys
 import tempfile
 
 import roofline
+from written_page import write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
 PAGE, PLANS = os.path.join(DOCS, "fit.md"), os.path.join(DOCS, "fit_plans.json")
@@ -625,7 +626,7 @@ def main(arguments):
     if options.train_gpt:
         sys.stdout.write(plans_text(search(options.train_gpt)))
         return 0
-    return roofline.write_or_check(page(), PAGE, options.check, "docs/fit.md is not what scripts/fit_model.py writes: "
+    return write_or_check(page(), PAGE, options.check, "docs/fit.md is not what scripts/fit_model.py writes: "
                                    "scripts/fit_model.py >docs/fit.md")
 
 

@@ -38,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 
-from roofline import write_or_check
+from written_page import write_or_check
 
 TRAIN_GPT = os.environ.get("TRAIN_GPT", "build/train_gpt")
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu")

@@ -13,7 +13,7 @@ import heapq
 import os
 import sys
 
-from roofline import write_or_check
+from written_page import write_or_check
 
 MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory

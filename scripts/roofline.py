@@ -14,6 +14,9 @@ import os
 import sys
 from typing import NamedTuple
 
+import hopper_ceiling
+from written_page import write_or_check
+
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
 H100_BYTES_PER_S = 3.0e12  # 90 % of the data sheet's 3.35 TB/s, as 4.3 is of an H200's 4.8; the rest of an H100 is an H200's
 ISSUES_PER_S = 132 * 4 * 32 * 1.83e9  # instructions of single threads: 132 multiprocessors of 4 schedulers, a warp's each clock
@@ -268,7 +271,6 @@ def seconds_of(s, row):
 def forward_with_rotation(s):
     """(a step of attention's forward for Hopper, instructions of each of its warps, those of rotating its keys besides,
     the clocks in which a scheduler issues without them and with them)."""
-    import hopper_ceiling  # it imports this module  # pylint: disable=import-outside-toplevel,cyclic-import
     tile = hopper_ceiling.forward(s.D)
     groups = tile.queries // 64  # warpgroups, each of which has a warp on each scheduler
     more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)
@@ -386,19 +388,6 @@ def page():
     for s in SHAPES:
         lines += ["\n".join(table_of(s)), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def write_or_check(text, path, check, complaint, part=False):
-    """Writes the text, or holds a page to it: all of the page, or a part. Returns the exit status."""
-    if not check:
-        sys.stdout.write(text)
-        return 0
-    with open(path, encoding="utf-8") as file:
-        there = file.read()
-    if text in there if part else text == there:
-        return 0
-    print(complaint)
-    return 1
 
 
 def main():

@@ -14,6 +14,7 @@ import sys
 import hopper_ceiling
 import roofline
 from roofline import Shape
+from written_page import write_or_check
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "fp8.md")
 FP8_FLOPS_PER_S = 1400e12  # a large FP8 product on random data, on an H200, as roofline.py's 790e12 is of a bf16 one
@@ -173,7 +174,7 @@ def lines():
 
 
 def main():
-    return roofline.write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/fp8.md has not what scripts/roofline_fp8.py "
+    return write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/fp8.md has not what scripts/roofline_fp8.py "
                                    "writes: put that in its place", part=True)
 
 

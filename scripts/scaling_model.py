@@ -26,6 +26,7 @@ import tempfile
 
 import roofline
 from roofline import Shape
+from written_page import write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
 PAGE, PLANS = os.path.join(DOCS, "scaling.md"), os.path.join(DOCS, "scaling_plans.json")
@@ -599,10 +600,10 @@ def main(arguments):
     if options.model:
         return predict_one(options)
     if options.train_gpt:
-        return roofline.write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/scaling_plans.json is not what "
+        return write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/scaling_plans.json is not what "
                                        f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/train_gpt "
                                        ">docs/scaling_plans.json, then scripts/scaling_model.py >docs/scaling.md")
-    return roofline.write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
+    return write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
                                    "scripts/scaling_model.py >docs/scaling.md")
 
 
