@@ -133,7 +133,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
     switch (group) {
-    case PHASES_HEAD: return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
+    case PHASES_HEAD: return head_flops(m, true);
     case PHASES_FORWARD: return l < 0 ? 0 : forward;
     case PHASES_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
     case PHASES_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;

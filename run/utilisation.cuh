@@ -24,11 +24,22 @@ static struct layer_flops layer_flops_of(const struct layer_shape *s) {
             flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
     return flops;
 }
+// Flops a token of the head's matmuls, forward and backward. padded: with the rows of the vocabulary's padding.
+static double head_flops(const struct gpt *m, bool padded) {
+    double flops = 0;
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        const bool is_head = t->unit == UNIT_HEAD || (m->shape.tied && t->parameter == PARAM_WTE);
+        if (is_head && t->cols > 1)
+            flops += (4 + 2 * !t->frozen) * (double)(padded ? t->rows : t->visible_rows) * t->cols;
+    }
+    return flops;
+}
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     const struct layer_flops layer = layer_flops_of(s);
     const int L = m->shape.L, below = m->lowest_trained < 0 ? 0 : m->lowest_trained; // layers without a backward
-    double matmuls = (is_trained(m, -1, head_weight(m)) ? 6 : 4) * (double)m->shape.V * s->C;
+    double matmuls = head_flops(m, false);
     matmuls += (2.0 * L - below) * layer.matmuls; // forward, and the gradients of inputs
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];

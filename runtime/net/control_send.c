@@ -37,8 +37,7 @@ void control_drain(struct control *c, double seconds) {
     }
 }
 
-void control_send(struct control *c, enum control_type type, int status, const void *payload,
-                         size_t payload_bytes) {
+void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes) {
     struct control_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = type;
