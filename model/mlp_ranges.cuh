@@ -25,21 +25,25 @@ static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint3
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
-static struct at at_forward_ranges(struct at at) {
-    const enum activation_id product = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ).product;
+// Returns `at` with the sizes of its ranges.
+static struct at at_ranges(struct at at) {
     at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_rows = (at.rows - 1) % at.most_rows + 1;
+    return at;
+}
+// The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
+static struct at at_forward_ranges(struct at whole) {
+    const enum activation_id product = linear_source(&whole.m->shape.layer, LINEAR_MLP_PROJ).product;
+    struct at at = at_ranges(whole);
     at.ranged = BIT(FC) | BIT(ACT);
     at.produce = at.ranged | 1u << product;
     return at;
 }
 // The MLP's backward by ranges: what the policy does not keep from norm 2 to the norm after the MLP is of a range, made
 // again.
-static struct at at_backward_ranges(struct at at) {
+static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
-    at.most_rows = mlp_range_tokens(at.m, PASS_BACKWARD, at.l);
-    at.last_rows = (at.rows - 1) % at.most_rows + 1;
+    struct at at = at_ranges(whole);
     at.ranged = members & activation_present(&at.m->shape.layer) & ~kept_activations(at.m, at.l);
     at.produce = at.ranged & ~BIT(POST2_STATS); // which the backward of the norm after the MLP makes
     at.range_slot = SLOT_RANGE;

@@ -46,16 +46,21 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_row(backend)->variable);
 }
+// Whether a backend's row lacks what the shape and the dropout ask for; writes what it lacks.
+static bool attention_lacks(char *reason, size_t size, enum attention_backend backend, struct attention_shape shape,
+                            float dropout) {
+    const char *lacks = attention_refusal(backend, attention_asked(shape, dropout));
+    if (lacks)
+        snprintf(reason, size, "has no %s", lacks);
+    return lacks != NULL;
+}
 // Writes why flash can't be used, but for the backend of compute capability 9.0; an empty reason where it can.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, const struct attention_demands *demands,
                                    const struct device *dev) {
     char kernels[128] = "";
-    const char *lacks = attention_refusal(ATTENTION_FLASH, attention_asked(shape, demands->dropout));
     attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
-    if (lacks)
-        snprintf(kernels, sizeof kernels, "has no %s", lacks);
-    else
+    if (!attention_lacks(kernels, sizeof kernels, ATTENTION_FLASH, shape, demands->dropout))
         flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
@@ -67,12 +72,9 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
     if (*reason)
         return;
-    const char *lacks = attention_refusal(ATTENTION_FLASH_SM90, attention_asked(shape, demands->dropout));
     if (demands->kernels == FLASH_KERNELS_MMA)
         snprintf(reason, size, "is ruled out by --flash-kernels mma");
-    else if (lacks)
-        snprintf(reason, size, "has no %s", lacks);
-    else
+    else if (!attention_lacks(reason, size, ATTENTION_FLASH_SM90, shape, demands->dropout))
         sm90_unavailable_reason(reason, size, shape, dev);
     if (!*reason) // what holds for all kernels of flash
         flash_unavailable_reason(reason, size, shape, dev);
@@ -90,17 +92,16 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
         return;
-    const char *lacks = attention_refusal(ATTENTION_FUSED, attention_asked(shape, demands.dropout));
-    if (lacks)
-        snprintf(library, sizeof library, "has no %s", lacks);
-    else if (demands.refused[ATTENTION_FUSED])
-        snprintf(library, sizeof library, "%s", demands.refused[ATTENTION_FUSED]);
-    else if (demands.refused[ATTENTION_FLASH])
-        snprintf(library, sizeof library, "leaves windows to flash, which %s", demands.refused[ATTENTION_FLASH]);
-    else if (demands.documents)
-        snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
-    else
-        fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
+    if (!attention_lacks(library, sizeof library, ATTENTION_FUSED, shape, demands.dropout)) {
+        if (demands.refused[ATTENTION_FUSED])
+            snprintf(library, sizeof library, "%s", demands.refused[ATTENTION_FUSED]);
+        else if (demands.refused[ATTENTION_FLASH])
+            snprintf(library, sizeof library, "leaves windows to flash, which %s", demands.refused[ATTENTION_FLASH]);
+        else if (demands.documents)
+            snprintf(library, sizeof library, "hides no documents from each other, as %s asks", demands.documents);
+        else
+            fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
+    }
     if (!*library && wanted == ATTENTION_AUTO) { // some backward engines keep T x T numbers
         const size_t bytes = fused_backward_workspace_bytes(shape, demands.any_order, dev);
         const size_t heads = (size_t)(shape.num_heads + 2 * shape.num_query_groups);

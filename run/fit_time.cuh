@@ -148,18 +148,23 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
-    const struct plan_phase *phases = m->timeline.plan.phases;
-    const int layers = m->shape.L + 1; // the last one of none
+    const int layers = m->shape.L + 1;     // 0: of none
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
-    int *count = (int *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *count); // (GROUPS, layers) phases
+    double *share_s = (double *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *share_s); // (GROUPS, layers)
+    int *count = (int *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *count);           // of phases
     const double tokens = (double)m->config.training.micro_batch_size * m->config.model.seq_length;
+    const struct plan_phase *phases = m->timeline.plan.phases;
     for (int p = first; p < end; p++)
-        count[phases[p].group * layers + (phases[p].layer < 0 ? layers - 1 : phases[p].layer)]++;
-    for (int p = first; p < end; p++) {
-        const int l = phases[p].layer, group = phases[p].group;
-        const double cost = fit_group_cost(m, (enum phase_group)group, l, r->flops / r->traffic);
-        cost_s[p - first] = cost * tokens / r->flops / count[group * layers + (l < 0 ? layers - 1 : l)];
-    }
+        count[phases[p].group * layers + phases[p].layer + 1]++;
+    for (int i = 0; i < GROUPS * layers; i++)
+        if (count[i] > 0) {
+            const double cost =
+                fit_group_cost(m, (enum phase_group)(i / layers), i % layers - 1, r->flops / r->traffic);
+            share_s[i] = cost * tokens / r->flops / count[i];
+        }
+    for (int p = first; p < end; p++)
+        cost_s[p - first] = share_s[phases[p].group * layers + phases[p].layer + 1];
+    free(share_s);
     free(count);
     return cost_s;
 }

@@ -9,7 +9,7 @@
 #include "runtime/text/log.h"  // log_bytes
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
-#include <string.h>            // strcmp, strncmp, strstr, strcspn
+#include <string.h>            // strcmp, strncmp, strstr, strlen
 
 // Draws the plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line. Ends the
 // program where the file cannot be written.
@@ -196,8 +196,6 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
-// The number of characters of a phase's name that name its section, as "forward" of "forward layer 3: qkv".
-static int plan_section_chars(const char *phase) { return (int)strcspn(phase, " :"); }
 // The section of a phase: its group, but recomputation is a part of backward.
 static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
@@ -232,19 +230,17 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
             if (plan_section(&plan->phases[first]) != plan_section(&plan->phases[next]))
                 break;
         const double x = plan_x(picture, first), end = plan_x(picture, next), middle = (x + end) / 2;
-        const int chars = plan_section_chars(plan->phases[first].name);
-        const double half = chars * PLAN_TEXT_WIDTH / 2.0;
+        const char *name = group_name((enum phase_group)plan->phases[first].group);
+        const double half = (double)strlen(name) * PLAN_TEXT_WIDTH / 2.0;
         if (shaded)
             fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"#f0f0f0\"/>\n", x,
                     picture->top, end - x, bottom - picture->top);
         plan_svg_layers(picture, first, next);
         for (int row = 0; row < ROWS; row++) {
             const double y = bottom + (2 + row) * PLAN_TEXT_HEIGHT;
-            char name[PLAN_NAME_CHARS];
             if (middle - half < free_from[row])
                 continue;
             free_from[row] = middle + half + 2 * PLAN_TEXT_WIDTH;
-            snprintf(name, sizeof name, "%.*s", chars, plan->phases[first].name);
             fprintf(picture->file, "<text class=\"section\" x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\">", middle, y);
             plan_svg_text(picture->file, name);
             fputs("</text>\n", picture->file);
