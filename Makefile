@@ -120,7 +120,10 @@ ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
 # .cu has the symbols that the archive's member of that name has, which the linker then leaves.
 ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
-$(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMULATE) $$(PRECISION_$p) -x c++))
+# Of the emulator's fp32 the short run sees one model, for which -O1 is enough.
+EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
+EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
+$(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
 # Those of nvcc print their seconds, and leave beside the object what ptxas says of registers and spills.
 define cuda_ops
 $(B)/ops/$(1)/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda

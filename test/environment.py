@@ -7,11 +7,13 @@ started alone what a process can do for itself.
 
 LONG_TESTS, where it is not empty, asks for the long run: in_long_run() and long_test() say what the short one leaves out.
 """
+import itertools
 import os
 import pwd
 import re
 import resource
 import signal
+import socket
 import tempfile
 import unittest
 
@@ -24,6 +26,7 @@ FOREIGN = re.compile("(?!.*(_tmpdir_base|_PREFIX|_ROOT|_HOME|_CONF)$|OMPI_MCA_(p
 # What nohup and a shell's job control have set lets the tests go on when the terminal is left.
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 OPEN_FILES = 1024  # what Linux gives a process by default
+PORTS = itertools.count()  # of free_port
 
 
 def set_signals():
@@ -93,6 +96,19 @@ def chosen(everything, short):
 def long_test(reason):
     """Decorates a test, or a class of them, that the short run skips. The reason names the short test that keeps its core."""
     return unittest.skipUnless(in_long_run(), "in the long run alone: " + reason)
+
+
+def free_port():
+    """A port of this host at which nobody listens. It is below those that systems give to connections (from 32768 on), one of which may
+    be any test's before the process that was to listen does. Tests that run together begin elsewhere."""
+    for _ in range(100):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", 10000 + (os.getpid() * 61 + 7 * next(PORTS)) % 20000))
+                return listener.getsockname()[1]
+            except OSError:
+                pass
+    raise OSError("no free port below 32768")
 
 
 def prepare():

@@ -4,6 +4,7 @@
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
+#include "test/free_port.h"
 #include "test/testing.h"
 
 #include "run/fit.cuh"
@@ -274,11 +275,6 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
 
 typedef void rank_body(struct parallel *parallel, int which);
 
-static int free_port(void) {
-    const int listener = socket_listen("127.0.0.1", 0), port = socket_port(listener);
-    close(listener);
-    return port;
-}
 static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *body, int which) {
     struct parallel *parallel = (struct parallel *)calloc(1, sizeof *parallel);
     struct error_text error;
@@ -304,7 +300,7 @@ static int run_ranks(int ranks, rank_body *body, int which) {
     char rendezvous[64];
     pid_t pids[MOST_RANKS];
     int status, failed = 0;
-    snprintf(rendezvous, sizeof rendezvous, "127.0.0.1:%d", free_port());
+    snprintf(rendezvous, sizeof rendezvous, "127.0.0.1:%d", test_free_port());
     fflush(stdout);
     for (int rank = 0; rank < ranks; rank++) {
         pids[rank] = fork();

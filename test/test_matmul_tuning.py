@@ -8,9 +8,8 @@ import subprocess
 import tempfile
 import unittest
 
-from environment import chosen, long_test
+from environment import chosen, free_port, long_test
 from test_cli import write_shard
-from test_parallel import free_port
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or "/nowhere")
 NAME = "matmul_algorithms.txt"

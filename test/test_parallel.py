@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT, chosen, long_test, skip_under_address_sanitizer
+from environment import ROOT, chosen, free_port, long_test, skip_under_address_sanitizer
 from run import processes_of_session
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -48,12 +47,6 @@ def write_shard(path, seed, samples):
     with open(path, "wb") as f:
         f.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
         f.write(struct.pack("<%dH" % len(tokens), *tokens))
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def built_with_mpi():

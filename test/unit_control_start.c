@@ -5,6 +5,7 @@
 #include "runtime/net/sockets.c"       // under test
 #include "test/control_job.h"          // job_start_rank
 #include "test/fails.h"                // assert_error
+#include "test/free_port.h"            // test_free_port
 #include "test/testing.h"              // cmocka
 #include <sys/resource.h>              // setrlimit
 
@@ -73,12 +74,6 @@ struct meeting {
     double start_s;
     const char *secret;
 };
-static int free_port(void) {
-    const int listener = socket_listen("127.0.0.1", 0);
-    const int port = socket_port(listener);
-    close(listener);
-    return port;
-}
 static pid_t start_meeting(struct meeting meeting, int err) {
     struct control *c;
     struct launch launch;
@@ -135,7 +130,7 @@ static void expect_meeting(const struct meeting *meetings, int n, const char *st
         fail_msg("expected %s, '%s', got %s, '%s'", statuses, words, got, text);
 }
 static void a_rendezvous(void **state) {
-    const int port = free_port();
+    const int port = test_free_port();
     const struct meeting late_0[] = {{2, 3, port, 5}, {1, 3, port, 5}, {0, 3, port, 5}};
     expect_meeting(late_0, 3, "000", "");
     const struct meeting missing[] = {{0, 4, port, 0.5}, {2, 4, port, 5}};
@@ -158,7 +153,7 @@ static void a_port_that_is_taken(void **state) {
 static void a_rank_with_another_secret(void **state) {
     static const char *const secrets[][2] = {{"one", "other"}, {"one", NULL}, {NULL, "one"}};
     for (int i = 0; i < 3; i++) {
-        const int port = free_port();
+        const int port = test_free_port();
         const struct meeting all[] = {
             {0, 2, port, 5, secrets[i][0]}, {1, 2, port, 5, secrets[i][1]}, {1, 2, port, 5, secrets[i][0]}};
         char statuses[MOST_RANKS + 1], text[4096];
@@ -175,7 +170,7 @@ static void a_rank_with_another_secret(void **state) {
 
 // One that ended before all had come may come again.
 static void a_rank_that_comes_again(void **state) {
-    const int port = free_port();
+    const int port = test_free_port();
     int ends[2], status = 0;
     assert_int_equal(pipe(ends), 0);
     const struct meeting all[] = {{0, 3, port, 5}, {1, 3, port, 5}, {2, 3, port, 5}};
@@ -255,7 +250,7 @@ static pid_t start_attack(int port, int count, int made) {
 // than a part of those takes that say nothing. Ten of them are printed, and their number.
 static void an_attack(void **state) {
     enum { MOST_S = 6 }; // a start takes 0.1 s, 3 on busy cores; one that waits for those that say nothing 20
-    const int port = free_port(), count = in_long_run() ? 10000 : 2000;
+    const int port = test_free_port(), count = in_long_run() ? 10000 : 2000;
     const struct meeting all[] = {{0, 3, port, 20, SECRET}, {1, 3, port, 20, SECRET}, {2, 3, port, 20, SECRET}};
     struct rlimit before, few;
     struct error_text error;

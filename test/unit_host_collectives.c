@@ -6,6 +6,7 @@
 #include "runtime/net/exchange_sockets.c" // under test
 #include "runtime/net/host_collectives.h" // under test
 #include "runtime/net/sockets.c"          // socket_connect_once
+#include "test/free_port.h"               // test_free_port
 #include "test/heard.h"                   // hear_stderr
 #include "test/testing.h"                 // cmocka
 #include <sys/resource.h>                 // getrlimit
@@ -311,9 +312,7 @@ static struct job start_over_sockets(rank_function *run, int ranks) {
     rank.launch.kind = LAUNCH_RENDEZVOUS;
     rank.launch.ranks = rank.launch.local_ranks = ranks;
     snprintf(rank.launch.host, sizeof rank.launch.host, "127.0.0.1");
-    const int listener = socket_listen("127.0.0.1", 0);
-    rank.launch.port = socket_port(listener); // a free one
-    close(listener);
+    rank.launch.port = test_free_port();
     for (int r = 0; r < ranks; r++) {
         rank.launch.rank = rank.launch.local_rank = r;
         job_add(&job, run_sockets_rank, &rank);

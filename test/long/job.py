@@ -3,14 +3,13 @@ same of two of them."""
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from environment import ROOT  # sets what every test relies on
+from environment import ROOT, free_port  # sets what every test relies on
 from test_checkpoints import MODELS, PROGRAM, read, write_shard
 
 PEER_SECONDS = 60  # within which the other ranks of a killed one have ended
@@ -23,12 +22,6 @@ MODELS = {**MODELS, "lora": LORA}
 
 class Difference(Exception):
     """What a program of the table reports before it exits with status 1."""
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Folder:
