@@ -120,7 +120,7 @@ ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
 # .cu has the symbols that the archive's member of that name has, which the linker then leaves.
 ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
-# Of the emulator's fp32 the short run sees one model, for which -O1 is enough.
+# The emulator's ops in fp32 are -O1: the short run trains one model by them (test_cuda_engine.py).
 EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
 EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
@@ -235,7 +235,7 @@ CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $
 # and without what takes a third of the rest's time: ranks, kills, timed copies, FP8.
 NOT_QUICK := unit_checkpoint unit_plans unit_architectures fuzz_matmul_algorithms $(foreach o,op_zero op_fit op_offload op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
-# What takes long and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, products in FP8, and on the emulator
+# What takes long and is seen in bf16 as well: ZeRO, products in FP8, and on the emulator
 # each op, whose kernels are one code for both precisions (test_cuda_engine.py trains in fp32, too), and bytes of models' files.
 # AMX's tiles are seen in op_golden.
 LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/test/op_matmul_fp8_fp32 $(patsubst %,$(B)/emu/%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(B)/test/op_gpt_amx)

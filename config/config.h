@@ -13,12 +13,11 @@
 #include "runtime/machine/error.h"   // fail
 #include "runtime/text/json.h"       // json_writer
 #include "runtime/text/options.h"    // the parser
-#include "runtime/schedule.h"        // enum lr_decay_style
+#include "runtime/schedule.h"        // struct schedule
 #include <assert.h>                  // static_assert
 #include <errno.h>                   // errno
 #include <math.h>                    // INFINITY
 #include <stdbool.h>                 // bool
-#include <stdint.h>                  // int64_t
 #include <string.h>                  // strerror
 
 enum { CONFIG_ROWS_MAX = 256 };

@@ -1,5 +1,5 @@
-// The values of the engine's options: a struct for each section of --help. A field has its option's name with underscores.
-// config/config.h puts the structs together and has the table with a row for each field.
+// The values of the engine's options: a struct for each section of --help. A field has its option's name with
+// underscores. config/config.h puts the structs together and has the table with a row for each field.
 #pragma once
 #include "config/choices.h"   // the choices of options
 #include "runtime/schedule.h" // enum lr_decay_style

@@ -1,10 +1,10 @@
 #include "formats/huggingface.h"
 
-#include <stdlib.h> // free
+#include <stdlib.h> // malloc, calloc, free
 #include <string.h> // strcmp, memset
 
 #include "config/layers.h"              // config_window
-#include "formats/huggingface_traits.h" // struct architecture_traits
+#include "formats/huggingface_traits.h" // architecture_traits_of, huggingface_marks
 #include "runtime/machine/error.h"      // fail
 
 // ---------------------------------------------------------------------------------------------------------------------

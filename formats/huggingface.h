@@ -25,7 +25,7 @@ struct config;     // config/config.h
 struct option_row; // runtime/text/options.h
 
 // One row per architecture: its model_type and its class in config.json. What else they differ in: the rows of
-// architecture_traits, formats/huggingface.c.
+// architecture_traits, formats/huggingface_traits.c.
 #define ARCHITECTURE_ROWS(ROW)                                                                                         \
     ROW(OURS, "train_gpt", "TrainGPT")                                                                                 \
     ROW(GPT2, "gpt2", "GPT2LMHeadModel")                                                                               \

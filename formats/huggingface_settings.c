@@ -2,7 +2,7 @@
 #include <stdarg.h> // va_list
 #include <stdio.h>  // vasprintf
 #include <stdlib.h> // realloc, free
-#include <string.h> // strcmp, memset
+#include <string.h> // strlen, strncmp, memset
 
 #include "formats/huggingface.h"        // struct huggingface_config
 #include "formats/huggingface_traits.h" // huggingface_set_gpt2

@@ -1,4 +1,5 @@
-// What config.json of each architecture says otherwise than another's, and how both ways write numbers and layers.
+// What config.json of each architecture says otherwise than another's, and how its reader and its writer treat numbers
+// and layers.
 #include "formats/huggingface_traits.h"
 
 #include <stdlib.h> // malloc, strtod

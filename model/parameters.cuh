@@ -423,7 +423,7 @@ enum lr_group { LR_GROUPS(ENUM_ROW) };
 static enum lr_group tensor_lr_group(const struct tensor *t) {
     if (t->unit == UNIT_EMBEDDINGS)
         return LR_EMBEDDING;
-    if (t->parameter == PARAM_LM_HEAD)
+    if (t->unit == UNIT_HEAD && t->cols > 1)
         return LR_HEAD;
     return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
 }

@@ -9,7 +9,7 @@
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/planned_gpu.cuh" // planned_gpu
-#include "run/utilisation.cuh" // measure_matmul
+#include "run/utilisation.cuh" // head_flops, measure_matmul
 
 // Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
 // device's and the host's memory.
@@ -148,7 +148,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
-    const int layers = m->shape.L + 1;     // 0: of none
+    const int layers = m->shape.L + 1;     // place 0: of no layer
     double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
     double *share_s = (double *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *share_s); // (GROUPS, layers)
     int *count = (int *)plan_allocate((size_t)GROUPS * (size_t)layers, sizeof *count);           // of phases

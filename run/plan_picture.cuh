@@ -9,7 +9,7 @@
 #include "runtime/text/log.h"  // log_bytes
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
-#include <string.h>            // strcmp, strncmp, strstr, strlen
+#include <string.h>            // strcmp, strlen
 
 // Draws the plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line. Ends the
 // program where the file cannot be written.

@@ -13,10 +13,11 @@
 struct flops_per_token {
     double done, palm;
 };
-// Forward flops a token of one layer, by the table of activations (recompute.cuh), by which time is predicted too.
+// Forward flops a token of one layer.
 struct layer_flops {
     double matmuls, attention;
 };
+// Sums a layer's flops by the table of activations (recompute.cuh), by which time is predicted too.
 static struct layer_flops layer_flops_of(const struct layer_shape *s) {
     struct layer_flops flops = {0, activation_row(ACT_ATT, s).flops_per_token};
     for (int id = 0; id < ACT_COUNT; id++)
@@ -24,7 +25,7 @@ static struct layer_flops layer_flops_of(const struct layer_shape *s) {
             flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
     return flops;
 }
-// Flops a token of the head's matmuls, forward and backward. padded: with the rows of the vocabulary's padding.
+// Sums the flops a token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
 static double head_flops(const struct gpt *m, bool padded) {
     double flops = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
@@ -43,9 +44,9 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     matmuls += (2.0 * L - below) * layer.matmuls; // forward, and the gradients of inputs
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
-        if (t->layer >= 0 && t->cols > 1) { // an adapter's matmuls are in no activation's row
-            const int again = parameter_is_adapter(t->parameter) ? 2 + 2 * (t->layer >= below) : 0;
-            matmuls += (again + 2 * !t->frozen) * (double)t->count;
+        if (t->layer >= 0 && tensor_decays(t)) { // an adapter's matmuls are in no activation's row
+            const int beside_rows = parameter_is_adapter(t->parameter) ? 2 + 2 * (t->layer >= below) : 0;
+            matmuls += (beside_rows + 2 * !t->frozen) * (double)t->count;
         }
     }
     struct layer_shape all = *s; // of which a query sees each key

@@ -99,16 +99,17 @@ def long_test(reason):
 
 
 def free_port():
-    """A port of this host at which nobody listens. It is below those that systems give to connections (from 32768 on), one of which may
-    be any test's before the process that was to listen does. Tests that run together begin elsewhere."""
-    for _ in range(100):
+    """Finds a port of this host at which nobody listens. It lies below 32768, where Linux begins to take ports for connections: a
+    connection of another test could have it before the test's process listens."""
+    for _ in range(61):
         with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listener.bind(("127.0.0.1", 10000 + (os.getpid() * 61 + 7 * next(PORTS)) % 20000))
+                listener.bind(("127.0.0.1", 10000 + os.getpid() % 327 * 61 + next(PORTS) % 61))
                 return listener.getsockname()[1]
             except OSError:
                 pass
-    raise OSError("no free port below 32768")
+    raise OSError("no free port among 61 from 10000 to 29946")
 
 
 def prepare():

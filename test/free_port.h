@@ -4,19 +4,19 @@
 #include "test/testing.h"        // fail_msg
 #include <unistd.h>              // close, getpid
 
-// A port of this host at which nobody listens. It is below those that systems give to connections (from 32768 on), one
-// of which may be any test's before the process that was to listen does. Tests that run together begin elsewhere.
+// Finds a port of this host at which nobody listens. It lies below 32768, where Linux begins to take ports for
+// connections: a connection of another test could have it before the test's process listens.
 static inline int test_free_port(void) {
-    enum { FIRST = 10000, PORTS = 20000, STEP = 7, OF_A_PROCESS = 61 };
-    static unsigned next;
-    for (int i = 0; i < 100; i++) {
-        const int port = FIRST + (int)(((unsigned)getpid() * OF_A_PROCESS + STEP * next++) % PORTS);
+    enum { FIRST = 10000, PROCESSES = 327, OF_A_PROCESS = 61 };
+    static int next;
+    for (int i = 0; i < OF_A_PROCESS; i++) {
+        const int port = FIRST + (int)getpid() % PROCESSES * OF_A_PROCESS + next++ % OF_A_PROCESS;
         const int listener = socket_listen("127.0.0.1", port);
         if (listener >= 0) {
             close(listener);
             return port;
         }
     }
-    fail_msg("no free port below 32768");
+    fail_msg("no free port among %d from 10000 to 29946", OF_A_PROCESS);
     return -1;
 }

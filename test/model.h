@@ -149,14 +149,15 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Bytes at each end of a dead range that are overwritten. Only a matrix library's workspace is as large as two of them,
-// 32 MiB on an emulated GPU, of which products of tests' shapes use less than one.
+// Bytes at each end of a range of workspaces that are overwritten. A matrix library's workspace on an emulated GPU has 32
+// MiB, of which the products of the tests' shapes use less than 1 MiB.
 enum { POISON_EDGE = 1 << 20 };
 // Overwrites with NaN what the plan says is dead in this phase, or not yet written, of a packed arena.
 static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, bool first_time) {
+    enum { LIVE, WORKSPACES, DEAD }; // WORKSPACES: of no other buffer at any time
     const size_t lines = m->timeline.plan.arena_bytes[arena] / PLAN_ALIGNMENT;
-    bool *dead = (bool *)calloc(lines + 1, 1);
-    memset(dead, workspaces, lines);
+    unsigned char *line = (unsigned char *)malloc(lines + 1);
+    memset(line, workspaces ? WORKSPACES : LIVE, lines);
     for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
         for (int i = 0; i < m->timeline.plan.count; i++) {
             const struct plan_buffer *b = &m->timeline.plan.buffers[i];
@@ -167,19 +168,21 @@ static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, 
                 continue;
             if (live && b->first_phase == m->timeline.phase && first_time && strcmp(category, "kv cache"))
                 continue;
-            memset(dead + b->offset / PLAN_ALIGNMENT, !live, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
+            memset(line + b->offset / PLAN_ALIGNMENT, live ? LIVE : DEAD,
+                   (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
         }
-    const bool *at = dead, *const last = dead + lines; // *last is false
-    while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
-        const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        char *const from = m->timeline.arenas.base[arena] + (at - dead) * PLAN_ALIGNMENT;
-        const size_t bytes = (size_t)(end - at) * PLAN_ALIGNMENT,
-                     edge = bytes < (size_t)POISON_EDGE ? bytes : (size_t)POISON_EDGE;
+    for (size_t begin = 0, end; begin < lines; begin = end) {
+        for (end = begin + 1; end < lines && line[end] == line[begin];)
+            end++;
+        if (line[begin] == LIVE)
+            continue;
+        char *const from = m->timeline.arenas.base[arena] + begin * PLAN_ALIGNMENT;
+        const size_t bytes = (end - begin) * PLAN_ALIGNMENT;
+        const size_t edge = line[begin] == DEAD || bytes < (size_t)POISON_EDGE ? bytes : (size_t)POISON_EDGE;
         memset(from, 0xff, edge);
         memset(from + bytes - edge, 0xff, edge);
-        at = end;
     }
-    free(dead);
+    free(line);
 }
 // The same of all memory of activations, the device's and the host's. `workspaces`: also what nothing but workspaces
 // ever lie in.

@@ -32,8 +32,8 @@ static void each_option_of_a_form_changes_it(void **state) {
         setup_free(&form);
     }
 }
-// The flops of the rows of activations, by which time is predicted and of which MFU is, are those of each matrix that a
-// layer has, and of attention's two products.
+// Holds the flops of the activations' rows, which the predicted time and MFU count, to each matrix of a layer and to
+// attention's two products.
 static void the_table_counts_the_flops_of_every_product(void **state) {
     for (int i = 0; i < FORMS; i++) {
         struct setup s = setup_of(form_options(&forms[i]), "");

@@ -25,7 +25,7 @@ MOST = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "
         "A second head with a loss of its own": (5, 8),
         "A state of the optimizer": (2, 3), "An option, which only some commands may set": (3, 3), "A preset": (1, 1),
         "An op, for both targets": (2, 3)}
-# Whole engines whose tests need an optimized one, or take long without: 14 builds and runs of 10 to 20 s.
+# Sections that the short run only builds: 38 builds and runs otherwise.
 BUILT_ALONE = [] if in_long_run() else [name for name in MOST if name not in ("A preset", "An option, which only some commands may set")]
 
 

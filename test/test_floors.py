@@ -117,8 +117,8 @@ def circles(tree):
 
 
 def call_circles(tree):
-    """Circles of .c files that call each other, as a set of files each: what a file defines for others is what it names before a
-    '{' at the line's begin, and another file uses what it names."""
+    """Circles of .c files that call each other, as a set of files each: a file defines for others the functions whose definitions
+    begin a line, and uses what it names of other files."""
     code = {path: re.sub(r"//.*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", "", text) for path, text in tree.items() if path.endswith(".c")}
     owner = {}
     for path, text in code.items():

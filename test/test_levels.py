@@ -7,12 +7,11 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import unittest
 
-from environment import ROOT
+from environment import ROOT, free_port
 from test_cli import write_shard
 
 NATIVE = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
@@ -151,10 +150,7 @@ class Levels(Case):
     def test_ranks_take_the_lowest_level_of_all(self):
         """So that their replicas stay equal: rank 1 may use the lowest alone."""
         lowest = list(levels_of(LEVELS))[0]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        ranks = []
+        port, ranks = free_port(), []
         for rank, options in enumerate(([], ["--instruction-set", lowest])):
             variables = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
             command = [LEVELS, *TRAINING, *self.data, "--threads", "1", "--rendezvous", "127.0.0.1:%d" % port, "--check-replicas", "1",

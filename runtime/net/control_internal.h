@@ -1,5 +1,5 @@
-// Declarations shared by the files of the control connections: control_link.c, control_start.c, control_watch.c,
-// control.c.
+// Declarations shared by the files of the control connections: control_link.c, control_send.c, control_start.c,
+// control_watch.c, control.c.
 #pragma once
 #include <poll.h>      // struct pollfd
 #include <pthread.h>   // pthread_t
