@@ -230,7 +230,7 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
             if (plan_section(&plan->phases[first]) != plan_section(&plan->phases[next]))
                 break;
         const double x = plan_x(picture, first), end = plan_x(picture, next), middle = (x + end) / 2;
-        const char *name = group_name((enum phase_group)plan->phases[first].group);
+        const char *name = group_name((enum phase_group)plan_section(&plan->phases[first]));
         const double half = (double)strlen(name) * PLAN_TEXT_WIDTH / 2.0;
         if (shaded)
             fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"#f0f0f0\"/>\n", x,
