@@ -232,8 +232,9 @@ EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules 
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU, without what trains whole runs (the tests in Python),
-# and without what takes a third of the rest's time: ranks, kills, timed copies, FP8.
-NOT_QUICK := unit_checkpoint unit_plans unit_architectures fuzz_matmul_algorithms $(foreach o,op_zero op_fit op_offload op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
+# and without what takes half of the rest's time: ranks, kills, timed copies, FP8, offload, and one precision of the longest ops.
+NOT_QUICK := unit_checkpoint unit_plans unit_architectures unit_control unit_control_start unit_host_collectives fuzz_matmul_algorithms \
+  op_attention_fp32 op_block_bf16 $(foreach o,op_zero op_fit op_offload op_offload_units op_muon_model op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
 # What takes long and is seen in bf16 as well: ZeRO, products in FP8, and on the emulator
 # each op, whose kernels are one code for both precisions (test_cuda_engine.py trains in fp32, too), and bytes of models' files.
