@@ -133,6 +133,11 @@ static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.rotary_base_local))
         c->model.rotary_base_local = 0;
 }
+// Switches the option of a row on where `all`, an option for several, is on and the user did not give the row's own.
+static inline void config_imply(struct config *c, bool all, int row) {
+    if (all && !c->given[row])
+        *(bool *)option_field(&config_rows[row], c) = true;
+}
 
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
@@ -149,12 +154,9 @@ static inline void config_resolve_model(struct config *c) {
                  c->model.max_position_embeddings, c->model.seq_length);
         c->model.max_position_embeddings = c->model.seq_length;
     }
-    if (c->model.add_bias_linear && !config_given(c, model.add_qkv_bias))
-        c->model.add_qkv_bias = true;
-    if (c->model.add_bias_linear && !config_given(c, model.add_attention_proj_bias))
-        c->model.add_attention_proj_bias = true;
-    if (c->model.add_bias_linear && !config_given(c, model.add_mlp_bias))
-        c->model.add_mlp_bias = true;
+    config_imply(c, c->model.add_bias_linear, CONFIG_ROW(model.add_qkv_bias));
+    config_imply(c, c->model.add_bias_linear, CONFIG_ROW(model.add_attention_proj_bias));
+    config_imply(c, c->model.add_bias_linear, CONFIG_ROW(model.add_mlp_bias));
     config_resolve_scaling(c);
     config_check_model(c);
 }
@@ -277,12 +279,9 @@ static inline void config_check_scoring(const struct config *c) {
 }
 
 static inline void config_resolve_data(struct config *c) {
-    if (c->data.separate_documents && !config_given(c, data.reset_attention_mask))
-        c->data.reset_attention_mask = true;
-    if (c->data.separate_documents && !config_given(c, data.reset_position_ids))
-        c->data.reset_position_ids = true;
-    if (c->data.separate_documents && !config_given(c, data.eod_mask_loss))
-        c->data.eod_mask_loss = true;
+    config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
+    config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
+    config_imply(c, c->data.separate_documents, CONFIG_ROW(data.eod_mask_loss));
     if (c->data.eod_token >= c->model.vocab_size)
         fail("--eod-token %d is outside the vocabulary: give one below --vocab-size %d", c->data.eod_token,
              c->model.vocab_size);

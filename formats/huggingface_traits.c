@@ -1,5 +1,5 @@
-// What config.json of each architecture says otherwise than another's, and how its reader and its writer treat numbers
-// and layers.
+// Holds a row for each architecture, of what its config.json says otherwise than another architecture's. Converts
+// numbers and lists of layers for config.json's reader and writer.
 #include "formats/huggingface_traits.h"
 
 #include <stdlib.h> // malloc, strtod
@@ -8,7 +8,8 @@
 #include "config/layers.h"         // config_next_number
 #include "runtime/machine/error.h" // fail
 
-// What is left out is false, 0, or the first of its kind. transformers' classes have these as defaults.
+// A member that a row leaves out is false, 0, or the first value of its enum. The values are the defaults of
+// transformers' classes.
 #define LLAMA_LIKE .form = FORM_LLAMA
 #define GEMMA_LIKE .form = FORM_LLAMA, .tied = true
 #define TRAITS(ROW)                                                                                                    \

@@ -207,10 +207,10 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
-    const char *lacks = attention_refusal(ATTENTION_UNFUSED, attention_asked(shape, demands.dropout));
+    char lacks[128];
     attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
-    if (!*r.unfused && lacks)
-        snprintf(r.unfused, sizeof r.unfused, "unfused: has no %s", lacks);
+    if (!*r.unfused && attention_lacks(lacks, sizeof lacks, ATTENTION_UNFUSED, shape, demands.dropout))
+        snprintf(r.unfused, sizeof r.unfused, "unfused: %s", lacks);
     else if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
     if (attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev))

@@ -292,23 +292,24 @@ static void the_table_is_consistent(void **state) {
     }
     // Every field has an option, and every option lies in the struct of its section: after each field comes the next
     // one's, or the struct's end, less than the alignment away.
-    size_t sections_end = 0;
+    size_t sections_end = 0, largest = 0; // of a section: its end, the size of its largest field
     for (int i = 0, section = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
         if (row->kind == OPTION_GROUP) {
             size_t first = row->offset + row->size;
-            for (int j = i + 1; j < CONFIG_ROWS && config_rows[j].kind != OPTION_GROUP; j++)
+            largest = 0;
+            for (int j = i + 1; j < CONFIG_ROWS && config_rows[j].kind != OPTION_GROUP; j++) {
                 first = config_rows[j].offset < first ? config_rows[j].offset : first;
+                largest = config_rows[j].size > largest ? config_rows[j].size : largest;
+            }
             assert_int_equal(first, row->offset);
             assert_true(row->offset >= sections_end && row->offset - sections_end < sizeof(int64_t));
             section = i;
             sections_end = row->offset + row->size;
             continue;
         }
-        size_t end = row->offset + row->size, next = sections_end, alignment = 1; // of the struct: its largest field's
+        size_t end = row->offset + row->size, next = sections_end, alignment = largest;
         assert_true(row->offset >= config_rows[section].offset && end <= sections_end);
-        for (int j = section + 1; j < CONFIG_ROWS && config_rows[j].kind != OPTION_GROUP; j++)
-            alignment = config_rows[j].size > alignment ? config_rows[j].size : alignment;
         for (int j = section + 1; j < CONFIG_ROWS && config_rows[j].kind != OPTION_GROUP; j++)
             if (config_rows[j].offset >= end && config_rows[j].offset < next) {
                 next = config_rows[j].offset;
