@@ -1,6 +1,6 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
-#include "model/attend.cuh" // make_qkv, attend, attend_backward
+#include "model/attend.cuh" // make_qkv, attend, attend_backward, qkv_backward
 #include "model/branch.cuh" // branch_norm, branch_end, d_projection, d_branch_input
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
@@ -68,7 +68,6 @@ static void mlp_branch_backward_ranges(struct at at) {
 }
 // Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
 static void block_backward(struct gpt *m, int l) {
-    const struct layer_shape *s = &m->shape.layer;
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
@@ -82,12 +81,10 @@ static void block_backward(struct gpt *m, int l) {
         mlp_branch_backward(at);
 
     const floatX *dproj = d_projection(at, &ATTENTION_BRANCH);
-    linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
+    linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, DIN_WRITTEN, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
     attend_backward(at);
-    phase_at(at, PHASES_BACKWARD, "qkv");
-    const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
-    linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV), NO_GELU);
+    qkv_backward(at);
     d_branch_input(at, &ATTENTION_BRANCH);
-    if (s->parallel)
+    if (m->shape.layer.parallel)
         d_branch_input(at, &MLP_BRANCH);
 }

@@ -109,6 +109,7 @@ static const char *const module_names[NUM_MODULES] = {
 // What is kept in FP8 is kept in its column form. A product that is computed again reads its input in row form,
 // ROWS_OF: from the activation, or, where that is kept in FP8, made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
+#define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)             \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \
@@ -124,12 +125,12 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, FLOATX, s->H * s->D, 4.0 * s->H * s->D * s->keys, \
         s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                    \
     ROW(ATT_PROJ, "attention projection", "residual branch", 0, FLOATX, s->norm_after * s->C,                          \
-        2.0 * s->H * s->D * s->C, s->C * s->x, BIT(ATT))                                                               \
+        2.0 * s->H * s->D * s->C, s->C * s->x, PROJECTION_INPUT)                                                       \
     ROW(POST1_STATS, "post-attention norm statistics", "norm", 0, FP32, s->norm_after * s->norm_statistics, 0,         \
         s->C * s->x, BIT(ATT_PROJ))                                                                                    \
     ROW(MID, "residual after attention", "residual", 0, FLOATX, s->parallel ? 0 : s->C,                                \
         s->norm_after ? 0 : 2.0 * s->H * s->D * s->C, (s->norm_after ? 5 : 3) * s->C * s->x,                           \
-        ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : BIT(ATT)))                                                        \
+        ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : PROJECTION_INPUT))                                                \
     ROW(NORM2, "norm 2", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x,                        \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
     ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \
@@ -145,7 +146,8 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(OUT, "residual after mlp", "residual", 0, FLOATX, s->C,                                                        \
         (s->norm_after ? 0 : 2.0 * s->F * s->C) + (s->parallel ? 2.0 * s->H * s->D * s->C : 0),                        \
         (s->norm_after ? 5 : 3) * s->C * s->x,                                                                         \
-        (s->parallel ? ACT_INPUT | BIT(ATT) : BIT(MID)) | (s->norm_after ? BIT(MLP_PROJ) : ROWS_OF(ACT, BIT(FC))))
+        (s->parallel ? ACT_INPUT | PROJECTION_INPUT : BIT(MID)) |                                                      \
+            (s->norm_after ? BIT(MLP_PROJ) : ROWS_OF(ACT, BIT(FC))))
 
 #define BIT(id) (1u << ACT_##id)
 enum activation_id {

@@ -19,17 +19,14 @@ enum dropout_use {
     DROPOUT_ATTENTION,
     DROPOUT_ATTENTION_PROJECTION,
     DROPOUT_MLP_PROJECTION,
-    DROPOUT_LORA_QKV, // the inputs of adapters, by linear layer
-    DROPOUT_LORA_ATT_PROJ,
-    DROPOUT_LORA_FC,
-    DROPOUT_LORA_MLP_PROJ,
+    DROPOUT_USES // those of LoRA's adapters follow, one for each linear layer
 };
 
 // Identifies a dropout mask. With p = 0 there is no dropout.
 struct dropout {
     float p; // probability of an element to become 0; the others are scaled by 1 / (1 - p)
     uint64_t seed, step;
-    uint32_t layer, use;        // use: enum dropout_use
+    uint32_t layer, use;        // use: enum dropout_use, or DROPOUT_USES + enum linear
     const uint64_t *micro_step; // in the device's memory, added to step: a recorded graph reads it anew; NULL: 0
 };
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }

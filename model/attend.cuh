@@ -5,7 +5,7 @@
 #include "kernels/rope.cuh"         // rope_forward
 #include "model/at.cuh"             // struct at, struct sink
 #include "model/bias_gradients.cuh" // bias_partial
-#include "model/linear.cuh"         // linear_forward, input_sink
+#include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
 #include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
 
 // RoPE, in place, on q and k of layer l, where that layer has rotary positions.
@@ -147,4 +147,10 @@ static void attend_backward(struct at at) {
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, adds(m), ws, m->dev));
+}
+// Writes the gradient of the branch's input into D_NORM1, from the gradient of qkv.
+static void qkv_backward(struct at at) {
+    phase_at(at, PHASES_BACKWARD, "qkv");
+    const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));
+    linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, DIN_WRITTEN, dqkv, !bias_finish(at.m, at.l, LINEAR_QKV), NO_GELU);
 }

@@ -45,13 +45,13 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     // On the CPU the products that read dout sum its columns while they pack it, at no cost.
     if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
-    switch (linear) {
-    case LINEAR_QKV: // the norm of q and k goes on from attention's gradient
+    switch (row.gradient_by) {
+    case GRADIENT_BY_ATTENTION: // the norm of q and k goes on from attention's gradient
         return attention_chunks(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_PRODUCT;
-    case LINEAR_ATT_PROJ: return bias_source_of_projection(m, l, linear);
-    case LINEAR_FC: return ranged ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
-    case LINEAR_MLP_PROJ: return ranged ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
-    case LINEAR_COUNT: break;
+    case GRADIENT_BY_STREAM:
+        return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
+    case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
+    case GRADIENT_BY_OTHERS: return BIAS_BY_PRODUCT;
     }
     return BIAS_BY_PRODUCT;
 }

@@ -11,6 +11,7 @@
 #include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
 #include "kernels/fp8/cast.cuh"       // fp8_cast
 #include "kernels/matmul/matmul.cuh"  // matmul_fp8
+#include "kernels/norm.cuh"           // residual_forward
 #include "model/activations.cuh"      // ACTIVATION_SWITCH
 #include "model/at.cuh"               // struct gpt and its buffers, struct at, struct sink
 
@@ -50,7 +51,7 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 // (rows, inputs) what a linear layer in FP8 reads, in floatX: the activation, where that is kept in floatX, else a
 // buffer until the input is cast.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
-    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (source.shared)
         return rows_of(source.below ? at_below(at) : at, source.id);
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
@@ -69,7 +70,7 @@ static struct fp8_cast cast_by(struct fp8_scale *scale, uint64_t *counts) {
 // `produce` asks for the input; a first forward makes the column form only of an input that the policy keeps.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
-    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_cast to = cast_by(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
     if (wants(at, 1u << source.product))
@@ -87,7 +88,7 @@ static bool activation_is_fused(struct at at) {
 // Casts the input of a linear layer, in a phase of its own, where the layer is in FP8 and its producer has not cast it.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
-    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     char name[PLAN_NAME_CHARS];
     if (!is_quantised(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
@@ -162,12 +163,11 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
         m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
-    switch (linear) {
-    case LINEAR_QKV: return s->qk_statistics == 0;
-    case LINEAR_ATT_PROJ: return s->norm_after || (stream && !s->parallel);
-    case LINEAR_FC: return true;
-    case LINEAR_MLP_PROJ: return s->norm_after || stream;
-    case LINEAR_COUNT: break;
+    switch (linear_row(linear, s).gradient_by) {
+    case GRADIENT_BY_ATTENTION: return s->qk_statistics == 0;
+    case GRADIENT_BY_STREAM: return s->norm_after || (stream && !(linear == LINEAR_ATT_PROJ && s->parallel));
+    case GRADIENT_BY_ACTIVATION: return true;
+    case GRADIENT_BY_OTHERS: return false;
     }
     return false;
 }
@@ -213,7 +213,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
 // cast in this phase by the scale of forward's cast.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
-    const struct linear_source source = linear_source(&m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_scale *scale = fp8_scale(&m->fp8, at.l, linear, FP8_INPUT);
     if (!source.shared)
@@ -225,8 +225,9 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, a phase each, behind the cast of the output's gradient.
-static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot) {
+// Runs the two products of a linear layer's backward, a phase each, behind the cast of the output's gradient. add_din:
+// the input's gradient is added to what the slot holds.
+static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = at.rows;
@@ -238,11 +239,17 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     phase(m, PHASES_BACKWARD, at.l, name);
     floatX *din = d_rows(at, din_slot, k);
     const floatX *w = param(m, PASS_BACKWARD, at.l, row.weight);
-    void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
+    const size_t sum = add_din ? ((size_t)(N * k) * sizeof(floatX) + 255) / 256 * 256 : 0;
+    floatX *memory = (floatX *)workspace(m, sum + matmul_fp8_workspace_bytes(N, k, n, m->dev));
+    floatX *product = add_din ? memory : din;
+    void *ws = bytes_behind(memory, sum);
     const struct fp8_matrix dout =
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
     const struct fp8_matrix weight = cast_weight(m, PASS_TRAIN, at.l, linear, FP8_WEIGHT_COLUMNS, w);
-    MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
+    MATMUL(m, matmul_fp8(product, dout, weight, NULL, N, k, n, fast, ws, m->dev));
+    const struct dropout none = {0, 0, 0, 0, 0, NULL};
+    if (add_din)
+        RUN(m, residual_forward(din, product, din, N, k, 1, none, m->dev));
 
     snprintf(name, sizeof name, "%s, weight", row.name);
     phase(m, PHASES_BACKWARD, at.l, name);
@@ -262,5 +269,5 @@ static void activation_backward_in_fp8(struct at at, const floatX *dact, const f
 #define IN_FP8(name) RUN(m, name##_backward_fp8(to, dact, fc, at.rows, m->shape.layer.F, ws, m->dev))
     ACTIVATION_SWITCH(m->shape.activation, IN_FP8, IN_FP8)
 #undef IN_FP8
-    linear_backward_fp8(at, LINEAR_FC, SLOT_D_NORM2);
+    linear_backward_fp8(at, LINEAR_FC, SLOT_D_NORM2, false);
 }

@@ -10,13 +10,13 @@
 
 // Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
 static bool input_is_wanted(struct at at, enum linear linear) {
-    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantised(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return wants(at, 1u << source.id | product);
 }
 // (rows, inputs) what a linear layer reads, in floatX.
 static floatX *linear_input(struct at at, enum linear linear) {
-    const struct linear_source source = linear_source(&at.m->shape.layer, linear);
+    const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantised(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
@@ -43,12 +43,26 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
     RUN(m, frozen_dequantise(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
     return w;
 }
+// Whether the backward of a linear layer writes the gradient of its input, or adds it to what the backward of another
+// reader of that input has written.
+enum din_use { DIN_WRITTEN, DIN_ADDED };
+// Bytes of scratch memory of a linear layer's products on `rows` tokens.
+static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
+    const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
+    switch (use) {
+    case DIN_WRITTEN: return written;
+    case DIN_ADDED:
+        return larger(written, matmul_strided_workspace_bytes(row->inputs, row->outputs, rows, row->outputs,
+                                                              row->inputs, m->dev));
+    }
+    return written;
+}
 // The scratch memory of a layer's products, for the largest range and for a shorter last one.
-static void *linear_workspace(struct at at, enum linear linear) {
+static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const size_t products = larger(matmul_workspace_bytes(at.most_rows, row.outputs, row.inputs, m->dev),
-                                   matmul_workspace_bytes(at.last_rows, row.outputs, row.inputs, m->dev));
+    const size_t products =
+        larger(products_bytes(m, &row, at.most_rows, use), products_bytes(m, &row, at.last_rows, use));
     const size_t bytes = larger(products, lora_workspace_bytes(m, linear, at.most_rows, at.last_rows));
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
@@ -62,7 +76,8 @@ static void linear_forward(struct at at, enum linear linear, floatX *out) {
     }
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const floatX *b = param(m, at.pass, at.l, row.bias), *in = linear_input(at, linear);
-    void *memory = linear_workspace(at, linear), *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
+    void *memory = linear_workspace(at, linear, DIN_WRITTEN);
+    void *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
     const floatX *w = linear_weight(m, at.pass, at.l, linear, memory);
     MATMUL(m, matmul_forward(out, in, w, b, at.rows, row.outputs, row.inputs, ws, m->dev));
     lora_forward(m, at.pass, at.l, linear, out, in, at.rows, ws);
@@ -77,16 +92,17 @@ struct gelu_input {
 static const struct gelu_input NO_GELU = {NULL, false};
 
 // Goes back through a linear layer, from the phase in which dout (rows, outputs) is live. The input's gradient (rows,
-// inputs) is written to the slot. The gradients of a trained weight, of an adapter and, where `sums_bias`, of the bias
-// join the unit's. In FP8 two further phases follow. Returns whether what was written is the gradient of gelu.pre.
-static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, const floatX *dout, bool sums_bias,
-                            struct gelu_input gelu) {
+// inputs) goes to din_slot, as `use` says. The gradients of a trained weight, of an adapter and, where `sums_bias`, of
+// the bias join the unit's. In FP8 two further phases follow. Returns whether what din_slot holds is the gradient of
+// gelu.pre, which is not asked for with DIN_ADDED.
+static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
+                            bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int n = row.outputs, k = row.inputs;
     if (is_quantised(m, PASS_TRAIN, at.l)) {
         cast_gradient(m, at.l, linear, dout);
-        linear_backward_fp8(at, linear, din_slot);
+        linear_backward_fp8(at, linear, din_slot, use == DIN_ADDED);
         return false;
     }
     const bool trains = is_trained(m, at.l, row.weight), add = adds(m) || at.first > 0;
@@ -95,10 +111,12 @@ static bool linear_backward(struct at at, enum linear linear, enum slot din_slot
     if (trains || has_adapter(m, linear))
         in = linear_input(at, linear);
     float *dw = grad(m, at.l, row.weight), *db = sums_bias ? grad(m, at.l, row.bias) : NULL;
-    void *memory = linear_workspace(at, linear), *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
+    void *memory = linear_workspace(at, linear, use), *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
     const floatX *w = linear_weight(m, PASS_BACKWARD, at.l, linear, memory);
     bool applied = false;
-    if (gelu.pre)
+    if (use == DIN_ADDED)
+        MATMUL(m, matmul_backward_input_strided(din, k, dout, n, w, at.rows, n, k, true, ws, m->dev));
+    else if (gelu.pre)
         MATMUL(m, applied = matmul_backward_input_gelu(din, dout, w, gelu.pre, gelu.sums, at.rows, n, k, ws, m->dev));
     else
         MATMUL(m, matmul_backward_input(din, dout, w, at.rows, n, k, ws, m->dev));

@@ -17,16 +17,9 @@
 
 static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
 
+// The dropout of the input of a linear layer's adapter, in layer l.
 static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linear) {
-    enum dropout_use use = DROPOUT_LORA_QKV;
-    switch (linear) {
-    case LINEAR_QKV: break;
-    case LINEAR_ATT_PROJ: use = DROPOUT_LORA_ATT_PROJ; break;
-    case LINEAR_FC: use = DROPOUT_LORA_FC; break;
-    case LINEAR_MLP_PROJ: use = DROPOUT_LORA_MLP_PROJ; break;
-    case LINEAR_COUNT: break;
-    }
-    return dropout_of(m, m->config.finetuning.lora_dropout, l, use);
+    return dropout_of(m, m->config.finetuning.lora_dropout, l, DROPOUT_USES + (int)linear);
 }
 
 // The scratch memory of an adapter's forward or backward on N tokens, and its places in it.

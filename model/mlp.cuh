@@ -43,7 +43,7 @@ static void mlp_forward(struct at at) {
 
 // Makes the output of the second product range by range, where it is wanted.
 static void mlp_forward_ranges(struct at at) {
-    const enum activation_id product = linear_source(&at.m->shape.layer, LINEAR_MLP_PROJ).product;
+    const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!wants(at, 1u << product))
         return;
     struct at range = at_forward_ranges(at);
@@ -70,7 +70,8 @@ static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const bool sums_bias = !bias_finish(m, at.l, LINEAR_MLP_PROJ);
-    const bool applied = linear_backward(at, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, sums_bias, gelu_input_of(at));
+    const bool applied =
+        linear_backward(at, LINEAR_MLP_PROJ, SLOT_D_ACT, DIN_WRITTEN, dproj, sums_bias, gelu_input_of(at));
 
     phase_at(at, PHASES_BACKWARD, "activation");
     const floatX *dact = d_rows(at, SLOT_D_ACT, s->F), *fc = rows_of(at, ACT_FC);
@@ -90,5 +91,5 @@ static void mlp_backward(struct at at, const floatX *dproj) {
 
     phase_at(at, PHASES_BACKWARD, "fc");
     const floatX *dout = d_rows(at, slot, fc_width(s));
-    linear_backward(at, LINEAR_FC, SLOT_D_NORM2, dout, !bias_finish(m, at.l, LINEAR_FC), NO_GELU);
+    linear_backward(at, LINEAR_FC, SLOT_D_NORM2, DIN_WRITTEN, dout, !bias_finish(m, at.l, LINEAR_FC), NO_GELU);
 }

@@ -33,7 +33,7 @@ static struct at at_ranges(struct at at) {
 }
 // The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
 static struct at at_forward_ranges(struct at whole) {
-    const enum activation_id product = linear_source(&whole.m->shape.layer, LINEAR_MLP_PROJ).product;
+    const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);
     at.ranged = BIT(FC) | BIT(ACT);
     at.produce = at.ranged | 1u << product;

@@ -18,22 +18,33 @@
 #include <stdint.h>                  // int64_t
 #include <stdio.h>                   // snprintf
 
-// The linear layers of a block. Columns: id; name; weight; bias; LoRA's A and B; outputs; inputs. `s` is the struct
-// layer_shape.
+// The linear layers of a block. Columns: id; name; the name of its tensors (X: PARAM_X_W, PARAM_X_B, PARAM_X_LORA_A,
+// PARAM_X_LORA_B); outputs; inputs; the activation that the layer reads (ACT_OUT: of the layer below); whether other
+// ops of the backward read that activation too, so that it is kept in floatX; the activation that its product makes;
+// what makes the gradient of its output. `s` is the struct layer_shape.
 #define LINEAR_ROWS(ROW)                                                                                               \
-    ROW(QKV, "qkv", PARAM_QKV_W, PARAM_QKV_B, PARAM_QKV_LORA_A, PARAM_QKV_LORA_B, qkv_width(s), s->C)                  \
-    ROW(ATT_PROJ, "attention projection", PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, PARAM_ATTPROJ_LORA_A,                      \
-        PARAM_ATTPROJ_LORA_B, s->C, s->H * s->D)                                                                       \
-    ROW(FC, "fc", PARAM_FC_W, PARAM_FC_B, PARAM_FC_LORA_A, PARAM_FC_LORA_B, fc_width(s), s->C)                         \
-    ROW(MLP_PROJ, "mlp projection", PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_FCPROJ_LORA_A, PARAM_FCPROJ_LORA_B, s->C,    \
-        s->F)
+    ROW(QKV, "qkv", QKV, qkv_width(s), s->C, s->norm_before ? ACT_NORM1 : ACT_OUT, !s->norm_before, ACT_QKV,           \
+        GRADIENT_BY_ATTENTION)                                                                                         \
+    ROW(ATT_PROJ, "attention projection", ATTPROJ, s->C, s->H * s->D, ACT_ATT, true,                                   \
+        s->norm_after ? ACT_ATT_PROJ                                                                                   \
+        : s->parallel ? ACT_OUT                                                                                        \
+                      : ACT_MID,                                                                                       \
+        GRADIENT_BY_STREAM)                                                                                            \
+    ROW(FC, "fc", FC, fc_width(s), s->C, s->norm_before ? ACT_NORM2 : ACT_MID, !s->norm_before, ACT_FC,                \
+        GRADIENT_BY_ACTIVATION)                                                                                        \
+    ROW(MLP_PROJ, "mlp projection", FCPROJ, s->C, s->F, ACT_ACT, false, s->norm_after ? ACT_MLP_PROJ : ACT_OUT,        \
+        GRADIENT_BY_STREAM)
 
 enum linear {
-#define ENUM_ROW(id, name, weight, bias, a, b, outputs, inputs) LINEAR_##id,
+#define ENUM_ROW(id, name, tensors, outputs, inputs, reads, shared, product, gradient_by) LINEAR_##id,
     LINEAR_ROWS(ENUM_ROW)
 #undef ENUM_ROW
         LINEAR_COUNT
 };
+// What makes the gradient of a linear layer's output: attention's backward, what ends the backward of the branch behind
+// the layer (the residual stream's gradient, or the norm after the branch), the MLP's activation, or an op that takes
+// neither the gradient's amax nor its column sums on the way.
+enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 
 // The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
 // (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts
@@ -154,30 +165,45 @@ static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
 
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
 
-// Adds the part of outputs [first, first + rows) to a linear layer's adapters, where it has the module's.
-static void lora_add(struct lora_layer *linear, const struct config *c, enum lora_module module, int first, int rows) {
-    const struct lora_part part = {first, rows};
-    if (c->lora_modules & (unsigned)module)
-        linear->parts[linear->count++] = part;
-}
+// The modules that an adapter may change, each of which is outputs [first, first + rows) of a linear layer. Columns: id
+// of enum lora_module; linear layer; first; rows. `s` is the struct layer_shape. A module that is a whole layer stands
+// before the layer's parts.
+#define LORA_MODULE_ROWS(ROW)                                                                                          \
+    ROW(QKV, QKV, 0, qkv_width(s))                                                                                     \
+    ROW(Q, QKV, 0, s->H * s->D)                                                                                        \
+    ROW(K, QKV, s->H * s->D, s->G * s->D)                                                                              \
+    ROW(V, QKV, (s->H + s->G) * s->D, s->G * s->D)                                                                     \
+    ROW(ATT_PROJ, ATT_PROJ, 0, s->C)                                                                                   \
+    ROW(FC, FC, 0, fc_width(s))                                                                                        \
+    ROW(GATE, FC, 0, s->F)                                                                                             \
+    ROW(UP, FC, s->F, s->F)                                                                                            \
+    ROW(MLP_PROJ, MLP_PROJ, 0, s->C)
+
 static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
     struct lora_shape lora;
     memset(&lora, 0, sizeof lora);
     lora.rank = c->finetuning.lora_rank;
-    if (lora.rank == 0)
-        return lora;
-    struct lora_layer *qkv = &lora.linear[LINEAR_QKV], *fc = &lora.linear[LINEAR_FC];
-    const int q = s->H * s->D, kv = s->G * s->D;
-    lora_add(qkv, c, LORA_QKV, 0, qkv_width(s));
-    lora_add(qkv, c, LORA_Q, 0, q);
-    lora_add(qkv, c, LORA_K, q, kv);
-    lora_add(qkv, c, LORA_V, q + kv, kv);
-    lora_add(&lora.linear[LINEAR_ATT_PROJ], c, LORA_ATT_PROJ, 0, s->C);
-    lora_add(fc, c, LORA_FC, 0, fc_width(s));
-    lora_add(fc, c, LORA_GATE, 0, s->F);
-    lora_add(fc, c, LORA_UP, s->F, s->F);
-    lora_add(&lora.linear[LINEAR_MLP_PROJ], c, LORA_MLP_PROJ, 0, s->C);
+#define ADD_ROW(id, linear_id, first, rows)                                                                            \
+    if (lora.rank > 0 && (c->lora_modules & (unsigned)LORA_##id)) {                                                    \
+        struct lora_layer *layer = &lora.linear[LINEAR_##linear_id];                                                   \
+        const struct lora_part part = {first, rows};                                                                   \
+        layer->parts[layer->count++] = part;                                                                           \
+    }
+    LORA_MODULE_ROWS(ADD_ROW)
+#undef ADD_ROW
     return lora;
+}
+// Whether outputs [first_row, first_row + num_rows) of a linear layer are a module; if so, sets *module.
+static bool lora_module_at(enum lora_module *module, enum linear linear, int first_row, int num_rows,
+                           const struct layer_shape *s) {
+#define FIND_ROW(id, linear_id, first, rows)                                                                           \
+    if (linear == LINEAR_##linear_id && first_row == (first) && num_rows == (rows)) {                                  \
+        *module = LORA_##id;                                                                                           \
+        return true;                                                                                                   \
+    }
+    LORA_MODULE_ROWS(FIND_ROW)
+#undef FIND_ROW
+    return false;
 }
 
 static enum frozen_format frozen_format_of(const struct config *c) {
@@ -248,6 +274,18 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 // without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
 // NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
 // training.
+//
+// The rows of a linear layer. Columns: its id in LINEAR_ROWS, its tensors' name there; name; whether it has a bias;
+// initialisation; the random streams of the weight and of LoRA's A.
+#define LINEAR_TENSORS(ROW, id, X, name, has_bias, init, stream, lora_stream)                                          \
+    ROW(X##_LORA_B, name ".lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_##id), s->lora.rank,                      \
+        lora_b_rows(&s->lora, LINEAR_##id), INIT_ZERO, NO_STREAM)                                                      \
+    ROW(X##_LORA_A, name ".lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_##id),                                    \
+        linear_row(LINEAR_##id, &s->layer).inputs, lora_a_rows(&s->lora, LINEAR_##id), INIT_UNIFORM, lora_stream)      \
+    ROW(X##_W, name ".weight", UNIT_LAYER, linear_row(LINEAR_##id, &s->layer).outputs,                                 \
+        linear_row(LINEAR_##id, &s->layer).inputs, linear_row(LINEAR_##id, &s->layer).outputs, init, stream)           \
+    ROW(X##_B, name ".bias", UNIT_LAYER, (has_bias) ? linear_row(LINEAR_##id, &s->layer).outputs : 0, 1,               \
+        linear_row(LINEAR_##id, &s->layer).outputs, INIT_ZERO, NO_STREAM)
 #define PARAMETER_ROWS(ROW)                                                                                            \
     ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_NORM, NO_STREAM)                               \
     ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s, true), 1, s->layer.C, INIT_ZERO, NO_STREAM)                    \
@@ -256,19 +294,8 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         NO_STREAM)                                                                                                     \
     ROW(POST2_B, "post2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
-    ROW(FCPROJ_LORA_B, "fcproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_MLP_PROJ), s->lora.rank,              \
-        lora_b_rows(&s->lora, LINEAR_MLP_PROJ), INIT_ZERO, NO_STREAM)                                                  \
-    ROW(FCPROJ_LORA_A, "fcproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_MLP_PROJ), s->layer.F,                \
-        lora_a_rows(&s->lora, LINEAR_MLP_PROJ), INIT_UNIFORM, 0)                                                       \
-    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_PROJECTION, 3)                 \
-    ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->mlp_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
-    ROW(FC_LORA_B, "fc.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_FC), s->lora.rank,                            \
-        lora_b_rows(&s->lora, LINEAR_FC), INIT_ZERO, NO_STREAM)                                                        \
-    ROW(FC_LORA_A, "fc.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_FC), s->layer.C,                              \
-        lora_a_rows(&s->lora, LINEAR_FC), INIT_UNIFORM, 1)                                                             \
-    ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
-    ROW(FC_B, "fc.bias", UNIT_LAYER, s->mlp_bias ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,         \
-        NO_STREAM)                                                                                                     \
+    LINEAR_TENSORS(ROW, MLP_PROJ, FCPROJ, "fcproj", s->mlp_bias, INIT_PROJECTION, 3, 0)                                \
+    LINEAR_TENSORS(ROW, FC, FC, "fc", s->mlp_bias, INIT_NORMAL, 5, 1)                                                  \
     ROW(LN2_W, "ln2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
         NO_STREAM)                                                                                                     \
     ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
@@ -276,24 +303,12 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         NO_STREAM)                                                                                                     \
     ROW(POST1_B, "post1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
-    ROW(ATTPROJ_LORA_B, "attproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_ATT_PROJ), s->lora.rank,            \
-        lora_b_rows(&s->lora, LINEAR_ATT_PROJ), INIT_ZERO, NO_STREAM)                                                  \
-    ROW(ATTPROJ_LORA_A, "attproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_ATT_PROJ), s->layer.H * s->layer.D, \
-        lora_a_rows(&s->lora, LINEAR_ATT_PROJ), INIT_UNIFORM, 4)                                                       \
-    ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_PROJECTION, 9)  \
-    ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
-        NO_STREAM)                                                                                                     \
+    LINEAR_TENSORS(ROW, ATT_PROJ, ATTPROJ, "attproj", s->attention_proj_bias, INIT_PROJECTION, 9, 4)                   \
     ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.H), 1,                                    \
         qk_norm_weight_rows(s, s->layer.H), INIT_NORM, NO_STREAM)                                                      \
     ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.G), 1,                                    \
         qk_norm_weight_rows(s, s->layer.G), INIT_NORM, NO_STREAM)                                                      \
-    ROW(QKV_LORA_B, "qkv.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_QKV), s->lora.rank,                         \
-        lora_b_rows(&s->lora, LINEAR_QKV), INIT_ZERO, NO_STREAM)                                                       \
-    ROW(QKV_LORA_A, "qkv.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_QKV), s->layer.C,                           \
-        lora_a_rows(&s->lora, LINEAR_QKV), INIT_UNIFORM, 6)                                                            \
-    ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
-    ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
-        NO_STREAM)                                                                                                     \
+    LINEAR_TENSORS(ROW, QKV, QKV, "qkv", s->qkv_bias, INIT_NORMAL, 11, 6)                                              \
     ROW(LN1_W, "ln1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
         NO_STREAM)                                                                                                     \
     ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
@@ -318,26 +333,6 @@ enum parameter {
         PARAM_COUNT
 };
 
-struct linear_row {
-    const char *name;
-    enum parameter weight, bias, lora_a, lora_b;
-    int outputs, inputs;
-};
-static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
-    switch (id) {
-#define CASE_ROW(id, name, weight, bias, a, b, outputs, inputs)                                                        \
-    case LINEAR_##id: {                                                                                                \
-        const struct linear_row row = {name, weight, bias, a, b, outputs, inputs};                                     \
-        return row;                                                                                                    \
-    }
-        LINEAR_ROWS(CASE_ROW)
-#undef CASE_ROW
-    case LINEAR_COUNT: break;
-    }
-    const struct linear_row none = {"", PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, 0, 0};
-    return none;
-}
-
 // The activation that a linear layer reads, and the one that its product makes.
 struct linear_source {
     enum activation_id id;
@@ -345,36 +340,41 @@ struct linear_source {
     bool shared; // other ops of the backward read it too, so that it is kept in floatX
     enum activation_id product;
 };
-static struct linear_source linear_source(const struct layer_shape *s, enum linear linear) {
-    struct linear_source source = {ACT_OUT, false, false, ACT_OUT};
-    switch (linear) {
-    case LINEAR_QKV:
-        source.id = s->norm_before ? ACT_NORM1 : ACT_OUT;
-        source.below = source.shared = !s->norm_before;
-        source.product = ACT_QKV;
-        break;
-    case LINEAR_ATT_PROJ:
-        source.id = ACT_ATT;
-        source.shared = true;
-        source.product = s->norm_after ? ACT_ATT_PROJ : s->parallel ? ACT_OUT : ACT_MID;
-        break;
-    case LINEAR_FC:
-        source.id = s->norm_before ? ACT_NORM2 : ACT_MID;
-        source.shared = !s->norm_before;
-        source.product = ACT_FC;
-        break;
-    case LINEAR_MLP_PROJ:
-        source.id = ACT_ACT;
-        source.product = s->norm_after ? ACT_MLP_PROJ : ACT_OUT;
-        break;
+struct linear_row {
+    const char *name;
+    enum parameter weight, bias, lora_a, lora_b;
+    int outputs, inputs;
+    struct linear_source source;
+    enum gradient_by gradient_by;
+};
+static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
+    switch (id) {
+#define CASE_ROW(id, name, X, outputs, inputs, reads, shared, product, gradient_by)                                    \
+    case LINEAR_##id: {                                                                                                \
+        const struct linear_source source = {reads, (reads) == ACT_OUT, shared, product};                              \
+        const struct linear_row row = {name,    PARAM_##X##_W, PARAM_##X##_B, PARAM_##X##_LORA_A, PARAM_##X##_LORA_B,  \
+                                       outputs, inputs,        source,        gradient_by};                            \
+        return row;                                                                                                    \
+    }
+        LINEAR_ROWS(CASE_ROW)
+#undef CASE_ROW
     case LINEAR_COUNT: break;
     }
-    return source;
+    const struct linear_row none = {"",
+                                    PARAM_COUNT,
+                                    PARAM_COUNT,
+                                    PARAM_COUNT,
+                                    PARAM_COUNT,
+                                    0,
+                                    0,
+                                    {ACT_OUT, false, false, ACT_OUT},
+                                    GRADIENT_BY_OTHERS};
+    return none;
 }
 
 static bool parameter_is_adapter(enum parameter id) {
-#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
-    if (id == (a) || id == (b))                                                                                        \
+#define IS_ROW(linear, name, X, outputs, inputs, reads, shared, product, gradient_by)                                  \
+    if (id == PARAM_##X##_LORA_A || id == PARAM_##X##_LORA_B)                                                          \
         return true;
     LINEAR_ROWS(IS_ROW)
 #undef IS_ROW
@@ -382,8 +382,8 @@ static bool parameter_is_adapter(enum parameter id) {
 }
 
 static bool parameter_is_linear_weight(enum parameter id) {
-#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
-    if (id == (weight))                                                                                                \
+#define IS_ROW(linear, name, X, outputs, inputs, reads, shared, product, gradient_by)                                  \
+    if (id == PARAM_##X##_W)                                                                                           \
         return true;
     LINEAR_ROWS(IS_ROW)
 #undef IS_ROW

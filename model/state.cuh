@@ -389,7 +389,7 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
 // Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
 static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 
-static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
+static struct dropout dropout_of(const struct gpt *m, double p, int layer, int use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
                               m->config.training.seed,
                               0,

@@ -28,21 +28,11 @@ static bool adapter_module_of(struct adapter_module *module, const struct huggin
     if (linear == LINEAR_COUNT)
         return false;
     const struct linear_row row = linear_row(linear, s);
-    const bool whole = huggingface_rows_held(t) == row.outputs;
     module->linear = linear;
     module->first = t->first_row;
     module->rows = huggingface_rows_held(t);
     module->inputs = row.inputs;
-    switch (linear) {
-    case LINEAR_QKV:
-        module->module = whole ? LORA_QKV : t->first_row == 0 ? LORA_Q : t->first_row == s->H * s->D ? LORA_K : LORA_V;
-        return true;
-    case LINEAR_ATT_PROJ: module->module = LORA_ATT_PROJ; return true;
-    case LINEAR_FC: module->module = whole ? LORA_FC : t->first_row == 0 ? LORA_GATE : LORA_UP; return true;
-    case LINEAR_MLP_PROJ: module->module = LORA_MLP_PROJ; return true;
-    case LINEAR_COUNT: break;
-    }
-    return false;
+    return lora_module_at(&module->module, linear, module->first, module->rows, s);
 }
 
 // The name of a tensor's module, without the tensor's own name behind it.
