@@ -4,13 +4,14 @@
 // have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
 // search for a policy within a budget all read the same table. To add an activation is to add a row.
 #pragma once
-#include "runtime/machine/error.h" // fail
-#include <math.h>                  // fabs
-#include <stdbool.h>               // bool
-#include <stdint.h>                // int64_t, uint32_t
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // calloc, free, strtol, qsort
-#include <string.h>                // strcmp, strlen
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_add
+#include <math.h>                     // fabs
+#include <stdbool.h>                  // bool
+#include <stdint.h>                   // int64_t, uint32_t
+#include <stdio.h>                    // snprintf
+#include <stdlib.h>                   // calloc, free, strtol, qsort
+#include <string.h>                   // strcmp, strlen
 
 // How a layer keeps those inputs of its linear layers that no other op of its backward reads.
 enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS };
@@ -433,11 +434,10 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
 }
 
 static const char *modules_text(char *out, size_t n, uint32_t modules) {
-    size_t at = 0;
     out[0] = 0;
-    for (int i = 0; i < NUM_MODULES && at < n; i++)
+    for (int i = 0; i < NUM_MODULES; i++)
         if (modules & (1u << i))
-            at += (size_t)snprintf(out + at, n - at, "%s%s", at ? "," : "", module_names[i]);
+            text_add(out, n, "%s%s", *out ? "," : "", module_names[i]);
     return out;
 }
 
@@ -470,9 +470,8 @@ static struct recompute_policy policy_of_layer_modules(int num_layers, const cha
 
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s) {
-    size_t at = 0;
     out[0] = 0;
-    for (int first = 0, end; first < policy->num_layers && at < n; first = end) {
+    for (int first = 0, end; first < policy->num_layers; first = end) {
         const uint32_t kept = policy->kept[first];
         char text[sizeof(MODULE_LIST)];
         uint32_t modules = 0;
@@ -483,10 +482,10 @@ static const char *policy_layer_modules(char *out, size_t n, const struct recomp
                 modules |= 1u << i;
         if (kept == ACT_ALL)
             continue;
-        at += (size_t)snprintf(out + at, n - at, "%s%s:%d", at ? ";" : "",
-                               kept == BIT(OUT) ? "full" : modules_text(text, sizeof text, modules), first);
-        if (end - first > 1 && at < n)
-            at += (size_t)snprintf(out + at, n - at, "-%d", end - 1);
+        text_add(out, n, "%s%s:%d", *out ? ";" : "",
+                 kept == BIT(OUT) ? "full" : modules_text(text, sizeof text, modules), first);
+        if (end - first > 1)
+            text_add(out, n, "-%d", end - 1);
     }
     return out;
 }

@@ -1,18 +1,19 @@
 // What the user asked for becomes what the engine runs: the command line is read, options that were left open are set
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
-#include "config/config.h"   // struct config
-#include "config/fit.h"      // state formats and offload
-#include "config/fp8.h"      // the options of FP8
-#include "config/finetune.h" // the options of finetuning
-#include "config/layers.h"   // the lists of layers
+#include "config/config.h"            // struct config
+#include "config/fit.h"               // state formats and offload
+#include "config/fp8.h"               // the options of FP8
+#include "config/finetune.h"          // the options of finetuning
+#include "config/layers.h"            // the lists of layers
+#include "runtime/machine/text_add.h" // text_add
 
 // The divisors of n as a text: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
-    size_t used = 0;
-    for (int d = 1; d <= n && used < OPTION_TEXT; d++)
+    text[0] = 0;
+    for (int d = 1; d <= n; d++)
         if (n % d == 0)
-            used += (size_t)snprintf(text + used, OPTION_TEXT - used, "%s%d", d > 1 ? ", " : "", d);
+            text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
 static inline void config_resolve_heads(struct config *c) {

@@ -1,7 +1,8 @@
 #include "formats/huggingface.h"
 
-#include <stdlib.h> // malloc, calloc, free
-#include <string.h> // strcmp, memset
+#include "runtime/machine/text_add.h" // text_add
+#include <stdlib.h>                   // malloc, calloc, free
+#include <string.h>                   // strcmp, memset
 
 #include "config/layers.h"              // config_window
 #include "formats/huggingface_traits.h" // architecture_traits_of, huggingface_marks
@@ -74,13 +75,12 @@ static void plain_windows(struct plain_model *m, bool *marks) {
 static char *plain_numbers(const char *list) {
     const size_t room = strlen(list) * 32 + 32; // a number takes a digit and a comma at least
     char *text = (char *)malloc(room);
-    size_t used = 0;
     double value;
     if (!text)
         fail("out of memory");
     text[0] = '\0';
     for (const char *at = list; *at && config_next_number(&at, &value);)
-        used += (size_t)snprintf(text + used, room - used, "%s%s", used ? "," : "", huggingface_show(value).text);
+        text_add(text, room, "%s%s", *text ? "," : "", huggingface_show(value).text);
     return text;
 }
 // Rotary options that have no effect with this type of scaling, or without rotary positions, get the default's value.

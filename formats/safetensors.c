@@ -1,6 +1,7 @@
 #include "formats/safetensors.h"
 #include "runtime/files/file_read.h"       // open_regular, read_exactly, read_whole
 #include "runtime/machine/float_convert.h" // float_from_f16_bits
+#include "runtime/machine/text_add.h"      // text_add
 #include "runtime/text/json.h"             // json_quote, json_writer
 #include "runtime/text/json_parse.h"       // json_parse_object, json_get_*
 #include <inttypes.h>                      // PRIu64
@@ -62,12 +63,10 @@ struct safetensors_shape_text {
     char text[SAFETENSORS_MOST_DIMS * 22 + 3];
 };
 static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
-    struct safetensors_shape_text shown;
-    size_t used = 1;
-    shown.text[0] = '(';
+    struct safetensors_shape_text shown = {"("};
     for (int i = 0; i < dims; i++)
-        used += (size_t)snprintf(shown.text + used, sizeof shown.text - used, "%s%" PRIu64, i ? ", " : "", shape[i]);
-    memcpy(shown.text + used, ")", 2);
+        text_add(shown.text, sizeof shown.text, "%s%" PRIu64, i ? ", " : "", shape[i]);
+    text_add(shown.text, sizeof shown.text, ")");
     return shown;
 }
 

@@ -3,9 +3,10 @@
 // A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as q_proj or
 // self_attn.q_proj; all-linear is every linear layer of the blocks. Every layer has the same adapters.
 #pragma once
-#include "config/layers.h"       // config_rotary_dims
-#include "formats/peft_config.h" // peft_name_matches
-#include "run/tensor_names.cuh"  // huggingface_tensors_of
+#include "config/layers.h"            // config_rotary_dims
+#include "formats/peft_config.h"      // peft_name_matches
+#include "run/tensor_names.cuh"       // huggingface_tensors_of
+#include "runtime/machine/text_add.h" // text_add
 
 // A module of the model's files that may have an adapter. Its weight is rows [first, first + rows) of a parameter.
 struct adapter_module {
@@ -68,13 +69,13 @@ struct target_search {
 // text = the modules of a layer, as messages list them.
 static void targets_known(const struct target_search *s, char text[OPTION_TEXT]) {
     struct adapter_module module;
-    size_t used = 0;
-    for (int i = 0; i < s->names.count && used < OPTION_TEXT; i++) {
+    text[0] = 0;
+    for (int i = 0; i < s->names.count; i++) {
         const struct huggingface_tensor *t = &s->names.list[i];
         if (!adapter_module_of(&module, t, s->shape) || t->ours->layer != 0)
             continue;
         const struct module_name name = module_name_of(t);
-        used += (size_t)snprintf(text + used, OPTION_TEXT - used, "%s%s", used ? ", " : "", name_in_layer(&name, 0));
+        text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
 // Marks the modules that a target names.

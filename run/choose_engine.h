@@ -1,14 +1,15 @@
 // The choice of the engine's copy: by --device, --precision, --instruction-set, and what this build and this machine
 // have.
 #pragma once
-#include "config/config.h"         // struct config
-#include "kernels/amx.cuh"         // amx_available
-#include "run/levels.h"            // levels, the copies of the engine for the cpu
-#include "runtime/machine/error.h" // fail
-#include "runtime/machine/say.h"   // say
-#include "runtime/net/parallel.h"  // parallel_largest
-#include "runtime/text/log.h"      // log_row
-#include <stdio.h>                 // snprintf
+#include "config/config.h"            // struct config
+#include "kernels/amx.cuh"            // amx_available
+#include "run/levels.h"               // levels, the copies of the engine for the cpu
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/say.h"      // say
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/net/parallel.h"     // parallel_largest
+#include "runtime/text/log.h"         // log_row
+#include <stdio.h>                    // snprintf
 
 // The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
 #ifdef HAVE_CUDA
@@ -125,10 +126,9 @@ static void check_cuda(bool plans) {
 // the other stages the others take over the shard that a rank updates, and the report says how ranks differ.
 static void check_programs(const struct config *config) {
     char text[1024];
-    int used = snprintf(text, sizeof text, "commit %s\n", build_commit);
+    snprintf(text, sizeof text, "commit %s\n", build_commit);
     if (config->instructions && config->processes.zero_stage == 0 && config_trains(config))
-        snprintf(text + used, sizeof text - (size_t)used, "instructions%s (which may differ from --zero-stage 1 on)\n",
-                 config->instructions);
+        text_add(text, sizeof text, "instructions%s (which may differ from --zero-stage 1 on)\n", config->instructions);
     parallel_check_same(config->parallel, text, "programs");
 }
 

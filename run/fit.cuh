@@ -2,12 +2,13 @@
 // the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is
 // auto.
 #pragma once
-#include "config/fit.h"            // config_resolve_copies
-#include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
-#include "run/fit_time.cuh"        // fit_flops_per_byte
-#include "recompute.cuh"           // policies
-#include "runtime/machine/error.h" // fail
-#include "runtime/text/log.h"      // log_bytes
+#include "config/fit.h"               // config_resolve_copies
+#include "run/model.cuh"              // gpt_create, gpt_destroy: a planned model
+#include "run/fit_time.cuh"           // fit_flops_per_byte
+#include "recompute.cuh"              // policies
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/text/log.h"         // log_bytes
 
 // What is planned: the options, as which a choice is kept too, and what they leave open.
 struct fit {
@@ -197,12 +198,12 @@ static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) 
 // Adds a line for an option that makes the plan smaller, by a thousandth at least; returns whether the plan then fits.
 static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
-    const size_t used = strlen(a->lines), before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
+    const size_t before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
     const bool fits = fit_is_within(then, a->limits);
     if (then.host > a->need.host && after != then.host)
         snprintf(beside, sizeof beside, " and %s of the host's", log_bytes(host, (int64_t)then.host));
     if (after < before - before / 1000)
-        snprintf(a->lines + used, sizeof a->lines - used, "\n  %-44s saves %10s: %10s%s%s", option,
+        text_add(a->lines, sizeof a->lines, "\n  %-44s saves %10s: %10s%s%s", option,
                  log_bytes(saves, (int64_t)(before - after)), log_bytes(peak, (int64_t)after), beside,
                  fits ? ", which fits" : "");
     return fits;

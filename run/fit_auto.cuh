@@ -2,10 +2,11 @@
 // run's options, as if they had been given: config.json and checkpoints keep it, and a run started with them searches
 // nothing.
 #pragma once
-#include "run/fit.cuh"            // struct fit, policies
-#include "run/fit_search.cuh"     // fit_search
-#include "run/fit_time.cuh"       // fit_predict, struct fit_rates
-#include "runtime/net/parallel.h" // control_all_gather, control_broadcast
+#include "run/fit.cuh"                // struct fit, policies
+#include "run/fit_search.cuh"         // fit_search
+#include "run/fit_time.cuh"           // fit_predict, struct fit_rates
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/net/parallel.h"     // control_all_gather, control_broadcast
 
 // What was chosen, for the start-up report: a line for each of the best, the chosen first, and one on formats.
 struct fit_chosen {
@@ -312,22 +313,17 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
     snprintf(out, n, "no choice of recomputation and offload fits %s of the device's memory%s%s",
              log_bytes(have, (int64_t)limits.device), limits.host == SIZE_MAX ? "" : " and, of the host's, ",
              limits.host == SIZE_MAX ? "" : log_bytes(more, (int64_t)limits.host));
-    const size_t used = strlen(out);
     if (device.count > 0)
-        snprintf(out + used, n - used, "; the least is --memory-budget %.0f (%s, with %s of the host's)",
-                 device.outcome[0].device, log_bytes(need, (int64_t)device.outcome[0].device),
-                 log_bytes(with, (int64_t)device.outcome[0].host));
-    const size_t longer = strlen(out);
+        text_add(out, n, "; the least is --memory-budget %.0f (%s, with %s of the host's)", device.outcome[0].device,
+                 log_bytes(need, (int64_t)device.outcome[0].device), log_bytes(with, (int64_t)device.outcome[0].host));
     if (host.count > 0)
-        snprintf(out + longer, n - longer, "%s --host-memory-budget %.0f (%s)",
-                 device.count > 0 ? ", or" : "; the least is", host.outcome[0].host,
-                 log_bytes(need, (int64_t)host.outcome[0].host));
+        text_add(out, n, "%s --host-memory-budget %.0f (%s)", device.count > 0 ? ", or" : "; the least is",
+                 host.outcome[0].host, log_bytes(need, (int64_t)host.outcome[0].host));
     if (device.count == 0 && host.count == 0) {
         a->space.host = INFINITY;
         const struct fit_found any = fit_search(&a->space, FIT_DEVICE, 0);
         if (any.count > 0)
-            snprintf(out + used, n - used,
-                     "; the least is --memory-budget %.0f (%s) with --host-memory-budget %.0f (%s)",
+            text_add(out, n, "; the least is --memory-budget %.0f (%s) with --host-memory-budget %.0f (%s)",
                      any.outcome[0].device, log_bytes(need, (int64_t)any.outcome[0].device), any.outcome[0].host,
                      log_bytes(with, (int64_t)any.outcome[0].host));
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "run/engine.h"                   // engine_entry
 #include "runtime/machine/cpu_features.h" // struct cpu_feature
-#include <stdio.h>                        // snprintf
+#include "runtime/machine/text_add.h"     // text_add
 #include <string.h>                       // strcmp, strlen
 
 // The Makefile defines the rows: X(what the level's symbols end in, its name). The whole program needs the first level.
@@ -38,20 +38,17 @@ static bool level_runs_here(const struct level *level) { return cpu_has_features
 // text = the names of the levels that this CPU can run, with a comma between two.
 static void levels_list_here(char *text, size_t bytes) {
     text[0] = 0;
-    for (int i = 0; i < NUM_LEVELS; i++) {
-        const size_t used = strlen(text);
+    for (int i = 0; i < NUM_LEVELS; i++)
         if (level_runs_here(&levels[i]))
-            snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "", levels[i].name);
-    }
+            text_add(text, bytes, "%s%s", *text ? ", " : "", levels[i].name);
 }
 
 // text = the instruction sets, beyond the architecture's first, that the level is compiled for, each after a space.
 static void level_list_features(char *text, size_t bytes, const struct level *level) {
-    size_t used = 0;
     text[0] = 0;
     for (const struct cpu_feature *f = level->features; f->name; f++)
-        if (cpu_feature_is_compiled(f) && used < bytes)
-            used += (size_t)snprintf(text + used, bytes - used, " %s", f->name);
+        if (cpu_feature_is_compiled(f))
+            text_add(text, bytes, " %s", f->name);
 }
 
 // The level's products of bf16, as the compiler calls them; NULL: none.

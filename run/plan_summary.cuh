@@ -1,12 +1,13 @@
 // What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to change.
 // --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
 #pragma once
-#include "run/plan_report.cuh"  // plan_live_bytes, plan_offloads
-#include "run/planned_gpu.cuh"  // planned_gpu_bytes
-#include "run/ranks.cuh"        // budgets_of
-#include "run/report.cuh"       // report_device, report_offload
-#include "run/run.cuh"          // struct run
-#include "run/unused_options.h" // report_unused_options
+#include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
+#include "run/planned_gpu.cuh"        // planned_gpu_bytes
+#include "run/ranks.cuh"              // budgets_of
+#include "run/report.cuh"             // report_device, report_offload
+#include "run/run.cuh"                // struct run
+#include "run/unused_options.h"       // report_unused_options
+#include "runtime/machine/text_add.h" // text_add
 
 // Prints the summary on stdout. The model is planned, and its step predicted.
 static void plan_summary(const struct run *r);
@@ -44,12 +45,10 @@ static void summary_verdict(const struct run *r, size_t limit) {
 // Prints the sizes of the device's arenas.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
-    size_t used = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
-        if (plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE && plan->arena_bytes[a] > 0 && used < sizeof text)
-            used +=
-                (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used > 0 ? ", " : "",
-                                 plan_arena_name((enum plan_arena)a), log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
+        if (plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE && plan->arena_bytes[a] > 0)
+            text_add(text, sizeof text, "%s%s %s", *text ? ", " : "", plan_arena_name((enum plan_arena)a),
+                     log_bytes(bytes, (int64_t)plan->arena_bytes[a]));
     log_row("parts", "%s", text);
 }
 
@@ -57,11 +56,11 @@ static void summary_parts(const struct plan *plan) {
 static void summary_peak(const struct plan *plan) {
     enum { MOST = 3 };
     char text[384], bytes[LOG_NUMBER];
-    size_t used, live[MOST] = {0, 0, 0};
+    size_t live[MOST] = {0, 0, 0};
     int category[MOST] = {-1, -1, -1};
     if (plan->peak_phase < 0)
         return;
-    used = (size_t)snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase].name);
+    snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase].name);
     for (int c = 0; c < plan->category_count; c++) {
         size_t *const all = plan_live_bytes(plan, c, true);
         size_t here = all[plan->peak_phase];
@@ -77,9 +76,9 @@ static void summary_peak(const struct plan *plan) {
                 at = whose;
             }
     }
-    for (int i = 0; i < MOST && live[i] > 0 && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s %s %s", i > 0 ? "," : "",
-                                 plan->categories[category[i]], log_bytes(bytes, (int64_t)live[i]));
+    for (int i = 0; i < MOST && live[i] > 0; i++)
+        text_add(text, sizeof text, "%s %s %s", i > 0 ? "," : "", plan->categories[category[i]],
+                 log_bytes(bytes, (int64_t)live[i]));
     log_row("peak", "%s", text);
 }
 

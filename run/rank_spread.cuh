@@ -5,8 +5,9 @@
 // same sum of them, and the sum's bits depend on which rank has what. What would let replicas drift apart or mixes
 // attention backends is refused before: options, run/environment.h, check_programs; rank_without_fused agrees on cuDNN.
 #pragma once
-#include "run/libraries.cuh" // library_variant
-#include "run/run.cuh"       // struct run
+#include "run/libraries.cuh"          // library_variant
+#include "run/run.cuh"                // struct run
+#include "runtime/machine/text_add.h" // text_add
 
 enum { RANK_TRAIT = 512, RANK_DIFFERS = 512 }; // bytes of texts, which are cut where they are longer
 
@@ -38,12 +39,11 @@ static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
 
 // differs (RANK_DIFFERS) = "A where rank 0 has B", of each trait that is not rank 0's; "": all are.
 static void rank_traits_compare(char *differs, const struct rank_traits *mine, const struct rank_traits *first) {
-    size_t used = 0;
     differs[0] = 0;
-    for (int i = 0; i < TRAITS && used < RANK_DIFFERS; i++)
+    for (int i = 0; i < TRAITS; i++)
         if (strcmp(mine->text[i], first->text[i]) != 0)
-            used += (size_t)snprintf(differs + used, RANK_DIFFERS - used, "%s%s where rank 0 has %s",
-                                     used > 0 ? ", " : "", mine->text[i], first->text[i]);
+            text_add(differs, RANK_DIFFERS, "%s%s where rank 0 has %s", *differs ? ", " : "", mine->text[i],
+                     first->text[i]);
 }
 
 static void rank_range_add(struct rank_range *range, int64_t value) {

@@ -1,16 +1,17 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
-#include "run/environment.h"      // environment_describe
-#include "run/fp8_report.cuh"     // fp8_describe
-#include "run/other_tokenizer.h"  // report_other_tokenizer
-#include "run/plan_report.cuh"    // plan_offloads
-#include "run/rank_spread.cuh"    // rank_spread_of
-#include "run/run.cuh"            // struct run
-#include "run/same_files.h"       // report_same_files
-#include "run/self_measure.cuh"   // self_check_report, self_measure_report
-#include "run/unused_options.h"   // report_unused_options
-#include "run/utilisation.cuh"    // gpt_flops_per_token
-#include "runtime/machine/numa.h" // numa_nodes_used
+#include "run/environment.h"          // environment_describe
+#include "run/fp8_report.cuh"         // fp8_describe
+#include "run/other_tokenizer.h"      // report_other_tokenizer
+#include "run/plan_report.cuh"        // plan_offloads
+#include "run/rank_spread.cuh"        // rank_spread_of
+#include "run/run.cuh"                // struct run
+#include "run/same_files.h"           // report_same_files
+#include "run/self_measure.cuh"       // self_check_report, self_measure_report
+#include "run/unused_options.h"       // report_unused_options
+#include "run/utilisation.cuh"        // gpt_flops_per_token
+#include "runtime/machine/numa.h"     // numa_nodes_used
+#include "runtime/machine/text_add.h" // text_add
 
 static void report_training(const struct run *r) {
     const struct config *c = r->config;
@@ -82,14 +83,14 @@ static void report_formats(const struct run *r) {
 }
 // "qkv.weight, fc.weight": the tensors of a layer that Muon updates.
 static void muon_names(char *text, size_t n, const struct gpt *m) {
-    size_t used = 0;
     int layer = -1;
-    for (int i = 0; i < m->muon.count && used < n; i++) {
+    text[0] = 0;
+    for (int i = 0; i < m->muon.count; i++) {
         const struct tensor *t = &m->table.tensors[m->muon.matrices[i].tensor];
         const char *name = strchr(t->name, '.') + 1; // behind "layer."
         layer = layer < 0 ? t->layer : layer;
         if (t->layer == layer && (i == 0 || m->muon.matrices[i - 1].tensor != m->muon.matrices[i].tensor))
-            used += (size_t)snprintf(text + used, n - used, "%s%s", used > 0 ? ", " : "", strchr(name, '.') + 1);
+            text_add(text, n, "%s%s", *text ? ", " : "", strchr(name, '.') + 1);
     }
 }
 // What Muon updates and what it costs, and the moving averages.

@@ -10,8 +10,9 @@
 enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEASURE_DONE };
 
 #ifdef TARGET_CUDA
-#include "run/time_attention.cuh" // time_attention
-#include <inttypes.h>             // PRIx64, SCNx64
+#include "run/time_attention.cuh"     // time_attention
+#include "runtime/machine/text_add.h" // text_add
+#include <inttypes.h>                 // PRIx64, SCNx64
 
 // How many times as fast as the choice by rule another backend has to be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
@@ -330,12 +331,11 @@ static void self_measure_forget(struct attention_demands *demands) {
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
     char text[320] = "", took[64];
-    size_t length = 0;
     int timed = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
-        if (measured->ms[i] > 0 && length < sizeof text && ++timed)
-            length += (size_t)snprintf(text + length, sizeof text - length, "%s%s %.3g ms", length ? ", " : "",
-                                       self_check_name((enum attention_backend)i, &r->dev), measured->ms[i]);
+        if (measured->ms[i] > 0 && ++timed)
+            text_add(text, sizeof text, "%s%s %.3g ms", *text ? ", " : "",
+                     self_check_name((enum attention_backend)i, &r->dev), measured->ms[i]);
     snprintf(took, sizeof took, "%.2f s", measured->seconds);
     if (timed > 1)
         log_row("attention's time", "%s: a layer, forward and backward; %s", text,

@@ -14,6 +14,7 @@
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/machine/say.h"       // say_warning
+#include "runtime/machine/text_add.h"  // text_add
 #include "runtime/net/parallel.h"      // parallel_share_text
 #include <assert.h>                    // static_assert
 #include <errno.h>                     // errno
@@ -175,8 +176,7 @@ static void tune_prove(struct run *r) {
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
     const struct matmul_library *library = r->dev.matmul;
     double first_us = 0, us = 0, most = 0;
-    int others = 0, epilogues = 0, unproven = 0, n = 0;
-    char source[PATH_MAX + 64] = "";
+    int others = 0, epilogues = 0, unproven = 0;
     for (int i = 0; i < library->choice_count; i++) {
         const struct matmul_choice *choice = &library->choices[i];
         first_us += choice->first_us;
@@ -186,20 +186,18 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
         unproven += choice->first_us == 0;
         most = choice->first_us > 0 ? fmax(most, 1 - choice->us / choice->first_us) : most;
     }
+    const size_t size = sizeof r->tuning;
+    snprintf(r->tuning, size, "%d products, %d timed in %.2f s", library->choice_count, timed, seconds);
     if (timed < library->choice_count)
-        snprintf(source, sizeof source, ", %d by %s", library->choice_count - timed, path);
-    n = snprintf(r->tuning, sizeof r->tuning, "%d products, %d timed in %.2f s%s; %d not by the heuristics' first",
-                 library->choice_count, timed, seconds, source, others);
-    if (others > 0 && n < (int)sizeof r->tuning)
-        n += snprintf(r->tuning + n, sizeof r->tuning - (size_t)n,
-                      ", which saves %.1f %% of one run of each, %.1f %% at most", 100 * (1 - us / first_us),
-                      100 * most);
-    if (epilogues > 0 && n < (int)sizeof r->tuning)
-        n += snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d by an epilogue that does what comes with them",
-                      epilogues);
-    if (unproven > 0 && n < (int)sizeof r->tuning)
-        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n,
-                 "; %d by the heuristics' first, since no algorithm could be proven", unproven);
+        text_add(r->tuning, size, ", %d by %s", library->choice_count - timed, path);
+    text_add(r->tuning, size, "; %d not by the heuristics' first", others);
+    if (others > 0)
+        text_add(r->tuning, size, ", which saves %.1f %% of one run of each, %.1f %% at most",
+                 100 * (1 - us / first_us), 100 * most);
+    if (epilogues > 0)
+        text_add(r->tuning, size, "; %d by an epilogue that does what comes with them", epilogues);
+    if (unproven > 0)
+        text_add(r->tuning, size, "; %d by the heuristics' first, since no algorithm could be proven", unproven);
 }
 // Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns 0, or
 // what failed as errno has it.

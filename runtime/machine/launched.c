@@ -1,6 +1,6 @@
 #include "runtime/machine/launched.h"
-#include <stdio.h>  // snprintf
-#include <string.h> // strcmp
+#include "runtime/machine/text_add.h" // text_add
+#include <string.h>                   // strcmp
 
 // One layer's backward enqueues some 30 kernels; a queue that is deeper is of no help to a reader.
 enum { NAMES = 12 };
@@ -32,14 +32,13 @@ const char *launched_last(char *text, size_t size) {
     const unsigned end = __atomic_load_n(&noted, __ATOMIC_RELAXED);
     const char *newer = "";
     int newer_length = 0;
-    size_t used = 0;
     text[0] = 0;
-    for (unsigned i = 1; i <= NAMES && i <= end && used < size; i++) {
+    for (unsigned i = 1; i <= NAMES && i <= end; i++) {
         const char *const expression = __atomic_load_n(&names[(end - i) % NAMES], __ATOMIC_RELAXED);
         int length = 0;
         const char *const name = find_name(expression ? expression : "", &length);
         if (length != newer_length || strncmp(name, newer, (size_t)length) != 0)
-            used += (size_t)snprintf(text + used, size - used, "%s%.*s", used > 0 ? ", " : "", length, name);
+            text_add(text, size, "%s%.*s", *text ? ", " : "", length, name);
         newer = name;
         newer_length = length;
     }

@@ -11,6 +11,7 @@
 #include <unistd.h> // close, getpid
 
 #include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/machine/text_add.h"     // text_add
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/handshake.h"        // handshake_next, handshake_join
 #include "runtime/net/sockets.h"          // socket_connect
@@ -93,13 +94,13 @@ static int control_missing(const struct control *c) {
 
 static const char *control_missing_text(const struct control *c, double start_s, struct error_text *error) {
     char who[256] = "";
-    int said = 0, length = 0;
+    int said = 0;
     const int missing = control_missing(c);
     for (int r = 1; r < c->ranks && said < 16; r++)
         if (c->links[r].socket < 0)
-            length += snprintf(who + length, sizeof who - (size_t)length, said++ ? ", %d" : "%d", r);
+            text_add(who, sizeof who, said++ ? ", %d" : "%d", r);
     if (missing > said)
-        snprintf(who + length, sizeof who - (size_t)length, " and %d more", missing - said);
+        text_add(who, sizeof who, " and %d more", missing - said);
     return error_format(error,
                         "rank%s %s of %d did not connect to rank 0 (host %s, port %d) within %.3g s; start all ranks, "
                         "with the same number of them, and see that they can reach that host and port",

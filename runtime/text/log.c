@@ -1,18 +1,19 @@
 #include "runtime/text/log.h"
-#include "runtime/files/file_read.h" // is_pipe
-#include "runtime/machine/error.h"   // fail
-#include "runtime/machine/say.h"     // say, say_list, say_warning
-#include "runtime/text/json.h"       // json_writer
-#include <errno.h>                   // errno
-#include <fcntl.h>                   // open
-#include <math.h>                    // isfinite
-#include <stdarg.h>                  // va_list
-#include <stdlib.h>                  // getenv
-#include <string.h>                  // strerror
-#include <sys/ioctl.h>               // TIOCGWINSZ
-#include <sys/stat.h>                // mkdir
-#include <time.h>                    // clock_gettime
-#include <unistd.h>                  // isatty, write
+#include "runtime/files/file_read.h"  // is_pipe
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/say.h"      // say, say_list, say_warning
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/text/json.h"        // json_writer
+#include <errno.h>                    // errno
+#include <fcntl.h>                    // open
+#include <math.h>                     // isfinite
+#include <stdarg.h>                   // va_list
+#include <stdlib.h>                   // getenv
+#include <string.h>                   // strerror
+#include <sys/ioctl.h>                // TIOCGWINSZ
+#include <sys/stat.h>                 // mkdir
+#include <time.h>                     // clock_gettime
+#include <unistd.h>                   // isatty, write
 
 // ---- the start-up report ----
 
@@ -280,28 +281,19 @@ const char *log_duration(char text[LOG_NUMBER], double seconds) {
 }
 
 enum { LOG_LINE = 256 };
-// Appends to the line, cut where it is full.
-static void log_add(char text[LOG_LINE], const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void log_add(char text[LOG_LINE], const char *format, ...) {
-    const size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, LOG_LINE - used, format, arguments);
-    va_end(arguments);
-}
 // text = the progress line, the most important numbers first: a narrow terminal cuts the end off.
 static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s) {
     char number[LOG_NUMBER];
     const int digits = snprintf(number, sizeof number, "%lld", (long long)total_steps); // so that columns stay in line
     text[0] = 0;
-    log_add(text, "step %*lld/%s", digits, (long long)s->step, number);
-    log_add(text, "  loss %.4f  norm %.3f  lr %.2e", s->loss, s->grad_norm, s->lr);
+    text_add(text, LOG_LINE, "step %*lld/%s", digits, (long long)s->step, number);
+    text_add(text, LOG_LINE, "  loss %.4f  norm %.3f  lr %.2e", s->loss, s->grad_norm, s->lr);
     if (isfinite(s->tokens_per_second))
-        log_add(text, "  %.0f tok/s", s->tokens_per_second);
-    log_add(text, "  ETA %s", log_duration(number, eta_s));
+        text_add(text, LOG_LINE, "  %.0f tok/s", s->tokens_per_second);
+    text_add(text, LOG_LINE, "  ETA %s", log_duration(number, eta_s));
     if (isfinite(s->mfu))
-        log_add(text, "  MFU %.1f%%", 100 * s->mfu);
-    log_add(text, "  %s", log_bytes(number, s->peak_bytes));
+        text_add(text, LOG_LINE, "  MFU %.1f%%", 100 * s->mfu);
+    text_add(text, LOG_LINE, "  %s", log_bytes(number, s->peak_bytes));
 }
 
 static int log_terminal_width(void) {

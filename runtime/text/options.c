@@ -1,13 +1,14 @@
 #include "runtime/text/options.h"
-#include "runtime/machine/error.h" // fail
-#include "runtime/machine/say.h"   // say_warning
-#include <errno.h>                 // errno, ERANGE
-#include <limits.h>                // INT_MIN, INT_MAX
-#include <math.h>                  // isfinite
-#include <stdint.h>                // int64_t, uint64_t
-#include <stdlib.h>                // strtod, strtoll
-#include <string.h>                // strlen
-#include <strings.h>               // strcasecmp
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/say.h"      // say_warning
+#include "runtime/machine/text_add.h" // text_add
+#include <errno.h>                    // errno, ERANGE
+#include <limits.h>                   // INT_MIN, INT_MAX
+#include <math.h>                     // isfinite
+#include <stdint.h>                   // int64_t, uint64_t
+#include <stdlib.h>                   // strtod, strtoll
+#include <string.h>                   // strlen
+#include <strings.h>                  // strcasecmp
 
 // ---- names ----
 
@@ -81,8 +82,7 @@ int option_find(const struct options *options, const char *word, bool flags) {
             continue;
         found = i;
         matches++;
-        const size_t used = strlen(candidates);
-        snprintf(candidates + used, sizeof candidates - used, " --%s%s", flags ? "no-" : "", name);
+        text_add(candidates, sizeof candidates, " --%s%s", flags ? "no-" : "", name);
     }
     if (matches > 1)
         fail("option --%s%s is ambiguous; it could be%s", flags ? "no-" : "", wanted, candidates);
@@ -113,13 +113,12 @@ const char *option_choice_name(const char *list, int position, char name[OPTION_
 }
 // text = a list first|second|third in words: "first, second or third".
 static void option_choices_text(char *text, size_t size, const char *list) {
-    size_t used = 0;
     text[0] = 0;
-    for (const char *name = list; used < size;) {
+    for (const char *name = list;;) {
         const size_t end = strcspn(name, "|");
         const bool last = !name[end];
         const char *separator = name == list ? "" : last ? " or " : ", ";
-        used += (size_t)snprintf(text + used, size - used, "%s%.*s", separator, (int)end, name);
+        text_add(text, size, "%s%.*s", separator, (int)end, name);
         if (last)
             return;
         name += end + 1;
@@ -149,10 +148,9 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         snprintf(text, OPTION_TEXT, "%s", option_kind_text(row->kind));
     if (row->least == 0 && row->below == 0)
         return;
-    size_t used = strlen(text);
-    used += (size_t)snprintf(text + used, OPTION_TEXT - used, " of at least %.10g", row->least);
+    text_add(text, OPTION_TEXT, " of at least %.10g", row->least);
     if (isfinite(row->below))
-        snprintf(text + used, OPTION_TEXT - used, " and below %.10g", row->below);
+        text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
 // The four parsers return false where the text is not a number of their kind; *overflow: the type can't hold it, as a

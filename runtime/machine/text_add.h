@@ -1,0 +1,9 @@
+// Texts that are made in parts, as sentences with parts that may be missing are.
+#pragma once
+#include <stddef.h>    // size_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// Appends to a text that is in `size` bytes of memory and ends with a 0 byte; cuts what does not fit.
+void text_add(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+__END_DECLS
