@@ -4,7 +4,7 @@ runs; and with any one hunk left out the build or the run fails. Python's standa
 A hunk is a fenced `diff` block: the file's name, then lines that are there (' '), go ('-') or come ('+'). Spaces count as one,
 so that alignment may change. Hunks of test/ are not left out: they are what tells of the others.
 
-The short run holds two of the ten sections to all that and of the others, BUILT_ALONE, that what they change compiles.
+The short run holds two of the eleven sections to all that and of the others, BUILT_ALONE, that what they change compiles.
 """
 import glob
 import os
@@ -22,7 +22,7 @@ REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sani
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.
 MOST = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A module of --recompute-modules": (1, 2), "A position bias inside attention": (3, 4),
-        "An op inside a branch, with a linear layer of its own": (6, 12), "A second head with a loss of its own": (5, 8),
+        "An op inside a branch, with a linear layer of its own": (6, 12), "A second head with a loss of its own": (5, 8), "A kind of rank group": (1, 1),
         "A state of the optimizer": (2, 3), "An option, which only some commands may set": (3, 3), "A preset": (1, 1),
         "An op, for both targets": (2, 3)}
 # Sections that the short run only builds: 38 builds and runs otherwise.
