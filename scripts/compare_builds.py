@@ -250,8 +250,8 @@ def emulated_configurations():
     yield Configuration("emu hopper", small + EMULATED_SHAPES["llama"] + "--precision bf16", variables={"EMU_CAPABILITY": "9.0"})
     for name, (shape, precision, options) in OPTIONS.items():
         start = small + EMULATED_SHAPES[shape] + "--precision %s %s" % (precision, options)
-        if "blockwise" in name: # whose tokens are a multiple of 128
-            start += "--micro-batch-size 8 --global-batch-size 16 "
+        if "blockwise" in name: # whose tokens and widths are multiples of 128
+            start += "--num-attention-heads 4 --micro-batch-size 8 --global-batch-size 16 "
         yield Configuration("emu option %s" % name, start + plan, start, variables={"EMU_CAPABILITY": "9.0"} if "fp8" in name else {})
     for preset in ("gpt2-124m", "llama3-8b", "qwen2.5-1.5b"):
         yield Configuration("emu plan " + preset, "--preset %s --device cuda --precision bf16 %s--plan-picture plan.svg" % (preset, plan))
