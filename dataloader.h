@@ -40,7 +40,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of samples
 
-// The finaliser of splitmix64 (Steele, Lea, Flood 2014): every output bit depends on every input bit.
+// The finalizer of splitmix64 (Steele, Lea, Flood 2014): every output bit depends on every input bit.
 static inline uint64_t order_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -53,7 +53,7 @@ static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream)
     return order_mix(order_mix(order_mix(seed) + epoch) + stream);
 }
 
-// The image of `index` under a keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway
+// The image of `index` under a keyed permutation of 0..n-1: the generalized Feistel network of Black and Rogaway
 // (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >=
 // n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A result of n or
 // more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.

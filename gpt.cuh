@@ -10,7 +10,7 @@
 #include "model/embedding.cuh"       // embed, embedding_gradients
 #include "model/generation.cuh"      // gpt_prefill, gpt_decode
 #include "model/head.cuh"            // head
-#include "model/initial.cuh"         // gpt_initialise
+#include "model/initial.cuh"         // gpt_initialize
 #include "model/offload.cuh"         // offload_layer, fetch_group
 #include "model/recorded.cuh"        // enqueue_recorded
 
@@ -179,7 +179,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;
 }
-// Plans, or rehearses, what the run evaluates by.
+// Plans what the run evaluates by; in a dry run, calls its matmuls.
 static void gpt_evaluate_nothing(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))
@@ -374,14 +374,14 @@ static void gpt_allocate(struct gpt *m) {
     device_zero(m->io.results, sizeof *m->io.results, m->dev);
     device_zero(m->io.reports, reports_bytes, m->dev);
     if (config_rotates(&m->config))
-        m->rotary.table = gpt_initialise_rope(m, m->rotary.id, false);
+        m->rotary.table = gpt_initialize_rope(m, m->rotary.id, false);
     if (m->config.model.rotary_base_local > 0)
-        m->rotary.local = gpt_initialise_rope(m, m->rotary.local_id, true);
+        m->rotary.local = gpt_initialize_rope(m, m->rotary.local_id, true);
     m->io.host_batches = (int32_t *)gpt_pointer(m, m->io.host_batches_id);
     m->io.host_results = (struct step_results *)gpt_pointer(m, m->io.host_results_id);
     m->io.host_reports = (double *)gpt_pointer(m, m->io.host_reports_id);
     m->io.host_requests = (double *)gpt_pointer(m, m->io.host_requests_id);
-    gpt_initialise(m);
+    gpt_initialize(m);
     device_synchronize(m->dev);
 }
 

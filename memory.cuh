@@ -136,7 +136,7 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
 
 // Sets every offset, the size of every arena, the peak and its lower bound. The search is bounded by work: milliseconds
 // for most models, tenths of a second for the few that stay more than 1 % above their bound and for the tests' least
-// favourable 20,000 buffers. The same schedule has the same plan everywhere.
+// favorable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
 // Sets the lower bounds and the peak phase, and places nothing.
 static void plan_bound_bytes(struct plan *plan);

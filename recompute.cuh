@@ -24,7 +24,7 @@ struct layer_shape {
     bool gated;                  // the MLP's activation multiplies a second projection, up, by the activated one
     const char *activation_name; // the MLP activation's name
     int norm_statistics; // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
-    bool materialised;   // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
+    bool materialized;   // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
     bool norm_before, norm_after; // a branch has a norm of its input, of its output
     bool parallel;                // attention and MLP read the same residual stream
     int qk_statistics;            // floats per token that the backward of q's and k's norm reads; 0: they have none
@@ -58,7 +58,7 @@ static inline int64_t elements_bytes(const struct layer_shape *s, enum elements 
     case ELEMENTS_FLOATX: return width * s->x;
     case ELEMENTS_FP32: return width * 4;
     case ELEMENTS_INPUT: return input_bytes(s, width);
-    case ELEMENTS_SAVED: return width * (s->materialised ? s->x : 4);
+    case ELEMENTS_SAVED: return width * (s->materialized ? s->x : 4);
     }
     return 0;
 }
@@ -120,8 +120,8 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, FLOATX, s->qk_statistics ? qkv_width(s) : 0, 0,           \
         2 * qkv_width(s) * s->x, BIT(QKV))                                                                             \
     ROW(QKN_STATS, "q and k norm statistics", "norm", 0, FP32, s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))     \
-    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN, SAVED,         \
-        s->materialised ? (int64_t)s->H * s->T : s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,              \
+    ROW(SOFTMAX, s->materialized ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN, SAVED,         \
+        s->materialized ? (int64_t)s->H * s->T : s->H, 0, s->materialized ? 2.0 * s->H * s->T * s->x : 0,              \
         s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                                        \
     ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, FLOATX, s->H * s->D, 4.0 * s->H * s->D * s->keys, \
         s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                    \
@@ -349,8 +349,8 @@ static const char *modules_text(char *out, size_t n, uint32_t modules);
 // number. The candidates drop each subset of the modules, or all but the output; those on the lower convex hull of
 // bytes and cost, which no mixture of two others beats in both, are returned by falling bytes and rising cost. The
 // first keeps all.
-enum { FRONTIER_MOST = (1 << NUM_MODULES) + 1 };
-static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte);
+enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
+static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {
     struct recompute_policy policy;
@@ -520,7 +520,7 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
 
 // A chunk reads each weight of the MLP in the products of forward, recomputation and backward, x bytes each, and reads
 // and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is
-// not counted in favour). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's
+// not counted in favor). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's
 // time is four forwards': forward, recomputation, and backward as two.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte) {
     const double weights = (double)s->C * (fc_width(s) + s->F);
@@ -532,11 +532,11 @@ static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, do
     return n < tokens ? n : 0;
 }
 
-static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte) {
+static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte) {
     struct candidate {
         uint32_t kept;
         double bytes, cost;
-    } all[FRONTIER_MOST];
+    } all[FRONTIER_MAX];
     int n = 0;
     for (uint32_t modules = 0; modules <= 1u << NUM_MODULES; modules++) {
         const uint32_t set = modules == 1u << NUM_MODULES ? BIT(OUT) : ACT_ALL & ~modules_dropped(modules, s);

@@ -28,7 +28,7 @@ static void check_printed(const struct config *config) {
 
 static void describe_build(void) {
     version_print();
-    cuda_describe();
+    cuda_print_build();
 }
 
 int main(int argc, char **argv) {

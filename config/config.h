@@ -271,7 +271,7 @@ static const struct option_row config_rows[] = {
         "step to its time and pays from some 16 to 50 x hidden size in tokens a step on",
         CONFIG_FIXED),
     ROW(DOUBLE, training, z_loss, "0", "X", 0, INFINITY,
-        "Adds X times the mean of ln(sum of e^logit)^2 to what is minimised (PaLM's 1e-4); losses are reported without it"),
+        "Adds X times the mean of ln(sum of e^logit)^2 to what is minimized (PaLM's 1e-4); losses are reported without it"),
     ROW(FLOAT, training, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
     ROW(FLOAT, training, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, training, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),

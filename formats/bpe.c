@@ -11,7 +11,7 @@ struct bpe_merge {
 // A symbol of a piece of text; symbols are doubly linked by index (-1: none). The heap holds rank << 32 | index of the
 // left symbol, for each pair that may merge, the least first.
 struct bpe_symbol {
-    int32_t id; // -1: merged into its left neighbour
+    int32_t id; // -1: merged into its left neighbor
     int32_t previous, next;
 };
 

@@ -1,7 +1,7 @@
 // Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text (what a split pattern matches, a
-// word): pairs of neighbouring symbols are merged in the order in which training found them.
+// word): pairs of neighboring symbols are merged in the order in which training found them.
 //
-// Each step merges the leftmost pair of the lowest rank, until no neighbours have a merge. A piece of n bytes takes
+// Each step merges the leftmost pair of the lowest rank, until no neighbors have a merge. A piece of n bytes takes
 // O(n log n): a megabyte without a space takes a second.
 #pragma once
 #include <stdbool.h>   // bool
@@ -37,6 +37,6 @@ void bpe_work_free(struct bpe_work *work);
 // Merges ids (n) in place; `work` has room for n symbols. Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
-// A hash for tables of 2^k slots: the finaliser of splitmix64, in which every output bit depends on every input bit.
+// A hash for tables of 2^k slots: the finalizer of splitmix64, in which every output bit depends on every input bit.
 uint64_t bpe_hash(uint64_t value);
 __END_DECLS

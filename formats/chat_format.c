@@ -5,7 +5,7 @@
 #include <stdlib.h>                  // free
 #include <string.h>                  // strdup, memset
 
-enum { CHAT_MOST_BYTES = 1 << 20, CHAT_VERSION = 1 };
+enum { CHAT_MAX_BYTES = 1 << 20, CHAT_VERSION = 1 };
 
 void chat_format_free(struct chat_format *format) {
     free(format->begin);
@@ -51,9 +51,9 @@ static const char *chat_fill_stops(struct chat_format *format, const json_t *roo
     json_t *stops;
     RETURN_PROBLEM(json_get_array(root, "stop", &stops, name, error));
     const size_t count = json_array_size(stops);
-    if (count == 0 || count > CHAT_MOST_STOPS)
+    if (count == 0 || count > CHAT_MAX_STOPS)
         return error_format(error, "%s: stop has %zu tokens; expected 1 to %d, such as an end-of-turn token", name,
-                            count, CHAT_MOST_STOPS);
+                            count, CHAT_MAX_STOPS);
     for (size_t i = 0; i < count; i++) {
         const char *text;
         RETURN_PROBLEM(json_check_string(json_array_get(stops, i), "stop", &text, name, error));
@@ -94,7 +94,7 @@ const char *chat_format_read(struct chat_format *format, const char *path, struc
     unsigned char *data;
     uint64_t bytes;
     memset(format, 0, sizeof *format);
-    RETURN_PROBLEM(read_whole(&data, &bytes, CHAT_MOST_BYTES, path, "the form of a chat", error));
+    RETURN_PROBLEM(read_whole(&data, &bytes, CHAT_MAX_BYTES, path, "the form of a chat", error));
     const char *problem = chat_format_parse(format, data, bytes, path, error);
     free(data);
     return problem;

@@ -12,7 +12,7 @@
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
-enum { CHAT_MOST_STOPS = 16 };
+enum { CHAT_MAX_STOPS = 16 };
 
 // The texts are owned by chat_format_free.
 struct chat_format {
@@ -22,7 +22,7 @@ struct chat_format {
     } roles[CHAT_ROLES];
     char *default_system; // the content of the system turn where none is given; NULL: there is none then
     bool trim;            // white space around contents is left out
-    char *stops[CHAT_MOST_STOPS];
+    char *stops[CHAT_MAX_STOPS];
     int stop_count; // 1 at least
 };
 

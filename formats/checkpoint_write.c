@@ -145,7 +145,7 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
 
 // After each window of the file, starts writing it to the disk and waits until the window before is written: a save of
 // many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
-// all the work to the fsync at its end. Written pages are dropped from the page cache, in favour of the training data.
+// all the work to the fsync at its end. Written pages are dropped from the page cache, in favor of the training data.
 // 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)

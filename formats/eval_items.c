@@ -5,7 +5,7 @@
 #include <stdlib.h>                  // realloc
 #include <string.h>                  // memchr
 
-enum { MOST_CHOICES = 1 << 16, WHERE = 512 };
+enum { MAX_CHOICES = 1 << 16, WHERE = 512 };
 
 // ---- one line ----
 
@@ -27,8 +27,8 @@ static const char *check_members(const json_t *root, const char *where, struct e
 static const char *read_varied(struct eval_item *item, const char *key, const char *where, struct error_text *error) {
     RETURN_PROBLEM(json_get_array(item->root, key, &item->varied, where, error));
     const size_t count = json_array_size(item->varied);
-    if (count == 0 || count > MOST_CHOICES)
-        return error_format(error, "%s: %s has %zu texts; expected 1 to %d", where, key, count, (int)MOST_CHOICES);
+    if (count == 0 || count > MAX_CHOICES)
+        return error_format(error, "%s: %s has %zu texts; expected 1 to %d", where, key, count, (int)MAX_CHOICES);
     for (size_t i = 0; i < count; i++) {
         char name[64];
         const char *text;

@@ -9,7 +9,7 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
-enum { MOST_LAYERS = 1 << 16, MOST_WINDOW = 1 << 24 };
+enum { MAX_LAYERS = 1 << 16, MAX_WINDOW = 1 << 24 };
 
 // Refuses a flag that is present and not as wanted.
 static const char *read_flag(const json_t *root, const char *key, bool wanted, const char *name,
@@ -117,9 +117,8 @@ static const char *usual_windows(bool *marks, int64_t layers, const json_t *root
     int64_t full_each = t->full_each;
     if (a == ARCHITECTURE_GEMMA3) {
         RETURN_PROBLEM(
-            json_opt_int(root, "_sliding_window_pattern", 1, MOST_LAYERS, full_each, &full_each, name, error));
-        RETURN_PROBLEM(
-            json_opt_int(root, "sliding_window_pattern", 1, MOST_LAYERS, full_each, &full_each, name, error));
+            json_opt_int(root, "_sliding_window_pattern", 1, MAX_LAYERS, full_each, &full_each, name, error));
+        RETURN_PROBLEM(json_opt_int(root, "sliding_window_pattern", 1, MAX_LAYERS, full_each, &full_each, name, error));
     }
     const int64_t first = a == ARCHITECTURE_CWM ? 0 : full_each - 1; // of the layers without a window
     for (int64_t l = 0; l < layers; l++)
@@ -151,7 +150,7 @@ static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t
                                        struct error_text *error) {
     json_t *list;
     int64_t interval, value;
-    RETURN_PROBLEM(json_opt_int(root, "no_rope_layer_interval", 1, MOST_LAYERS, 4, &interval, name, error));
+    RETURN_PROBLEM(json_opt_int(root, "no_rope_layer_interval", 1, MAX_LAYERS, 4, &interval, name, error));
     RETURN_PROBLEM(json_opt_array(root, "no_rope_layers", &list, name, error));
     if (list && (int64_t)json_array_size(list) != layers)
         return error_format(error, "%s: no_rope_layers has %zu layers; expected %lld", name, json_array_size(list),
@@ -179,7 +178,7 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
         return NULL;
     *window = t->window;
     return json_has(root, "sliding_window")
-               ? json_get_int(root, "sliding_window", 1, MOST_WINDOW + 1, window, name, error)
+               ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
 // marks (layers): which have a window of `window` keys, 0: none. without_rope (layers): of SmolLM3.
@@ -232,7 +231,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
 }
 static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                int64_t layers, const char *name, struct error_text *error) {
-    if (layers > MOST_LAYERS)
+    if (layers > MAX_LAYERS)
         return NULL; // huggingface_check_settings refuses so many
     bool *marks = (bool *)calloc(2 * (size_t)layers, sizeof *marks);
     if (!marks)

@@ -16,7 +16,7 @@ enum {
     HANGUL_VOWEL_COUNT = 21,
     HANGUL_TRAIL_COUNT = 28, // trail 0: no trail
     HANGUL_SYLLABLE_COUNT = HANGUL_LEAD_COUNT * HANGUL_VOWEL_COUNT * HANGUL_TRAIL_COUNT,
-    NFC_MOST_PARTS = 4 // characters of one full decomposition
+    NFC_MAX_PARTS = 4 // characters of one full decomposition
 };
 
 static uint32_t nfc_combining_class(uint32_t code) {
@@ -141,12 +141,12 @@ bool nfc_may_change(const unsigned char *text, size_t bytes) {
 }
 
 unsigned char *nfc_normalize(const unsigned char *text, size_t bytes, size_t *out_bytes) {
-    if (bytes > SIZE_MAX / (8 * NFC_MOST_PARTS))
+    if (bytes > SIZE_MAX / (8 * NFC_MAX_PARTS))
         return NULL;
     size_t characters = 0;
     for (size_t i = 0; i < bytes; i++)
         characters += (text[i] & 0xc0) != 0x80;
-    const size_t most = characters * NFC_MOST_PARTS + 1;
+    const size_t most = characters * NFC_MAX_PARTS + 1;
     uint32_t *codes = (uint32_t *)malloc(2 * most * sizeof *codes);
     if (!codes)
         return NULL;

@@ -1,7 +1,7 @@
 // Unicode's canonical composition, NFC (UAX #15), which Qwen's tokenizers apply before they split text: an "e" and a
 // combining acute become one character.
 //
-// The tables are those of the `tokenizers` package, which normalises by Unicode 9 and leaves some hundred newer marks
+// The tables are those of the `tokenizers` package, which normalizes by Unicode 9 and leaves some hundred newer marks
 // unsorted. The same is done here, so that token ids agree.
 #pragma once
 #include <stdbool.h>   // bool

@@ -7,7 +7,7 @@
 #include <stdlib.h>                  // malloc, free
 #include <string.h>                  // memset, strcmp
 
-enum { PEFT_MOST_BYTES = 16 << 20, PEFT_MOST_RANK = 1 << 20 };
+enum { PEFT_MAX_BYTES = 16 << 20, PEFT_MAX_RANK = 1 << 20 };
 
 void peft_config_free(struct peft_config *c) {
     free(c->targets);
@@ -78,7 +78,7 @@ static const char *check_text(const json_t *root, const char *key, const char *w
     return NULL;
 }
 // Initial values that peft takes from the base's weights change these, or need more than the two matrices.
-static const char *check_initialisation(const json_t *root, const char *name, struct error_text *error) {
+static const char *check_initialization(const json_t *root, const char *name, struct error_text *error) {
     static const char *const plain[] = {"gaussian", "orthogonal", "eva"};
     const json_t *value = json_object_get(root, "init_lora_weights");
     if (!value || json_is_boolean(value) || json_is_null(value) ||
@@ -151,13 +151,13 @@ static const char *read_root(struct peft_config *c, const json_t *root, const ch
     const char *base;
     RETURN_PROBLEM(check_text(root, "peft_type", "LORA", false, name, error));
     RETURN_PROBLEM(check_text(root, "task_type", "CAUSAL_LM", true, name, error));
-    RETURN_PROBLEM(json_get_int(root, "r", 1, PEFT_MOST_RANK + 1, &rank, name, error));
+    RETURN_PROBLEM(json_get_int(root, "r", 1, PEFT_MAX_RANK + 1, &rank, name, error));
     RETURN_PROBLEM(json_get_number(root, "lora_alpha", 1e-6, 1e9, &alpha, name, error));
     RETURN_PROBLEM(json_opt_number(root, "lora_dropout", 0, 0.999999, 0, &dropout, name, error));
     RETURN_PROBLEM(json_opt_bool(root, "use_rslora", false, &c->rslora, name, error));
     RETURN_PROBLEM(json_opt_bool(root, "fan_in_fan_out", false, &c->fan_in_fan_out, name, error));
     RETURN_PROBLEM(check_text(root, "bias", "none", true, name, error));
-    RETURN_PROBLEM(check_initialisation(root, name, error));
+    RETURN_PROBLEM(check_initialization(root, name, error));
     RETURN_PROBLEM(check_others(root, name, error));
     RETURN_PROBLEM(json_opt_string(root, "base_model_name_or_path", "", &base, name, error));
     c->rank = (int)rank;
@@ -187,7 +187,7 @@ const char *peft_config_open(struct peft_config *c, const char *folder, struct e
     memset(c, 0, sizeof *c);
     if ((size_t)snprintf(path, sizeof path, "%s/" PEFT_CONFIG_NAME, folder) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder);
-    RETURN_PROBLEM(read_whole(&data, &bytes, PEFT_MOST_BYTES, path, "the settings of peft's adapters", error));
+    RETURN_PROBLEM(read_whole(&data, &bytes, PEFT_MAX_BYTES, path, "the settings of peft's adapters", error));
     const char *problem = peft_config_parse(c, data, bytes, path, error);
     free(data);
     return problem;

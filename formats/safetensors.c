@@ -9,7 +9,7 @@
 #include <string.h>                        // strcmp, memcpy
 #include <unistd.h>                        // close
 
-enum { SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
+enum { SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
 // The types in the reference implementation's order. A file holds its tensors by type from the last row to the first,
 // so that each is aligned.
@@ -60,7 +60,7 @@ static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uin
 
 // A shape as messages show it: (2, 3).
 struct safetensors_shape_text {
-    char text[SAFETENSORS_MOST_DIMS * 22 + 3];
+    char text[SAFETENSORS_MAX_DIMS * 22 + 3];
 };
 static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
     struct safetensors_shape_text shown = {"("};
@@ -107,9 +107,9 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     const char *problem = json_get_array(description, "shape", &shape, place, error);
     if (problem)
         return problem;
-    if (json_array_size(shape) > SAFETENSORS_MOST_DIMS)
+    if (json_array_size(shape) > SAFETENSORS_MAX_DIMS)
         return error_format(error, "%s: shape has %zu dimensions; expected at most %d", place, json_array_size(shape),
-                            SAFETENSORS_MOST_DIMS);
+                            SAFETENSORS_MAX_DIMS);
     tensor->dims = (int)json_array_size(shape);
     for (int i = 0; i < tensor->dims; i++) {
         int64_t size = 0;
@@ -204,7 +204,7 @@ static const char *safetensors_check_offsets(struct safetensors *file, const cha
 static const char *safetensors_parse_header(struct safetensors *file, const char *name, struct error_text *error) {
     const char *key, *problem;
     json_t *value;
-    const size_t members = json_object_size(file->header); // at most JSON_MOST_VALUES
+    const size_t members = json_object_size(file->header); // at most JSON_MAX_VALUES
     file->tensors = (struct safetensors_tensor *)calloc(members + 1, sizeof *file->tensors);
     if (!file->tensors)
         return error_format(error, "%s: out of memory for %zu tensors", name, members);
@@ -229,11 +229,11 @@ static const char *safetensors_header_length(uint64_t *length, const unsigned ch
         return error_format(error, "%s: is %" PRIu64 " bytes long; expected a safetensors file, which has at least 8",
                             name, file_bytes);
     *length = load_u64(first);
-    if (*length > SAFETENSORS_MOST_HEADER_BYTES)
+    if (*length > SAFETENSORS_MAX_HEADER_BYTES)
         return error_format(error,
                             "%s: promises a header of %" PRIu64 " bytes; expected at most %d: it is not a safetensors "
                             "file",
-                            name, *length, SAFETENSORS_MOST_HEADER_BYTES);
+                            name, *length, SAFETENSORS_MAX_HEADER_BYTES);
     if (*length > file_bytes - 8)
         return error_format(error,
                             "%s: promises a header of %" PRIu64 " bytes, but is %" PRIu64
@@ -464,9 +464,9 @@ const char *safetensors_lay_out(struct safetensors_layout *layout, struct safete
     }
     if (!out || fclose(out) != 0)
         problem = error_format(error, "%s: out of memory for its header", name);
-    else if (bytes - 8 > SAFETENSORS_MOST_HEADER_BYTES)
+    else if (bytes - 8 > SAFETENSORS_MAX_HEADER_BYTES)
         problem = error_format(error, "%s: would have a header of %zu bytes; safetensors allows %d", name, bytes - 8,
-                               SAFETENSORS_MOST_HEADER_BYTES);
+                               SAFETENSORS_MAX_HEADER_BYTES);
     if (problem) {
         free(layout->header);
         layout->header = NULL;
@@ -504,7 +504,7 @@ static const char *safetensors_index_parse_map(struct safetensors_index *index, 
     char place[sizeof error->text / 2];
     const char *key;
     json_t *value;
-    const size_t count = json_object_size(map); // at most JSON_MOST_VALUES
+    const size_t count = json_object_size(map); // at most JSON_MAX_VALUES
     snprintf(place, sizeof place, "%.400s: weight_map", name);
     if (count == 0)
         return error_format(error, "%s is empty; expected the file of each tensor", place);
@@ -560,7 +560,7 @@ const char *safetensors_index_open(struct safetensors_index *index, const char *
     unsigned char *data;
     uint64_t bytes;
     memset(index, 0, sizeof *index);
-    const char *problem = read_whole(&data, &bytes, SAFETENSORS_MOST_HEADER_BYTES, path, "a safetensors index", error);
+    const char *problem = read_whole(&data, &bytes, SAFETENSORS_MAX_HEADER_BYTES, path, "a safetensors index", error);
     if (!problem)
         problem = safetensors_index_parse(index, data, bytes, path, error);
     free(data);

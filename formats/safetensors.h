@@ -38,15 +38,15 @@ enum safetensors_dtype {
     SAFETENSORS_I64,
     SAFETENSORS_U64
 };
-enum { SAFETENSORS_MOST_DIMS = 8 };
+enum { SAFETENSORS_MAX_DIMS = 8 };
 
 struct safetensors_tensor {
     const char *name;
     enum safetensors_dtype dtype;
     int dims;
-    uint64_t shape[SAFETENSORS_MOST_DIMS]; // [dims]
-    uint64_t begin, bytes;                 // offset in the data, and length
-    int id;                                // for the caller, to identify a tensor after safetensors_lay_out sorted them
+    uint64_t shape[SAFETENSORS_MAX_DIMS]; // [dims]
+    uint64_t begin, bytes;                // offset in the data, and length
+    int id;                               // for the caller, to identify a tensor after safetensors_lay_out sorted them
 };
 
 struct safetensors {

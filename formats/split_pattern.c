@@ -341,13 +341,13 @@ void split_search_free(struct split_search *search) {
 }
 
 struct split_search *split_search_create(size_t longest) {
-    enum { JIT_STACK_LEAST_BYTES = 32 << 10, JIT_STACK_MOST_BYTES = 1 << 20, HEAP_KIB = 64 << 10 };
+    enum { JIT_STACK_LEAST_BYTES = 32 << 10, JIT_STACK_MAX_BYTES = 1 << 20, HEAP_KIB = 64 << 10 };
     struct split_search *search = (struct split_search *)calloc(1, sizeof *search);
     if (!search)
         return NULL;
     search->match = pcre2_match_data_create(1, NULL);
     search->context = pcre2_match_context_create(NULL);
-    search->stack = pcre2_jit_stack_create(JIT_STACK_LEAST_BYTES, JIT_STACK_MOST_BYTES, NULL);
+    search->stack = pcre2_jit_stack_create(JIT_STACK_LEAST_BYTES, JIT_STACK_MAX_BYTES, NULL);
     if (!search->match || !search->context) {
         split_search_free(search);
         return NULL;

@@ -12,7 +12,7 @@
 enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes, since indices in a piece are 32 bits
 
 // The state of an encoding. Each stage passes what it does not encode itself to the next: encode_text, encode_added
-// (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalised text), encode_plain,
+// (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalized text), encode_plain,
 // encode_split, encode_piece. The functions are defined in the opposite order.
 struct tokenizer_work {
     const struct tokenizer_tables *tables;
@@ -107,7 +107,7 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
     return encode_split(work, text + done, bytes - done, pattern + 1);
 }
 
-// Encodes well-formed, normalised text without added tokens.
+// Encodes well-formed, normalized text without added tokens.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     if (!work->tables->add_prefix_space || bytes == 0 || text[0] == ' ')
         return encode_split(work, text, bytes, 0);
@@ -173,7 +173,7 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
     return problem || done == bytes ? problem : rest(work, text + done, bytes - done);
 }
 
-// Encodes well-formed, normalised text.
+// Encodes well-formed, normalized text.
 static const char *encode_normal(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);

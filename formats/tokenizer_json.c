@@ -12,9 +12,9 @@
 #include "runtime/text/utf8.h"        // utf8_decode
 
 enum {
-    TOKENIZER_MOST_IDS = 1 << 26,
-    TOKENIZER_MOST_HOLES = 1 << 20, // unused ids below the highest: the tables have an entry for each
-    TOKENIZER_LONGEST_ADDED = 1024  // bytes of an added token; a text is searched for all of them at every byte
+    TOKENIZER_MAX_IDS = 1 << 26,
+    TOKENIZER_MAX_HOLES = 1 << 20, // unused ids below the highest: the tables have an entry for each
+    TOKENIZER_LONGEST_ADDED = 1024 // bytes of an added token; a text is searched for all of them at every byte
 };
 
 // The byte that a character stands for in GPT-2's alphabet, -1: none. Printable bytes stand for themselves, the others
@@ -115,9 +115,9 @@ static const char *refuse_type(struct tokenizer_reader *r, const json_t *object,
 // *id = a token's id, within bounds.
 static const char *read_id(struct tokenizer_reader *r, const json_t *number, const char *token, int32_t *id) {
     const json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
-    if (value < 0 || value >= TOKENIZER_MOST_IDS)
+    if (value < 0 || value >= TOKENIZER_MAX_IDS)
         return error_format(r->error, "%s: the id of token '%.100s' is not a number from 0 to %d", r->name, token,
-                            TOKENIZER_MOST_IDS - 1);
+                            TOKENIZER_MAX_IDS - 1);
     *id = (int32_t)value;
     return NULL;
 }
@@ -148,7 +148,7 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
         return problem;
     if (count < 1)
         return error_format(r->error, "%s: model.vocab is empty", r->name);
-    if ((size_t)highest + 1 > count + added_count + TOKENIZER_MOST_HOLES)
+    if ((size_t)highest + 1 > count + added_count + TOKENIZER_MAX_HOLES)
         return error_format(r->error, "%s: has ids up to %d, but only %zu tokens", r->name, (int)highest,
                             count + added_count);
     r->tokenizer->size = highest + 1;
@@ -227,9 +227,8 @@ static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, s
 
 static const char *read_merges(struct tokenizer_reader *r, const json_t *merges) {
     const size_t count = json_array_size(merges);
-    if (!json_is_array(merges) || count > TOKENIZER_MOST_IDS)
-        return error_format(r->error, "%s: model.merges is not a list of at most %d pairs", r->name,
-                            TOKENIZER_MOST_IDS);
+    if (!json_is_array(merges) || count > TOKENIZER_MAX_IDS)
+        return error_format(r->error, "%s: model.merges is not a list of at most %d pairs", r->name, TOKENIZER_MAX_IDS);
     unsigned char *scratch = (unsigned char *)malloc(3 * r->tables->longest + 1);
     const char *problem = NULL;
     if (!scratch || !bpe_create(&r->tables->bpe, count))
@@ -332,7 +331,7 @@ static int compare_added(const void *a, const void *b) {
     return order ? order : (left->bytes > right->bytes) - (left->bytes < right->bytes);
 }
 
-// Refuses an added token that NFC changes: the package matches its normalised form, which no known tokenizer needs.
+// Refuses an added token that NFC changes: the package matches its normalized form, which no known tokenizer needs.
 static const char *check_normalized(struct tokenizer_reader *r, const struct added_token *added) {
     size_t bytes = 0;
     unsigned char *text = nfc_normalize(added->text, added->bytes, &bytes);
@@ -379,9 +378,9 @@ static const char *read_normalizer(struct tokenizer_reader *r, const json_t *nor
 
 static const char *add_pattern(struct tokenizer_reader *r, const char *regex, size_t bytes) {
     struct tokenizer_tables *t = r->tables;
-    if (t->pattern_count == TOKENIZER_MOST_PATTERNS)
+    if (t->pattern_count == TOKENIZER_MAX_PATTERNS)
         return error_format(r->error, "%s: pre_tokenizer splits more than %d times, which is not supported", r->name,
-                            TOKENIZER_MOST_PATTERNS);
+                            TOKENIZER_MAX_PATTERNS);
     return split_pattern_compile(&t->patterns[t->pattern_count++], regex, bytes, r->name, r->error);
 }
 
@@ -451,9 +450,9 @@ static const char *read_template_token(struct tokenizer_reader *r, const json_t 
         if (id >= r->tokenizer->size || r->tables->tokens[id].kind == TOKEN_NONE)
             return error_format(r->error, "%s: the template's token '%.100s' has the id %d, which no token has",
                                 r->name, name, (int)id);
-        if (*count == TOKENIZER_MOST_TEMPLATE)
+        if (*count == TOKENIZER_MAX_TEMPLATE)
             return error_format(r->error, "%s: the template adds more than %d tokens, which is not supported", r->name,
-                                TOKENIZER_MOST_TEMPLATE);
+                                TOKENIZER_MAX_TEMPLATE);
         ids[(*count)++] = id;
     }
     return NULL;

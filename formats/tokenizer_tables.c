@@ -39,7 +39,7 @@ void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text
         tables->longest = bytes;
 }
 
-// FNV-1a, finalised so that the low bits depend on all others.
+// FNV-1a, finalized so that the low bits depend on all others.
 static uint64_t tokenizer_hash(const unsigned char *text, size_t bytes) {
     uint64_t hash = bytes;
     for (size_t i = 0; i < bytes; i++)

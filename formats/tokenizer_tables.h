@@ -11,8 +11,8 @@
 #include "formats/tokenizer.h"     // struct tokenizer
 
 enum {
-    TOKENIZER_MOST_PATTERNS = 8, // applied one after the other; DeepSeek has 3
-    TOKENIZER_MOST_TEMPLATE = 16 // tokens before or after the text
+    TOKENIZER_MAX_PATTERNS = 8, // applied one after the other; DeepSeek has 3
+    TOKENIZER_MAX_TEMPLATE = 16 // tokens before or after the text
 };
 
 enum token_kind {
@@ -40,12 +40,12 @@ struct tokenizer_tables {
     uint32_t *ids_by_text;          // hash table of ids + 1 of TOKEN_BPE, 0: free slot; NULL: tokens are bytes; owned
     uint64_t ids_mask;              // slots - 1
     struct bpe bpe;
-    struct added_token *added; // those that match raw text, then those that match normalised text, each by text; owned
+    struct added_token *added; // those that match raw text, then those that match normalized text, each by text; owned
     size_t added_raw, added_count;
     bool nfc, add_prefix_space, ignore_merges;
-    struct split_pattern *patterns[TOKENIZER_MOST_PATTERNS]; // owned
+    struct split_pattern *patterns[TOKENIZER_MAX_PATTERNS]; // owned
     int pattern_count;
-    int32_t before[TOKENIZER_MOST_TEMPLATE], after[TOKENIZER_MOST_TEMPLATE]; // the template's, around the text
+    int32_t before[TOKENIZER_MAX_TEMPLATE], after[TOKENIZER_MAX_TEMPLATE]; // the template's, around the text
     int before_count, after_count;
 };
 

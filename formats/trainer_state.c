@@ -79,12 +79,12 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 // Reading
 
 // The limit of counts in a state: far above what a run reaches, and far below what 63 bits hold.
-static const int64_t TRAINER_MOST = (int64_t)1 << 60;
+static const int64_t TRAINER_MAX = (int64_t)1 << 60;
 
 static const char *trainer_state_count(const json_t *object, const char *key, uint64_t *value, const char *name,
                                        struct error_text *error) {
     int64_t count = 0;
-    RETURN_PROBLEM(json_get_int(object, key, 0, TRAINER_MOST, &count, name, error));
+    RETURN_PROBLEM(json_get_int(object, key, 0, TRAINER_MAX, &count, name, error));
     *value = (uint64_t)count;
     return NULL;
 }
@@ -127,7 +127,7 @@ static const char *trainer_state_read_changes(struct trainer_state *state, const
         const int64_t least = i ? (int64_t)state->changes[i - 1].first_epoch + 1 : 0;
         int64_t files, epoch;
         RETURN_PROBLEM(json_get_int(change, "files", before + 1, (int64_t)state->num_files + 1, &files, name, error));
-        RETURN_PROBLEM(json_get_int(change, "first_epoch", least, i ? TRAINER_MOST : 1, &epoch, name, error));
+        RETURN_PROBLEM(json_get_int(change, "first_epoch", least, i ? TRAINER_MAX : 1, &epoch, name, error));
         state->changes[i].files = (int)files;
         state->changes[i].first_epoch = (uint64_t)epoch;
     }
@@ -159,7 +159,7 @@ static const char *trainer_state_read_base(struct trainer_state *state, const ch
 static const char *trainer_state_read_root(struct trainer_state *state, const char *name, struct error_text *error) {
     int64_t version;
     RETURN_PROBLEM(json_get_int(state->root, "version", 1, 2, &version, name, error));
-    RETURN_PROBLEM(json_get_int(state->root, "step", 0, TRAINER_MOST, &state->step, name, error));
+    RETURN_PROBLEM(json_get_int(state->root, "step", 0, TRAINER_MAX, &state->step, name, error));
     RETURN_PROBLEM(json_get_int(state->root, "skipped", 0, state->step + 1, &state->skipped, name, error));
     RETURN_PROBLEM(json_opt_int(state->root, "empty", 0, state->skipped + 1, 0, &state->empty, name, error));
     RETURN_PROBLEM(trainer_state_count(state->root, "samples", &state->samples, name, error));
@@ -190,7 +190,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
 }
 
 struct trainer_state trainer_state_open(const char *folder) {
-    enum { MOST_BYTES = 64 << 20 };
+    enum { MAX_BYTES = 64 << 20 };
     char path[PATH_MAX];
     unsigned char *data = NULL;
     uint64_t bytes;
@@ -198,7 +198,7 @@ struct trainer_state trainer_state_open(const char *folder) {
     struct error_text error;
     if ((size_t)snprintf(path, sizeof path, "%s/trainer_state.json", folder) >= sizeof path)
         fail("%s: the name is too long", folder);
-    const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a checkpoint's state", &error);
+    const char *problem = read_whole(&data, &bytes, MAX_BYTES, path, "a checkpoint's state", &error);
     if (!problem)
         problem = trainer_state_parse(&state, data, bytes, path, &error);
     if (problem)

@@ -73,9 +73,9 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
 }
 
 static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     uint64_t bytes;
-    RETURN_PROBLEM(read_whole(&vocabulary->data, &bytes, MOST_BYTES, path,
+    RETURN_PROBLEM(read_whole(&vocabulary->data, &bytes, MAX_BYTES, path,
                               "a vocabulary file that scripts/prepare_data.py wrote", error));
     return vocabulary_parse(vocabulary, vocabulary->data, bytes, path, error);
 }

@@ -1,4 +1,4 @@
-// Four neighbours in flat ranges, as the kernels over gradients and states of the optimizer take them.
+// Four neighbors in flat ranges, as the kernels over gradients and states of the optimizer take them.
 #pragma once
 #include "kernels/device.cuh" // DEVICE_FUNCTION
 
@@ -6,7 +6,7 @@
 
 enum { FLAT_THREADS = 256 };
 
-// Four neighbours in a flat range: 16 bytes of fp32, 8 of bf16, one access.
+// Four neighbors in a flat range: 16 bytes of fp32, 8 of bf16, one access.
 template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
 // Told of each such access before it is made: the emulator checks its address.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {

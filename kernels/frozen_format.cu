@@ -20,7 +20,7 @@ size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
     return 0;
 }
 
-size_t frozen_quantise_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
+size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
     switch (format) {
     case FROZEN_FLOATX:
     case FROZEN_FP8: return 0;
@@ -63,7 +63,7 @@ static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, cons
                                            n - at < NF4_BLOCK ? (int)(n - at) : (int)NF4_BLOCK);
     }
 }
-void frozen_quantise_rows(void *stored, const float *values, enum frozen_format format, int64_t rows, int64_t cols,
+void frozen_quantize_rows(void *stored, const float *values, enum frozen_format format, int64_t rows, int64_t cols,
                           int64_t first, int64_t n, void *workspace) {
     floatX *const plain = (floatX *)stored + first * cols;
     if (first % FROZEN_ROWS != 0 || (n % FROZEN_ROWS != 0 && first + n != rows))
@@ -82,7 +82,7 @@ void frozen_quantise_rows(void *stored, const float *values, enum frozen_format 
         return;
     }
 }
-void frozen_quantise_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace) {
+void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace) {
     switch (format) {
     case FROZEN_FLOATX:
     case FROZEN_FP8: return;
@@ -109,7 +109,7 @@ HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
 
 #ifdef TARGET_CUDA
 
-// Bound by memory: a thread stores packs of 16 bytes, whose neighbours are its warp's other threads'; codes of all its
+// Bound by memory: a thread stores packs of 16 bytes, whose neighbors are its warp's other threads'; codes of all its
 // packs are in flight before the first is stored.
 enum { FROZEN_THREADS = 256, FROZEN_EACH = 4 };
 #define EACH_FROZEN(k) _Pragma("unroll") for (int k = 0; k < FROZEN_EACH; k++)
@@ -128,7 +128,7 @@ DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 }
 // out[0, count) = elements begin, begin + 1, ...; begin is a multiple of PACK, so that a pack has one absmax.
 static __global__ void __launch_bounds__(FROZEN_THREADS)
-    nf4_dequantise_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
+    nf4_dequantize_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
     const uint32_t levels = shared_memory();
     const int64_t first = ((int64_t)blockIdx.x * FROZEN_EACH * FROZEN_THREADS + threadIdx.x) * PACK;
     uint32_t codes[FROZEN_EACH];
@@ -153,17 +153,17 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
 }
 // The same from any element on.
 static __global__ void __launch_bounds__(FROZEN_THREADS)
-    nf4_dequantise_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
+    nf4_dequantize_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
     const int64_t at = (int64_t)blockIdx.x * FROZEN_THREADS + threadIdx.x, i = begin + at;
     if (at < count)
         out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
 }
 static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
     if (begin % PACK == 0)
-        LAUNCH(dev, nf4_dequantise_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
+        LAUNCH(dev, nf4_dequantize_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
                NF4_LEVELS * sizeof(float), out, from, begin, count);
     else
-        LAUNCH(dev, nf4_dequantise_from_kernel, blocks_for(count, FROZEN_THREADS), FROZEN_THREADS, 0, out, from, begin,
+        LAUNCH(dev, nf4_dequantize_from_kernel, blocks_for(count, FROZEN_THREADS), FROZEN_THREADS, 0, out, from, begin,
                count);
 }
 
@@ -193,7 +193,7 @@ DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t 
 }
 // Row first + blockIdx.x of (rows, cols), a pack of columns a thread.
 static __global__ void __launch_bounds__(FROZEN_THREADS)
-    frozen_fp8_dequantise_kernel(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first) {
+    frozen_fp8_dequantize_kernel(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first) {
     const int64_t row = first + blockIdx.x, pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);
     const int64_t c = ((int64_t)blockIdx.y * FROZEN_THREADS + threadIdx.x) * PACK;
     if (c >= cols)
@@ -208,7 +208,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
 }
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
-    LAUNCH(dev, frozen_fp8_dequantise_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),
+    LAUNCH(dev, frozen_fp8_dequantize_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),
            FROZEN_THREADS, 0, out, from, rows, cols, first);
 }
 
@@ -246,7 +246,7 @@ static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows,
 
 #endif
 
-void frozen_dequantise(floatX *out, const void *stored, enum frozen_format format, int64_t rows, int64_t cols,
+void frozen_dequantize(floatX *out, const void *stored, enum frozen_format format, int64_t rows, int64_t cols,
                        int64_t first, int64_t n, struct device *dev) {
     if (n == 0 || cols == 0)
         return;

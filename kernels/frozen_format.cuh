@@ -3,9 +3,9 @@
 //   FROZEN_FLOATX  as parameters of floatX are
 //   FROZEN_FP8     E4M3 codes and, of each 128 x 128 elements, an fp32 inverse scale, a power of two: fp8/fp8.cuh's
 //                  FP8_128X128, so that a product of FP8 matrices takes the stored bytes. 8.002 bits an element
-//   FROZEN_NF4     QLoRA's 4 bits, with double quantisation: kernels/nf4.cuh. 4.127 bits an element
+//   FROZEN_NF4     QLoRA's 4 bits, with double quantization: kernels/nf4.cuh. 4.127 bits an element
 //
-// Quantising is the host's work, once, while weights are loaded. What is stored has the same bits on every machine and
+// Quantizing is the host's work, once, while weights are loaded. What is stored has the same bits on every machine and
 // target, for any number of threads, and so has what is read back, where weights are finite: one that is not makes its
 // block NaN, in NF4 the matrix.
 #pragma once
@@ -15,24 +15,24 @@
 
 enum frozen_format { FROZEN_FLOATX, FROZEN_FP8, FROZEN_NF4 };
 enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the matrix in memory
-enum { FROZEN_ROWS = 128 };      // quantised together: of any number of columns these are whole blocks
+enum { FROZEN_ROWS = 128 };      // quantized together: of any number of columns these are whole blocks
 
 __BEGIN_DECLS
 // Bytes of a matrix (rows, cols), a multiple of FROZEN_ALIGNMENT. FP8 and NF4: of any build; FLOATX: of this precision.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
 // Stores rows [first, first + n) of a matrix, in the host's memory: `first` is a multiple of FROZEN_ROWS, and so is n,
-// except of the last rows. After all rows frozen_quantise_end completes what is stored. All calls of a matrix have one
+// except of the last rows. After all rows frozen_quantize_end completes what is stored. All calls of a matrix have one
 // workspace, in which NF4 keeps absmaxes until their mean is known.
-size_t frozen_quantise_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
-void frozen_quantise_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
+size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
+void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
-void frozen_quantise_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
+void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
 // out = rows [first, first + n), read back.
-void frozen_dequantise(floatX *out,        // (n, cols)
+void frozen_dequantize(floatX *out,        // (n, cols)
                        const void *stored, // frozen_bytes(format, rows, cols)
                        enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                        struct device *dev);
@@ -60,4 +60,4 @@ static inline struct nf4_matrix frozen_nf4(const void *stored, int64_t n) {
     return m;
 }
 
-// ---- Quantising ----
+// ---- Quantizing ----

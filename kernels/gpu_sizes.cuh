@@ -6,7 +6,7 @@
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct compute_capability
-#include "kernels/fp8/fp8.cuh"         // enum fp8_scaling
+#include "kernels/fp8/fp8.cuh"         // enum fp8_granularity
 #include "kernels/qk_norm.cuh"         // struct qk_norm_shape
 #include <stdio.h>                     // snprintf
 
@@ -22,7 +22,8 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
 
 // Whether a GPU of this compute capability can't multiply FP8 matrices of this scaling; why not is written to `text` (n bytes),
 // with the option to change. Major 0: a GPU that is not known refuses nothing.
-static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_scaling scaling, struct compute_capability gpu) {
+static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity granularity,
+                                   struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
     if (sizeof(floatX) == sizeof(float))
         snprintf(text, n, "FP8 products write bf16: --fp8-format needs --precision bf16");
@@ -33,7 +34,7 @@ static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_scaling scalin
                  "FP8 needs a GPU of compute capability 8.9 or more, and this one has %d.%d: leave out "
                  "--fp8-format",
                  gpu.major, gpu.minor);
-    else if (scaling != FP8_WHOLE && capability != 90)
+    else if (granularity != FP8_PER_TENSOR && capability != 90)
         snprintf(text, n,
                  "FP8 scales of blocks need a GPU of compute capability 9.0, and this one has %d.%d: leave out "
                  "--fp8-recipe blockwise",

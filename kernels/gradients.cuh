@@ -41,7 +41,7 @@ struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
 // total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In
-// two parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where
+// two parts: first squares_of_ranges of every range, for one group of neighbors [first, end) after the other, where
 // some are there earlier; then squares_total. `ranges` is in the device's memory.
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,

@@ -1,5 +1,5 @@
 // The elementwise halves of Muon's update (Jordan et al. 2024, kellerjordan.github.io/posts/muon): the momentum, before
-// the matrix is orthogonalised (optimizer/orthogonalise.cuh), and the step along its orthogonal factor.
+// the matrix is orthogonalized (optimizer/orthogonalize.cuh), and the step along its orthogonal factor.
 #pragma once
 #include "kernels/gradients.cuh" // struct gradient_check, struct rounding, tensor_rounding
 #include <sys/cdefs.h>           // __BEGIN_DECLS

@@ -4,7 +4,7 @@
 
 #ifdef TARGET_CUDA
 
-static __global__ void newton_schulz_normalise_kernel(floatX *x, const double *squares, double divisor, int64_t n) {
+static __global__ void newton_schulz_normalize_kernel(floatX *x, const double *squares, double divisor, int64_t n) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
     const float factor = newton_schulz_factor(*squares, divisor);
@@ -13,8 +13,8 @@ static __global__ void newton_schulz_normalise_kernel(floatX *x, const double *s
         y.x[i] = to_floatX(factor > 0 ? factor * to_float(y.x[i]) : 0.0f);
     four_store(x + at, y, count);
 }
-void newton_schulz_normalise(floatX *x, const double *squares, double divisor, int64_t n, struct device *dev) {
-    LAUNCH(dev, newton_schulz_normalise_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, x, squares, divisor,
+void newton_schulz_normalize(floatX *x, const double *squares, double divisor, int64_t n, struct device *dev) {
+    LAUNCH(dev, newton_schulz_normalize_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, x, squares, divisor,
            n);
 }
 
@@ -52,7 +52,7 @@ void newton_schulz_polynomial(floatX *square, const floatX *gram, float a, float
 
 #else
 
-void newton_schulz_normalise(floatX *x, const double *squares, double divisor, int64_t n, struct device *dev) {
+void newton_schulz_normalize(floatX *x, const double *squares, double divisor, int64_t n, struct device *dev) {
     const float factor = newton_schulz_factor(*squares, divisor);
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++)

@@ -1,4 +1,4 @@
-// The elementwise parts of a Newton-Schulz iteration (optimizer/orthogonalise.cuh), between its matrix products.
+// The elementwise parts of a Newton-Schulz iteration (optimizer/orthogonalize.cuh), between its matrix products.
 #pragma once
 #include "kernels/device.cuh" // floatX, struct device, LAUNCH
 #include <float.h>            // FLT_MAX
@@ -7,7 +7,7 @@
 
 __BEGIN_DECLS
 // x = x / (divisor sqrt(*squares)), rounded; 0 where *squares is 0.
-void newton_schulz_normalise(floatX *x,             // (n)
+void newton_schulz_normalize(floatX *x,             // (n)
                              const double *squares, // (1)
                              double divisor, int64_t n, struct device *dev);
 // out = in, rounded.

@@ -3,14 +3,14 @@
 // and kQuantizeBlockwise in csrc/kernels.cu).
 //
 // The elements of a matrix, row after row, are cut into blocks of 64. An element's code is that of the level nearest to
-// it, in units of the block's absmax, its largest magnitude; a tie has the lower level. The first of two neighbours has
-// the upper half of their byte. Absmaxes are stored in 8 bits ("double quantisation"): less their mean, in blocks of
+// it, in units of the block's absmax, its largest magnitude; a tie has the lower level. The first of two neighbors has
+// the upper half of their byte. Absmaxes are stored in 8 bits ("double quantization"): less their mean, in blocks of
 // 256, each in units of the block's largest magnitude, as the nearest value of the dynamic map. That is 4 + 8 / 64 +
 // 32 / (64 256) = 4.127 bits an element.
 //
 // An element read back is level * absmax in fp32, rounded once to floatX: the bits of bitsandbytes' kernels of
 // the same codes. Absmaxes have the nearest codes, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and
-// takes a neighbour for some.
+// takes a neighbor for some.
 #pragma once
 #include "kernels/device.cuh"      // floatX, HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits
@@ -95,7 +95,7 @@ HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
 }
 #undef NF4_TABLE
 
-// ---- Quantising, on the host ----
+// ---- Quantizing, on the host ----
 
 // 1 / x, of a block of zeros finite. Below 1e-38 the reciprocal would be infinite.
 static inline float nf4_inverse(float x) { return 1.0f / (x > 1e-38f ? x : 1e-38f); }
@@ -154,17 +154,17 @@ static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmax
 #pragma omp parallel for schedule(static) if (blocks >= 1 << 14)
     for (int64_t first = 0; first < blocks; first += NF4_ABSMAX_BLOCK) {
         const int count = blocks - first < NF4_ABSMAX_BLOCK ? (int)(blocks - first) : (int)NF4_ABSMAX_BLOCK;
-        float centred[NF4_ABSMAX_BLOCK];
+        float centered[NF4_ABSMAX_BLOCK];
         for (int i = 0; i < count; i++)
-            centred[i] = absmaxes[first + i] - mean;
-        const float scale = nf4_largest(centred, count), inverse = nf4_inverse(scale);
+            centered[i] = absmaxes[first + i] - mean;
+        const float scale = nf4_largest(centered, count), inverse = nf4_inverse(scale);
         to.absmax_scales[first / NF4_ABSMAX_BLOCK] = scale;
         for (int i = 0; i < count; i++)
-            to.absmax_codes[first + i] = nf4_map_code(centred[i] * inverse);
+            to.absmax_codes[first + i] = nf4_map_code(centered[i] * inverse);
     }
 }
 
-// ---- Dequantising a block, by a thread of the cpu target ----
+// ---- Dequantizing a block, by a thread of the cpu target ----
 
 #ifndef TARGET_CUDA
 

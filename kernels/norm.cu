@@ -195,7 +195,7 @@ enum { NORM_BACKWARD_SLOTS = 6 };
 // A thread's sums of dx's columns. Where a row is a block's they are in registers, `held`. Where it is a warp's they
 // are in shared memory, behind norm_groups_reduce's: in registers they would leave room for one block where there are
 // two. Rows of any length (PACKS 0) have them in the run's row of dx_partial. In shared memory a warp's accesses are to
-// neighbouring 16 bytes.
+// neighboring 16 bytes.
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }

@@ -21,7 +21,7 @@ void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
                   const floatX *bias,   // (C); NULL: none
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
-// The gradient of norm_forward. With y the normalised row and g = dout * weight, or dout * (1 + weight):
+// The gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
 //   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
 // dx_partial gets partial sums of the columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds

@@ -1,4 +1,4 @@
-// The instructions of sm_90a that kernels/ptx.cuh has not: TMA, mbarriers, wgmma, warp specialisation. One wrapper an
+// The instructions of sm_90a that kernels/ptx.cuh has not: TMA, mbarriers, wgmma, warp specialization. One wrapper an
 // instruction, and beside each its model on the host (test/emu/async.h), as there.
 //
 // Two kinds of access meet in shared memory: the generic proxy's (ordinary loads and stores, ldmatrix, stmatrix) and
@@ -65,7 +65,7 @@ PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
     emu_mbarrier_init(barrier, arrivals);
 #endif
 }
-// Makes the barriers that this thread initialised visible to TMA. To be called before the __syncthreads after which
+// Makes the barriers that this thread initialized visible to TMA. To be called before the __syncthreads after which
 // others use them.
 PTX_FUNCTION void mbarrier_init_fence(void) {
 #if defined(__CUDACC__)
@@ -440,7 +440,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 #endif
 }
 
-// --- Warp specialisation ------------------------------------------------------------------------------------------
+// --- Warp specialization ------------------------------------------------------------------------------------------
 
 // All warps of a warpgroup call. setmaxnreg.inc waits until the block has as many registers to give.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {

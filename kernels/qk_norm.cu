@@ -8,7 +8,7 @@
 
 #ifdef TARGET_CUDA
 
-// A row is the work of THREADS neighbouring lanes where they hold it in QK_PACKS packs each, and of a block otherwise.
+// A row is the work of THREADS neighboring lanes where they hold it in QK_PACKS packs each, and of a block otherwise.
 // With two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
 enum { QK_PACKS = 2 };
 
@@ -50,7 +50,7 @@ template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct
 // rows.
 enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 
-// Four neighbouring floats of global memory, a pack, or four elements, of shared memory, each in one access.
+// Four neighboring floats of global memory, a pack, or four elements, of shared memory, each in one access.
 struct qk_four {
     float x[4];
 };

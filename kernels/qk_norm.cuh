@@ -16,7 +16,7 @@ struct qk_norm_shape {
     float epsilon; // added to the mean square
 };
 
-// The rotary embedding of what is normalised, as rope_forward takes it: the N tokens are (N / T, T).
+// The rotary embedding of what is normalized, as rope_forward takes it: the N tokens are (N / T, T).
 struct qk_norm_rotary {
     const float *table; // (more than the largest position, D); NULL: none
     struct token_positions positions;

@@ -3,7 +3,7 @@
 // A value is a function of its key and counter alone, so that a dropout mask is never stored, a recomputed mask is the
 // same, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
 // of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
-// bit set, the upper half of a stream's number (initialisation, sampling, shuffling), or, with the bit below it, a
+// bit set, the upper half of a stream's number (initialization, sampling, shuffling), or, with the bit below it, a
 // tensor and what of it is rounded.
 #pragma once
 #include "kernels/device.cuh"      // uint32_t, uint64_t, bf16
@@ -94,7 +94,7 @@ HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1,
 // philox_chunk makes the words of PHILOX_LANES blocks, beginning with `block`.
 enum { PHILOX_LANES = 32, PHILOX_CHUNK = 4 * PHILOX_LANES };
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
-// Vectorised by hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice
+// Vectorized by hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice
 // (one): half the time. The upper halves of the lanes hold leftovers, which neither the product nor the last step
 // reads. The vectors of a chunk go through the rounds together, as a round is a chain of five operations.
 enum { PHILOX_VECTORS = PHILOX_LANES / 8, XOR3 = 0x96 }; // XOR3: a ^ b ^ c as a table of its 8 cases

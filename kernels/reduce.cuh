@@ -6,7 +6,7 @@
 
 #ifdef TARGET_CUDA
 
-// The sum over each `lanes` neighbouring lanes, a power of 2 up to 32. All lanes of the warp call. In every step both
+// The sum over each `lanes` neighboring lanes, a power of 2 up to 32. All lanes of the warp call. In every step both
 // partners add the same two numbers, so that they agree to the bit.
 DEVICE_FUNCTION float lanes_sum(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)

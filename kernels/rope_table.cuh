@@ -39,7 +39,7 @@ struct rope_settings {
 // Frequencies without scaling, of whole heads.
 static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
-// The angle between neighbouring positions of pair i < D/2, and the amplitude of pairs that are rotated.
+// The angle between neighboring positions of pair i < D/2, and the amplitude of pairs that are rotated.
 static inline double rope_frequency(const struct rope_settings *settings, int i);
 static inline double rope_amplitude(const struct rope_settings *settings);
 

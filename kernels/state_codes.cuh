@@ -3,7 +3,7 @@
 // Dettmers, "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the
 // midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1
 // instead of 0.993, and both signs (bit 7 of the byte) use the same magnitudes, so that the extreme of a block, positive
-// or negative, is exact, and with it the scale: quantising twice is quantising once. Roots of second moments: n = 2, and
+// or negative, is exact, and with it the scale: quantizing twice is quantizing once. Roots of second moments: n = 2, and
 // 1 after the 254. What is not 0 never becomes 0, for where v were 0 and m is not, eps alone would divide.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
@@ -95,8 +95,8 @@ HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(la
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // The index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last index is
-// `last`; 0 only where y is under half the first. By comparisons and arithmetic, which vectorise, in place of a search:
-// between decades the next one begins a whole part above the border, in the middle between their neighbours.
+// `last`; 0 only where y is under half the first. By comparisons and arithmetic, which vectorize, in place of a search:
+// between decades the next one begins a whole part above the border, in the middle between their neighbors.
 // A number as near to two within rounding is either's.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;

@@ -1,4 +1,4 @@
-// expf, logf, tanhf, and sine and cosine of a fraction of a turn, written so that the compiler vectorises loops over
+// expf, logf, tanhf, and sine and cosine of a fraction of a turn, written so that the compiler vectorizes loops over
 // them: no branch, no table, no call. libm's are calls, and their vector forms come only with -ffast-math, under which
 // NaN is lost.
 //

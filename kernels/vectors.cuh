@@ -20,7 +20,7 @@
 #endif
 typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint32_t vec_words __attribute__((vector_size(4 * LANES), may_alias));
-typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neighbouring bf16
+typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neighboring bf16
 
 static inline vec vec_load(const float *p) { return *(const vec *)p; }
 static inline void vec_store(float *p, vec x) { *(vec *)p = x; }

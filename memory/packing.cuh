@@ -18,10 +18,10 @@ struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the
+// Work is the number of slots and neighbors that were visited, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
-    PLAN_FIT_NEIGHBOURS = 256, // an item with more fitted neighbours is put on top of them
+    PLAN_FIT_NEIGHBOURS = 256, // an item with more fitted neighbors is put on top of them
     PLAN_FIT_PAIRS = 1000000,  // most pairs of fitted items that are live together; beyond it more are stacked
     PLAN_CLASSES = 32,         // class k: items of more than 2^(k - 1) and up to 2^k slots
     PLAN_PACK_WORK = 4000000   // limit of work
@@ -47,12 +47,12 @@ struct plan_packing {
     int fitted_count;
     size_t *floor; // (count) of a fitted item: the top of the stack in its slots
     // A bucket is a list of the placed fitted items of one class that begin in the same 2^class slots, so that finding
-    // an item's neighbours costs by their number, however long other items live.
+    // an item's neighbors costs by their number, however long other items live.
     int *newest;                  // (bucket_count) the item of a bucket that was placed last, -1: none
     int *next;                    // (count) the item of the same bucket that was placed before this one, -1: none
     int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: the class has no fitted item
     int bucket_count;
-    int64_t work; // slots and neighbours looked at so far
+    int64_t work; // slots and neighbors looked at so far
 };
 
 static int plan_compare_lengths(const void *a, const void *b) {
@@ -99,7 +99,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
     for (int i = 0; i < packing->count; i++) {
         struct plan_item *item = &packing->items[i];
-        packing->work += plan_item_length(item) / 4; // the loops over slots are vectorised
+        packing->work += plan_item_length(item) / 4; // the loops over slots are vectorized
         if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
             packing->fitted[packing->fitted_count++] = i;
             continue;
@@ -250,7 +250,7 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Squeaky-wheel optimisation (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
+// Squeaky-wheel optimization (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
 // by a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans
 // above the bound, moving to the front ten times).
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {

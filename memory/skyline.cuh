@@ -1,8 +1,8 @@
 // Packing buffers of known lifetimes from the bottom up, valley by valley.
 //
 // The skyline is the top of what is placed, slot by slot; a run of slots of one height is a segment, and one that is
-// lower than both its neighbours is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
-// within it. A valley that no item fits into is raised to its lower neighbour. That is the best-fit heuristic of Burke,
+// lower than both its neighbors is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
+// within it. A valley that no item fits into is raised to its lower neighbor. That is the best-fit heuristic of Burke,
 // Kendall & Whitwell (2004) for lifetimes that are fixed. Valleys do not depend on each other, since what fits into one
 // fits into no other, so that they may be filled one after another.
 //
@@ -66,7 +66,7 @@ enum {
     SKYLINE_BLOCK = 16,               // slots whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
     SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while it is more than that above
-    SKYLINE_WORK_MOST = 150000000,    // limit by chance
+    SKYLINE_WORK_MAX = 150000000,     // limit by chance
     SKYLINE_PROMOTIONS = 100,         // most promotions of an order
     SKYLINE_TURNS = 2000              // most tries by chance
 };
@@ -164,7 +164,7 @@ static void skyline_set_segment(struct skyline *s, int slot, int last, int befor
         s->segment_before[last + 1] = slot;
 }
 
-// Joins the segment that begins in `slot` with neighbours of its height. Returns the first slot of the result.
+// Joins the segment that begins in `slot` with neighbors of its height. Returns the first slot of the result.
 static int skyline_join(struct skyline *s, int slot) {
     const int after = skyline_after(s, slot), before = s->segment_before[slot];
     if (after >= 0 && s->height[after] == s->height[slot])
@@ -283,7 +283,7 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Squeaky-wheel optimisation (Joslin & Clements 1999): moves the items that ended above the bound to so many tenths of
+// Squeaky-wheel optimization (Joslin & Clements 1999): moves the items that ended above the bound to so many tenths of
 // their place. Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
@@ -395,7 +395,7 @@ static void skyline_search_by_promotion(struct skyline *s) {
 // within 1 % or the limit of work is reached. Promotion finds in few rounds what it can find, and leads astray in many.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 4; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
-    for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MOST);
+    for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);
          turn++) {
         struct skyline_search *search = &s->searches[turn / 2 % SKYLINE_ORDERS];
         for (int i = 0; i < SKYLINE_ORDERS && turn % 2; i++) // every other turn is the lowest search's
@@ -406,6 +406,6 @@ static void skyline_search_by_chance(struct skyline *s) {
         memcpy(search->order, search->lowest, (size_t)s->count * sizeof *search->order);
         for (int shuffles = 1 + skyline_chance(&chance, 2); shuffles > 0; shuffles--)
             skyline_shuffle(s, search->order, &chance);
-        skyline_search_try(s, search, search->order, search->lowest_height, SKYLINE_WORK_MOST);
+        skyline_search_try(s, search, search->order, search->lowest_height, SKYLINE_WORK_MAX);
     }
 }

@@ -12,9 +12,9 @@
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
-// What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:
+// What sums a bias's gradient. BIAS_BY_WGRAD: the product of the weight's gradient, or the cast to FP8. The others:
 // the kernel that makes what is summed: a norm's backward, a residual addition's, an activation's, or attention's.
-enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
+enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
@@ -28,14 +28,14 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
     if (!branch_is_added_as_it_is(m))
         return BIAS_BY_RESIDUAL;
     if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
-        return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
+        return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_WGRAD;
     if (linear == LINEAR_ATT_PROJ &&
         mlp_range_tokens(m, PASS_BACKWARD, l) > 0) // norm 2's gradient goes by the MLP's ranges
-        return BIAS_BY_PRODUCT;
-    return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
+        return BIAS_BY_WGRAD;
+    return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
 // Runs of rows that attention's backward sums the gradient of q, k and v over.
-static int64_t attention_chunks(const struct gpt *m) {
+static int64_t attention_bias_chunks_of(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_chunks(m->backend, attention_shape_of(&m->config, e.B, e.T));
 }
@@ -43,28 +43,28 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool ranged = mlp_range_tokens(m, PASS_BACKWARD, l) > 0; // each range's products sum their rows
     // On the CPU the products that read dout sum its columns while they pack it, at no cost.
-    if (!device_is_gpu(m->dev) || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
-        return BIAS_BY_PRODUCT;
+    if (!device_is_gpu(m->dev) || is_quantized(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
+        return BIAS_BY_WGRAD;
     switch (row.gradient_by) {
     case GRADIENT_BY_ATTENTION: // the norm of q and k goes on from attention's gradient
-        return attention_chunks(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_PRODUCT;
+        return attention_bias_chunks_of(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
     case GRADIENT_BY_STREAM:
-        return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
-    case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
-    case GRADIENT_BY_OTHERS: return BIAS_BY_PRODUCT;
+        return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_WGRAD : bias_source_of_projection(m, l, linear);
+    case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_WGRAD : BIAS_BY_ACTIVATION;
+    case GRADIENT_BY_OTHERS: return BIAS_BY_WGRAD;
     }
-    return BIAS_BY_PRODUCT;
+    return BIAS_BY_WGRAD;
 }
 
 static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
     switch (bias_source(m, l, linear)) {
-    case BIAS_BY_PRODUCT: return 0;
+    case BIAS_BY_WGRAD: return 0;
     case BIAS_BY_NORM: return norm_backward_chunks(N, C, m->dev);
     case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C, m->dev);
     case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
-    case BIAS_BY_ATTENTION: return attention_chunks(m);
+    case BIAS_BY_ATTENTION: return attention_bias_chunks_of(m);
     }
     return 0;
 }
@@ -78,7 +78,7 @@ static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bi
 // The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
 // and when planning, NULL. To be called in the maker's phase and in the layer's own.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
-    if (source == BIAS_BY_PRODUCT || l < 0 || bias_source(m, l, linear) != source)
+    if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);

@@ -1,6 +1,6 @@
-// FP8 training: which tensors are quantised, and the state of their scales.
+// FP8 training: which tensors are quantized, and the state of their scales.
 //
-// In the layers that --fp8-format quantises, the three products of each linear layer multiply FP8 matrices: input and
+// In the layers that --fp8-format quantizes, the three products of each linear layer multiply FP8 matrices: input and
 // weight in E4M3, the gradient of the output in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention,
 // norms, residual stream, embedding and head in bf16; master weights, moments, gradients of parameters and sums in
 // fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
@@ -43,7 +43,7 @@ static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
 
-// ---- what is quantised, and how ----
+// ---- what is quantized, and how ----
 
 static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (operand) {
@@ -54,16 +54,16 @@ static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand
     }
     return FP8_E4M3;
 }
-static enum fp8_scaling fp8_scaling_of(const struct fp8_state *f, enum fp8_operand operand) {
+static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (f->recipe) {
     case FP8_RECIPE_TENSORWISE:
     case FP8_RECIPE_DELAYED: break;
     case FP8_RECIPE_BLOCKWISE: return operand == FP8_WEIGHT ? FP8_128X128 : FP8_1X128;
     }
-    return FP8_WHOLE;
+    return FP8_PER_TENSOR;
 }
 // Whether scales are of blocks, each a function of its own elements: no amax is collected.
-static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_scaling_of(f, FP8_WEIGHT) != FP8_WHOLE; }
+static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // The scale of a tensor; NULL: while planning, and where scales are of blocks.
@@ -81,15 +81,15 @@ static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum 
 
 // A matrix of an operand's codes, followed in memory by its blocks' scales.
 static size_t fp8_matrix_bytes(const struct fp8_state *f, enum fp8_operand operand, int64_t rows, int64_t depth) {
-    const enum fp8_scaling scaling = fp8_scaling_of(f, operand);
-    const size_t floats = scaling == FP8_WHOLE ? 0 : (size_t)fp8_inverse_count(scaling, rows, depth);
+    const enum fp8_granularity granularity = fp8_granularity_of(f, operand);
+    const size_t floats = granularity == FP8_PER_TENSOR ? 0 : (size_t)fp8_inverse_count(granularity, rows, depth);
     return (size_t)rows * (size_t)depth + floats * sizeof(float);
 }
 // The matrix in a buffer; scale: the tensor's, where it has one.
 static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, enum fp8_operand operand, int64_t rows,
                                        int64_t depth, struct fp8_scale *scale) {
-    struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_scaling_of(f, operand)};
-    if (buffer && matrix.scaling != FP8_WHOLE)
+    struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_granularity_of(f, operand)};
+    if (buffer && matrix.granularity != FP8_PER_TENSOR)
         matrix.inverse = (float *)(matrix.codes + rows * depth);
     else if (scale)
         matrix.inverse = &scale->inverse;

@@ -38,7 +38,7 @@ static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l,
 // ones.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
-        pass == PASS_TRAIN && is_quantised(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
+        pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
 // Where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
@@ -83,7 +83,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
 }
 // Whether the MLP's activation writes FP8 itself: its scales are known before its values.
 static bool activation_is_fused(struct at at) {
-    return is_quantised(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
+    return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
 // Casts the input of a linear layer, in a phase of its own, where the layer is in FP8 and its producer has not cast it.
 static void cast_input(struct at at, enum linear linear) {
@@ -91,7 +91,7 @@ static void cast_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     char name[PLAN_NAME_CHARS];
-    if (!is_quantised(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
+    if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
         return;
     if (!wants(at, 1u << source.product) && (source.shared || !wants(at, 1u << source.id)))
         return;

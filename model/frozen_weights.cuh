@@ -1,4 +1,4 @@
-// The frozen weights of linear layers in FP8 or NF4 (--frozen-weights-format), whole on each rank. They are quantised
+// The frozen weights of linear layers in FP8 or NF4 (--frozen-weights-format), whole on each rank. They are quantized
 // while they are set, a matrix at a time, and read back as floatX before each product (linear_weight).
 #pragma once
 #include "kernels/device_memory.cuh" // device_upload
@@ -18,15 +18,15 @@ static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
 }
-// Quantises the matrix that has been filled, into the device's memory.
+// Quantizes the matrix that has been filled, into the device's memory.
 static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     const struct tensor *t = f->filling;
     const size_t bytes = frozen_bytes(t->format, t->rows, t->cols);
-    void *stored = malloc(bytes), *workspace = malloc(frozen_quantise_workspace_bytes(t->format, t->rows, t->cols) + 1);
+    void *stored = malloc(bytes), *workspace = malloc(frozen_quantize_workspace_bytes(t->format, t->rows, t->cols) + 1);
     if (!stored || !workspace)
         fail("out of memory for the frozen weight %s", t->name);
-    frozen_quantise_rows(stored, f->values, t->format, t->rows, t->cols, 0, t->rows, workspace);
-    frozen_quantise_end(stored, t->format, t->rows, t->cols, workspace);
+    frozen_quantize_rows(stored, f->values, t->format, t->rows, t->cols, 0, t->rows, workspace);
+    frozen_quantize_end(stored, t->format, t->rows, t->cols, workspace);
     device_upload(f->memory + t->stored_at, stored, bytes, dev);
     device_synchronize(dev);
     free(workspace);

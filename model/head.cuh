@@ -80,7 +80,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
 }
 
 // Writes the sum of the tokens' losses into results->loss and, in training, the gradient of the residual stream. Logits
-// are materialised for one chunk of tokens at a time.
+// are materialized for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), head_unit(m));

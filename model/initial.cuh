@@ -43,13 +43,13 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
         device_zero(z->params, bytes, dev);
 }
 // Sets the initial parameters and state, by GPT-2's scheme, computed by the host a chunk at a time.
-static void gpt_initialise(struct gpt *m) {
+static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
     floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
     zero_clear_parameters(&m->zero, m->dev);
     zero_clear_parameters(&m->frozen, m->dev);
-    optimizer_initialise(&m->optimizer);
+    optimizer_initialize(&m->optimizer);
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
         if (t->frozen && *m->config.checkpoints.init_from) // the base model, which is still to be loaded
@@ -58,7 +58,7 @@ static void gpt_initialise(struct gpt *m) {
             const int64_t n = t->count - first < CHUNK ? t->count - first : CHUNK;
             if (!gpt_holds(m, t, first, n))
                 continue;
-            tensor_initialise(exact, first, n, t, m->config.model.init_method_std, m->shape.L, m->config.training.seed);
+            tensor_initialize(exact, first, n, t, m->config.model.init_method_std, m->shape.L, m->config.training.seed);
             gpt_set_parameters(m, t, first, exact, n, rounded);
             device_synchronize(m->dev);
         }
@@ -113,7 +113,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     return s;
 }
 // Sets a rotary table, computed by the host. Returns its address in device memory.
-static const float *gpt_initialise_rope(struct gpt *m, int id, bool local) {
+static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);
     double *factors;

@@ -11,13 +11,13 @@
 // Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
-    const uint32_t product = is_quantised(at.m, at.pass, at.l) ? 1u << source.product : 0;
+    const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return wants(at, 1u << source.id | product);
 }
 // (rows, inputs) what a linear layer reads, in floatX.
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
-    return is_quantised(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
+    return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
 // Where the producer of a linear layer's input writes it.
@@ -40,7 +40,7 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
     floatX *w = (floatX *)workspace;
     if (!tensor_is_stored(t))
         return param(m, pass, l, t->parameter);
-    RUN(m, frozen_dequantise(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
+    RUN(m, frozen_dequantize(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
     return w;
 }
 // Whether the backward of a linear layer writes the gradient of its input, or adds it to what the backward of another
@@ -70,7 +70,7 @@ static void *linear_workspace(struct at at, enum linear linear, enum din_use use
 // out (rows, outputs) = in weight^T + bias, in the phase that the caller began.
 static void linear_forward(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
-    if (is_quantised(m, at.pass, at.l)) {
+    if (is_quantized(m, at.pass, at.l)) {
         linear_forward_fp8(at, linear, out);
         return;
     }
@@ -100,7 +100,7 @@ static bool linear_backward(struct at at, enum linear linear, enum slot din_slot
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int n = row.outputs, k = row.inputs;
-    if (is_quantised(m, PASS_TRAIN, at.l)) {
+    if (is_quantized(m, PASS_TRAIN, at.l)) {
         cast_gradient(m, at.l, linear, dout);
         linear_backward_fp8(at, linear, din_slot, use == DIN_ADDED);
         return false;

@@ -59,7 +59,7 @@ static void mlp_forward_ranges(struct at at) {
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
-        is_quantised(m, PASS_TRAIN, at.l) || at_is_range(at))
+        is_quantized(m, PASS_TRAIN, at.l) || at_is_range(at))
         return NO_GELU;
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;

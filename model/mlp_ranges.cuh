@@ -16,7 +16,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const int64_t tokens = m->config.memory.mlp_chunk_tokens;
     const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
-    return tokens < extent_of(m, pass).N && !kept && !is_quantised(m, pass, l) ? tokens : 0;
+    return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
 // Those of `produce` that block_forward leaves to the backward of the ranges.
 static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {

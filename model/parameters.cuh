@@ -214,7 +214,7 @@ static enum frozen_format frozen_format_of(const struct config *c) {
     }
     return FROZEN_FLOATX;
 }
-static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
+static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialized) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
     shape.layer.C = c->model.hidden_size;
@@ -227,7 +227,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.gated = activation_is_gated(c->model.activation);
     shape.layer.activation_name = activation_name(c->model.activation);
     shape.layer.norm_statistics = norm_statistics(c->model.normalization);
-    shape.layer.materialised = materialised;
+    shape.layer.materialized = materialized;
     shape.layer.norm_before = norm_is_before(c->model.norm_placement);
     shape.layer.norm_after = norm_is_after(c->model.norm_placement);
     shape.layer.parallel = c->model.parallel_residual;
@@ -254,7 +254,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     return shape;
 }
 
-enum initialisation {
+enum initialization {
     INIT_NORMAL,   // normal, --init-method-std
     INIT_RESIDUAL, // normal, the std divided by sqrt(2 L): projections onto the residual stream (GPT-2)
     INIT_UNIFORM,  // uniform, up to 1 / sqrt(columns) either way: LoRA's A (Kaiming's rule with a = sqrt(5))
@@ -271,12 +271,12 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
 // One row per kind of tensor; those of a unit in the order in which its backward finishes them. Columns: id; name; unit
 // (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector); rows
-// without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
+// without padding; initialization; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
 // NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
 // training.
 //
 // The rows of a linear layer. Columns: its id in LINEAR_ROWS, its tensors' name there; name; whether it has a bias;
-// initialisation; the random streams of the weight and of LoRA's A.
+// initialization; the random streams of the weight and of LoRA's A.
 #define LINEAR_TENSORS(ROW, id, X, name, has_bias, init, stream, lora_stream)                                          \
     ROW(X##_LORA_B, name ".lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_##id), s->lora.rank,                      \
         lora_b_rows(&s->lora, LINEAR_##id), INIT_ZERO, NO_STREAM)                                                      \
@@ -397,7 +397,7 @@ struct tensor {
     int layer;        // -1: of the whole model
     int rows, cols;   // cols = 1: a vector
     int visible_rows; // the rest is padding
-    enum initialisation init;
+    enum initialization init;
     int stream;            // random stream of the initial values, NO_STREAM: constants
     bool frozen;           // not trained: in the flat buffer of frozen tensors
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
@@ -602,7 +602,7 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
 
 // out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the
 // tensor.
-static void tensor_initialise(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
+static void tensor_initialize(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;
     visible = visible < 0 ? 0 : visible < n ? visible : n;

@@ -260,7 +260,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 }
 
 // Whether the linear layers of layer l multiply FP8 matrices in a pass.
-static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
+static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
 
@@ -300,7 +300,7 @@ static uint32_t offloaded_activations(const struct gpt *m, int l) {
     return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
 }
 static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
-    const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
+    const struct layer_shape s = is_quantized(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
     return activation_row(id, &s);
 }
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
@@ -331,7 +331,7 @@ static void activation_expect(const struct gpt *m, enum pass pass, int l, enum a
     if (!m->timeline.planning)
         return;
     const struct activation_row row = activation_row_of(m, pass, l, id);
-    const bool in_fp8 = row.elements == ELEMENTS_INPUT && is_quantised(m, pass, l);
+    const bool in_fp8 = row.elements == ELEMENTS_INPUT && is_quantized(m, pass, l);
     const enum elements held = row.elements == ELEMENTS_INPUT && !in_fp8 ? ELEMENTS_FLOATX : row.elements;
     if (held != elements) {
         fprintf(stderr,

@@ -8,7 +8,7 @@
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
-// A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
+// A dry run is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
 // their addresses, and of the ops only the matmuls are called, by a library that lists them.
 #pragma once
 #include "kernels/transfers.cuh"      // transfer_begin, transfer_wait
@@ -77,7 +77,7 @@ struct timeline {
     struct arenas arenas;
     struct transfers transfers; // of what is offloaded, opened with the arenas
     struct device *dev;
-    bool planning, rehearsing;      // a rehearsal counts as planning
+    bool planning, dry_run;         // a dry run counts as planning
     int phase;                      // index in the plan
     int region_first[REGION_COUNT]; // first phase of each region
     int *workspaces;                // (phases) buffer id of the phase's workspace, -1: none
@@ -117,7 +117,7 @@ struct timeline {
     do {                                                                                                               \
         if (!(t)->planning)                                                                                            \
             TIMELINE_ENQUEUE(t, true, op);                                                                             \
-        else if ((t)->rehearsing)                                                                                      \
+        else if ((t)->dry_run)                                                                                         \
             op;                                                                                                        \
     } while (0)
 
@@ -132,10 +132,10 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
-// Begins and ends a rehearsal.
-static void timeline_rehearse(struct timeline *t, bool begin) { t->planning = t->rehearsing = begin; }
+// Begins and ends a dry run.
+static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether a loop over parts of a phase runs once, for the plan, rather than for each part.
-static bool timeline_plans(const struct timeline *t) { return t->planning && !t->rehearsing; }
+static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -158,7 +158,7 @@ static void timeline_phase(struct timeline *t, enum phase_group group, int layer
         TIMELINE_ON_PHASE(t);
         return;
     }
-    if (t->rehearsing)
+    if (t->dry_run)
         return;
     if (layer >= 0)
         snprintf(name, sizeof name, "%s layer %d: %s", group_name(group), layer, op);
@@ -205,7 +205,7 @@ static void *timeline_pointer(const struct timeline *t, int id) {
 // buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1: none).
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
-    if (!t->planning || t->rehearsing)
+    if (!t->planning || t->dry_run)
         return timeline_pointer(t, *id);
     if (*id < 0)
         *id = plan_add(&t->plan, arena, category, name, layer, bytes);
@@ -229,13 +229,13 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
                                   const void *from, size_t bytes) {
     if (!t->planning)
         return transfer_begin(&t->transfers, direction, to, from, bytes, t->dev);
-    if (t->rehearsing)
+    if (t->dry_run)
         return 0;
     return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
 }
 // Makes later work of the device wait for a transfer, and clears its ticket. 0: there is none.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
-    if (t->rehearsing)
+    if (t->dry_run)
         return;
     if (*ticket != 0 && t->planning)
         t->plan.transfers[*ticket - 1].waited_phase = t->phase;

@@ -1,20 +1,20 @@
-// Which matrices Muon updates, in which waves they are orthogonalised, and by which rank.
+// Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
 //
 // Ownership of elements stays what it is (zero/shards.cuh): the momentum of an element is where its gradient and its
-// parameter are. For the orthogonalisation alone each matrix has an owner, which the other ranks send their parts of
+// parameter are. For the orthogonalization alone each matrix has an owner, which the other ranks send their parts of
 // the update to, and which sends them back their parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
-//   whole    the matrices of the wave that this rank orthogonalises, one behind the other, each aligned
+//   whole    the matrices of the wave that this rank orthogonalizes, one behind the other, each aligned
 //
-// Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalises the
+// Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalizes the
 // matrices that it owns where they are; the owner then sends each to all others. A wave is a run of consecutive
 // tensors, and one is done after the other, the last in flat order, the first layers', first, whose parameters the next
 // forward needs first. A matrix is computed by one rank in the same way whatever the number of ranks: stages 0 and 1
 // have the same bits.
 #pragma once
 #include "kernels/collectives.cuh"     // struct exchange_message, collective_exchange
-#include "optimizer/orthogonalise.cuh" // orthogonalise, struct newton_schulz
+#include "optimizer/orthogonalize.cuh" // orthogonalize, struct newton_schulz
 #include "optimizer/state.cuh"         // struct optimizer, muon_updates
 #include <stdlib.h>                    // qsort
 
@@ -22,7 +22,7 @@
 struct muon_rows {
     int first, rows;
 };
-// A matrix that is orthogonalised by itself.
+// A matrix that is orthogonalized by itself.
 struct muon_matrix {
     int64_t begin; // in the flat buffers
     int rows, cols;
@@ -112,7 +112,7 @@ static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
 }
 static int64_t matrix_elements(const struct muon_matrix *m) { return (int64_t)m->rows * m->cols; }
 static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
-    return orthogonalise_flops(m->rows, m->cols, &u->iteration);
+    return orthogonalize_flops(m->rows, m->cols, &u->iteration);
 }
 // What the update of a matrix is multiplied by.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
@@ -195,7 +195,7 @@ static void muon_make_waves(struct muon *u) {
     free(costs);
 }
 
-// Whether matrices are moved to be orthogonalised: where a rank lacks a part of them, or where they would not be
+// Whether matrices are moved to be orthogonalized: where a rank lacks a part of them, or where they would not be
 // aligned.
 static bool muon_needs_copies(const struct muon *u) {
     bool needs = optimizer_is_sharded(u->o);
@@ -417,7 +417,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
     for (int i = 0; i < u->count && timeline_plans(t); i++) {
-        const size_t bytes = orthogonalise_workspace_bytes(u->matrices[i].rows, u->matrices[i].cols, t->dev);
+        const size_t bytes = orthogonalize_workspace_bytes(u->matrices[i].rows, u->matrices[i].cols, t->dev);
         u->workspace_bytes = bytes > u->workspace_bytes ? bytes : u->workspace_bytes;
     }
     b.update = (floatX *)timeline_buffer(t, &u->update_id, (size_t)u->most_update * sizeof(floatX), "update",
@@ -449,9 +449,9 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces the wave's updates by their orthogonal factors, on every rank the elements that it has. In a rehearsal the
+// Replaces the wave's updates by their orthogonal factors, on every rank the elements that it has. In a dry run the
 // products of all ranks are called.
-static void muon_orthogonalise(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
+static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -464,8 +464,8 @@ static void muon_orthogonalise(struct muon *u, const struct muon_wave *w, struct
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
         floatX *const x = u->most_whole > 0 ? b.whole + m->place : b.update + (m->begin - w->place);
-        if (m->owner == z->shards.rank || t->rehearsing)
-            orthogonalise(t, x, m->rows, m->cols, &u->iteration, b.workspace);
+        if (m->owner == z->shards.rank || t->dry_run)
+            orthogonalize(t, x, m->rows, m->cols, &u->iteration, b.workspace);
     }
     if (t->planning)
         return;

@@ -8,7 +8,7 @@
 
 // Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of
 // each bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.
-static void update_all(struct update *u, enum update_work work, bool gathers, bool except_matrices) {
+static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
     u->work = work;
@@ -97,7 +97,7 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
             update_gather(z, *bucket);
 }
 // Enqueues the update by Muon, wave by wave, behind optimizer_update, whose arguments these are. The matrix products
-// are called in a rehearsal too; when the timeline plans, the memory is planned.
+// are called in a dry run too; when the timeline plans, the memory is planned.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;
@@ -109,7 +109,7 @@ static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const 
     for (int i = m->num_waves - 1; i >= 0 && !timeline_plans(t); i--) {
         const struct muon_wave *w = &m->waves[i];
         TIMELINE_RUN(t, update_wave(&u, WORK_MOMENTUM, w));
-        muon_orthogonalise(m, w, b);
+        muon_orthogonalize(m, w, b);
         TIMELINE_RUN(t, update_wave(&u, WORK_STEP, w));
         TIMELINE_RUN(t, muon_gather_parameters(m, w, &bucket));
     }

@@ -16,15 +16,15 @@
 enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
 
 // The passes over elements that an update is made of.
-enum update_work {
+enum update_kind {
     WORK_ADAMW,    // all of an element's update by AdamW
-    WORK_MOMENTUM, // Muon's, up to what is orthogonalised
+    WORK_MOMENTUM, // Muon's, up to what is orthogonalized
     WORK_STEP,     // and from there on
     WORK_AVERAGES, // the moving averages of updated parameters
     WORK_SWAP,     // the averages and the parameters in each other's place
 };
 // Whether a pass takes the elements of a group.
-static bool work_takes(enum update_work work, enum state_group group) {
+static bool update_takes(enum update_kind work, enum state_group group) {
     switch (work) {
     case WORK_ADAMW: return group != GROUP_MUON;
     case WORK_MOMENTUM:
@@ -35,7 +35,7 @@ static bool work_takes(enum update_work work, enum state_group group) {
     return false;
 }
 // Whether a pass reads an operand, and whether it changes what it reads.
-static bool work_reads(enum update_work work, int operand) {
+static bool update_reads(enum update_kind work, int operand) {
     switch (work) {
     case WORK_ADAMW: return operand != STATE_MOMENTUM && operand != STATE_AVERAGES;
     case WORK_MOMENTUM: return operand == STATE_MOMENTUM || operand == OPERAND_GRADIENTS;
@@ -45,9 +45,9 @@ static bool work_reads(enum update_work work, int operand) {
     }
     return false;
 }
-static bool work_changes(enum update_work work, int operand) {
+static bool update_changes(enum update_kind work, int operand) {
     return work == WORK_AVERAGES ? operand == STATE_AVERAGES
-                                 : work_reads(work, operand) && operand != OPERAND_GRADIENTS;
+                                 : update_reads(work, operand) && operand != OPERAND_GRADIENTS;
 }
 
 // A range of a bucket of this rank's shard, or of all that an unsharded rank holds, of one group.
@@ -147,7 +147,7 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
         if (bytes == 0)
             continue;
         timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
-        if (o->config->training.ema_decay > 0 && work_reads(WORK_AVERAGES, i) && i != STATE_AVERAGES) // a second time
+        if (o->config->training.ema_decay > 0 && update_reads(WORK_AVERAGES, i) && i != STATE_AVERAGES) // a second time
             timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
         if (i != OPERAND_GRADIENTS)
             timeline_transfer(t, TRANSFER_TO_HOST, name, NULL, NULL, bytes);
@@ -161,7 +161,7 @@ struct update {
     struct adamw adamw; // Muon has its learning rate and decay
     const struct gradient_check *check;
     char *slots;
-    enum update_work work;
+    enum update_kind work;
     struct update_piece pieces[UPDATE_SLOTS]; // the last ones
     int count;                                // of pieces so far
     // of a wave of Muon's
@@ -246,11 +246,11 @@ static char *piece_memory(const struct update *u, const struct update_operand *o
     return memory;
 }
 // Begins the copies of a piece's operands into its slot, which the piece before in that slot has left.
-static void update_arrive(struct update *u, struct update_piece *p, int slot) {
+static void update_prefetch_piece(struct update *u, struct update_piece *p, int slot) {
     struct timeline *t = u->o->zero->timeline;
     for (int i = 0; i < OPERAND_COUNT; i++) {
         const struct update_operand operand = update_operand_of(u->o, p, i);
-        if (operand.on_host && work_reads(u->work, i))
+        if (operand.on_host && update_reads(u->work, i))
             p->arrival = timeline_transfer(t, TRANSFER_TO_DEVICE, "", piece_memory(u, &operand, slot, i),
                                            operand.memory, operand.bytes);
     }
@@ -276,7 +276,7 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     timeline_transfer_wait(z->timeline, &p->arrival);
     update_compute(u, p, memory);
     for (int i = 0; i < OPERAND_COUNT; i++)
-        if (operands[i].on_host && work_changes(u->work, i))
+        if (operands[i].on_host && update_changes(u->work, i))
             p->leaving =
                 timeline_transfer(z->timeline, TRANSFER_TO_HOST, "", operands[i].memory, memory[i], operands[i].bytes);
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
@@ -288,7 +288,7 @@ static void update_add(struct update *u, struct update_piece piece) {
     if (u->count >= UPDATE_SLOTS)
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[slot].leaving);
     u->pieces[slot] = piece;
-    update_arrive(u, &u->pieces[slot], slot);
+    update_prefetch_piece(u, &u->pieces[slot], slot);
     if (u->count > 0)
         update_finish(u, &u->pieces[before], before);
     u->count++;
@@ -319,12 +319,12 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             p.n = o->piece;
         at += p.n;
         p.bucket = at == end && gathers ? index : -1;
-        if (work_takes(u->work, p.group))
+        if (update_takes(u->work, p.group))
             update_add(u, p);
     }
 }
 // Cuts what a pass takes of this rank's elements of [begin, end), a wave's, into pieces.
-static void update_wave(struct update *u, enum update_work work, const struct muon_wave *w) {
+static void update_wave(struct update *u, enum update_kind work, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     u->work = work;
     u->wave = w;

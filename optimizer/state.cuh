@@ -409,7 +409,7 @@ static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64
 }
 
 // Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
-static void optimizer_initialise(struct optimizer *o) {
+static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;
         const size_t below = state_offset(o, id, o->cut);

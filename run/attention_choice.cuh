@@ -87,7 +87,7 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // Of what is not asked for. Times qkv: dQ in fp32 and own dK and dV take up to 4. Bytes: cudnn-frontend's limit.
-    enum { MOST_WORKSPACE = 8, MOST_BYTES = 256 << 20 };
+    enum { MAX_WORKSPACE = 8, MAX_BYTES = 256 << 20 };
     char library[280] = "";
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
@@ -106,7 +106,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         const size_t bytes = fused_backward_workspace_bytes(shape, demands.any_order, dev);
         const size_t heads = (size_t)(shape.num_heads + 2 * shape.num_query_groups);
         const size_t qkv_bytes = (size_t)shape.B * (size_t)shape.T * heads * (size_t)shape.head_dim * sizeof(floatX);
-        if (bytes > MOST_WORKSPACE * qkv_bytes && bytes > MOST_BYTES)
+        if (bytes > MAX_WORKSPACE * qkv_bytes && bytes > MAX_BYTES)
             snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
     }
     if (!*library)
@@ -225,7 +225,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     else if (!*r.unfused) {
         choice.backend = ATTENTION_UNFUSED;
         const bool says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
-        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_describe(dev),
+        snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s%s%s)", unfused_compute_name(dev),
                  wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash,
                  says_fused ? "; " : "", says_fused ? r.fused : "");
     } else

@@ -13,13 +13,13 @@
 struct chat {
     struct run *r;
     struct chat_format format;
-    int stops[CHAT_MOST_STOPS + 1], stop_count; // tokens that end an answer
-    char *system;                               // content of the system turn; NULL: there is none
-    int capacity, longest;                      // tokens of the KV cache, of an answer
-    int count;                                  // tokens in the KV cache
-    const floatX *logits;                       // of the token that follows these
-    int answers;                                // so far: each draws other random numbers
-    bool terminal;                              // turns come from one
+    int stops[CHAT_MAX_STOPS + 1], stop_count; // tokens that end an answer
+    char *system;                              // content of the system turn; NULL: there is none
+    int capacity, longest;                     // tokens of the KV cache, of an answer
+    int count;                                 // tokens in the KV cache
+    const floatX *logits;                      // of the token that follows these
+    int answers;                               // so far: each draws other random numbers
+    bool terminal;                             // turns come from one
 };
 
 // A text that grows.

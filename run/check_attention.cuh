@@ -102,10 +102,10 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
 // Two waves of blocks, by KV heads, and a last tile that is not whole; no longer than 16 tiles, which the host generates in
 // a tenth of a second.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
-    enum { B = 2, TILE = 128, REST = 5, MOST_TILES = 16 };
+    enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
     shape->B = B;
-    shape->T = (tiles < MOST_TILES ? tiles : MOST_TILES) * TILE + REST;
+    shape->T = (tiles < MAX_TILES ? tiles : MAX_TILES) * TILE + REST;
 }
 static void judge_hide_keys(struct attention_judge *j) {
     const int T = j->shape.T;
@@ -436,12 +436,12 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
 }
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
-    enum { TOKENS = 10, KV_FROM = 7, MOST = 2 * TOKENS };
+    enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
     const int T = j->shape.T;
     // Around the borders of tiles of 64 and of 128; of gradients of K and V those around the last such border.
     const int tokens[TOKENS] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1};
     struct judge_scores s = judge_scores_open(T);
-    struct judge_sample *const samples = (struct judge_sample *)judge_memory(MOST * sizeof *samples);
+    struct judge_sample *const samples = (struct judge_sample *)judge_memory(MAX * sizeof *samples);
     for (int k = 0; k < JUDGE_KINDS && !*reason; k++) {
         const enum judge_kind kind = (enum judge_kind)k;
         const int ends[] = {0, judge_heads(j, kind) - 1};

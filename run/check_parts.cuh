@@ -10,12 +10,12 @@
 
 // ---- FP8's casts ----
 
-enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MOST_INVERSES = 1024 };
+enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MAX_INVERSES = 1024 };
 // The operands and results of a cast. The device's memory holds one such struct, and the host's another.
 struct cast_check {
     floatX x[CAST_ELEMENTS]; // (CAST_ROWS, CAST_COLUMNS)
     fp8 rows[CAST_ELEMENTS], columns[CAST_ELEMENTS];
-    float row_inverses[CAST_MOST_INVERSES], column_inverses[CAST_MOST_INVERSES];
+    float row_inverses[CAST_MAX_INVERSES], column_inverses[CAST_MAX_INVERSES];
     struct fp8_scale scale;
     uint64_t counts[FP8_COUNTS];
 };
@@ -30,26 +30,27 @@ static void cast_fill(struct cast_check *c) {
     c->x[CAST_COLUMNS / 2] = to_floatX(0);
 }
 // The forms of a cast of *c.
-static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_scaling scaling) {
+static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_granularity granularity) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
     to.rows.codes = c->rows;
     to.columns.codes = c->columns;
-    to.rows.inverse = scaling == FP8_WHOLE ? &c->scale.inverse : c->row_inverses;
-    to.columns.inverse = scaling == FP8_WHOLE ? &c->scale.inverse : c->column_inverses;
+    to.rows.inverse = granularity == FP8_PER_TENSOR ? &c->scale.inverse : c->row_inverses;
+    to.columns.inverse = granularity == FP8_PER_TENSOR ? &c->scale.inverse : c->column_inverses;
     to.rows.format = to.columns.format = format;
-    to.rows.scaling = to.columns.scaling = scaling;
-    to.scale = scaling == FP8_WHOLE ? &c->scale : NULL;
+    to.rows.granularity = to.columns.granularity = granularity;
+    to.scale = granularity == FP8_PER_TENSOR ? &c->scale : NULL;
     to.counts = c->counts;
     return to;
 }
 // Sets right->rows, or ->columns where `transposed`, and their inverses to what the cast of right->x has to give: one block
 // after the other.
-static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_scaling scaling, bool transposed) {
+static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
+                         bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
-    const int tall = scaling == FP8_WHOLE ? rows : scaling == FP8_128X128 ? FP8_BLOCK : 1;
-    const int wide = scaling == FP8_WHOLE ? depth : FP8_BLOCK;
-    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
+    const int tall = granularity == FP8_PER_TENSOR ? rows : granularity == FP8_128X128 ? FP8_BLOCK : 1;
+    const int wide = granularity == FP8_PER_TENSOR ? depth : FP8_BLOCK;
+    const int64_t pitch = fp8_inverse_pitch(granularity, rows, depth);
     fp8 *const codes = transposed ? right->columns : right->rows;
     float *const inverses = transposed ? right->column_inverses : right->row_inverses;
     for (int row = 0; row < rows; row += tall)
@@ -58,13 +59,14 @@ static void cast_by_host(struct cast_check *right, enum fp8_format format, enum 
             for (int i = row; i < row + tall; i++)
                 for (int j = k; j < k + wide; j++)
                     amax = amax_with(amax, right->x[transposed ? j * CAST_COLUMNS + i : i * CAST_COLUMNS + j]);
-            const float scale = scaling == FP8_WHOLE ? fp8_scale_of(amax, format) : fp8_block_scale(amax, format);
+            const float scale =
+                granularity == FP8_PER_TENSOR ? fp8_scale_of(amax, format) : fp8_block_scale(amax, format);
             for (int i = row; i < row + tall; i++)
                 for (int j = k; j < k + wide; j++)
                     codes[i * depth + j] = fp8_encode(
                         to_float(right->x[transposed ? j * CAST_COLUMNS + i : i * CAST_COLUMNS + j]) * scale, format);
-            switch (scaling) {
-            case FP8_WHOLE:
+            switch (granularity) {
+            case FP8_PER_TENSOR:
                 right->scale.amax = amax;
                 right->scale.inverse = 1.0f / scale;
                 break;
@@ -74,12 +76,12 @@ static void cast_by_host(struct cast_check *right, enum fp8_format format, enum 
         }
 }
 // Whether the forms of a cast are equal, with the scales that their elements have.
-static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_scaling scaling) {
+static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_granularity granularity) {
     bool equal =
         memcmp(a->rows, b->rows, sizeof a->rows) == 0 && memcmp(a->columns, b->columns, sizeof a->columns) == 0;
-    const int64_t counts[] = {fp8_inverse_count(scaling, CAST_ROWS, CAST_COLUMNS),
-                              fp8_inverse_count(scaling, CAST_COLUMNS, CAST_ROWS)};
-    if (scaling == FP8_WHOLE)
+    const int64_t counts[] = {fp8_inverse_count(granularity, CAST_ROWS, CAST_COLUMNS),
+                              fp8_inverse_count(granularity, CAST_COLUMNS, CAST_ROWS)};
+    if (granularity == FP8_PER_TENSOR)
         return equal && a->scale.inverse == b->scale.inverse && a->scale.amax == b->scale.amax;
     for (int64_t i = 0; i < counts[0]; i++)
         equal = equal && a->row_inverses[i] == b->row_inverses[i];
@@ -88,7 +90,7 @@ static bool cast_equal(const struct cast_check *a, const struct cast_check *b, e
     return equal;
 }
 // Whether a cast on the device has the bits of the host's. memory: of the device, for a struct cast_check and the workspace.
-static bool cast_is_right(enum fp8_format format, enum fp8_scaling scaling, char *memory, struct device *dev) {
+static bool cast_is_right(enum fp8_format format, enum fp8_granularity granularity, char *memory, struct device *dev) {
     struct cast_check *const right = (struct cast_check *)calloc(2, sizeof *right), *const got = right + 1;
     struct cast_check *const there = (struct cast_check *)memory;
     if (!right)
@@ -97,13 +99,13 @@ static bool cast_is_right(enum fp8_format format, enum fp8_scaling scaling, char
     *got = *right;
     memset(got->rows, 0xff, sizeof got->rows + sizeof got->columns);
     device_upload(there, got, sizeof *there, dev);
-    if (scaling == FP8_WHOLE)
+    if (granularity == FP8_PER_TENSOR)
         fp8_amax(&there->scale.amax, there->x, CAST_ELEMENTS, dev);
-    fp8_cast(cast_of(there, format, scaling), there->x, CAST_ROWS, CAST_COLUMNS, there + 1, dev);
+    fp8_cast(cast_of(there, format, granularity), there->x, CAST_ROWS, CAST_COLUMNS, there + 1, dev);
     device_download(got, there, sizeof *there, dev);
-    cast_by_host(right, format, scaling, false);
-    cast_by_host(right, format, scaling, true);
-    const bool equal = cast_equal(right, got, scaling);
+    cast_by_host(right, format, granularity, false);
+    cast_by_host(right, format, granularity, true);
+    const bool equal = cast_equal(right, got, granularity);
     free(right);
     return equal;
 }
@@ -113,7 +115,7 @@ static void check_casts(const struct fp8_state *f, char *memory, struct device *
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
         const enum fp8_operand operand = (enum fp8_operand)i;
-        if (!cast_is_right(fp8_format_of(f, operand), fp8_scaling_of(f, operand), memory, dev))
+        if (!cast_is_right(fp8_format_of(f, operand), fp8_granularity_of(f, operand), memory, dev))
             fail("self-check: FP8's casts of %s have other bits on this GPU than on the host; leave out --fp8-format",
                  names[i]);
     }

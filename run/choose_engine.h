@@ -22,7 +22,7 @@ static int cuda_self_check(const char *request) {
     return strncmp(request, "fp32 ", 5) == 0 ? train_cuda_fp32_self_check(request)
                                              : train_cuda_bf16_self_check(request);
 }
-static void cuda_describe(void) {
+static void cuda_print_build(void) {
     log_row("cuda", "fp32 and bf16, for %s", GPU_ARCHITECTURES);
     train_cuda_bf16_libraries();
 }
@@ -31,7 +31,7 @@ enum { CUDA_IS_BUILT = 0 };
 static engine_entry *cuda_engine(enum config_precision precision) { return NULL; }
 static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
 static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_reason()); }
-static void cuda_describe(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
+static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
 // The level of --instruction-set. Ends the program where it is not one that this program has and this CPU can run.

@@ -154,7 +154,7 @@ static void check_scores_file(const struct config *c) {
 
 // Reads and encodes the files of --eval-tasks. The data, if any, are open, since the tokenizer may be beside them.
 static void open_tasks(struct run *r) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);
     struct error_text error;
     if (!tasks)
@@ -168,7 +168,7 @@ static void open_tasks(struct run *r) {
         uint64_t bytes;
         const int64_t before = tasks->items.count;
         const char *problem =
-            read_whole(&data, &bytes, MOST_BYTES, tasks->paths[i], "a file of tasks, JSON lines", &error);
+            read_whole(&data, &bytes, MAX_BYTES, tasks->paths[i], "a file of tasks, JSON lines", &error);
         if (!problem)
             problem = eval_items_parse(&tasks->items, data, bytes, tasks->paths[i], &error);
         free(data);

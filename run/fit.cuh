@@ -226,7 +226,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
         return;
     struct fit g = *f;
     g.backend = ATTENTION_FLASH;
-    g.shape.materialised = false;
+    g.shape.materialized = false;
     fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
 }
 

@@ -33,12 +33,12 @@ struct fit_formats {
 struct fit_auto {
     const struct fit *f;
     const struct fit_rates *rates;
-    uint32_t frontier[FRONTIER_MOST];
-    struct fit_formats formats[FIT_FORMATS_MOST];
+    uint32_t frontier[FRONTIER_MAX];
+    struct fit_formats formats[FIT_FORMATS_MAX];
     int known_formats;
     struct fit_space space;
 };
-static_assert((int)FRONTIER_MOST <= (int)FIT_KINDS_MOST, "a kind for each place on the frontier");
+static_assert((int)FRONTIER_MAX <= (int)FIT_KINDS_MAX, "a kind for each place on the frontier");
 
 static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int recompute) {
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;

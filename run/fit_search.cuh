@@ -15,7 +15,7 @@
 #include <stdlib.h>                // realloc, free
 #include <string.h>                // memset
 
-// What the search looks for, within the limits of what it does not minimise.
+// What the search looks for, within the limits of what it does not minimize.
 enum fit_objective { FIT_SECONDS, FIT_DEVICE, FIT_HOST };
 enum { FIT_BEST = 3 };
 struct fit_found {
@@ -36,7 +36,7 @@ static struct fit_found fit_search(const struct fit_space *space, enum fit_objec
 // Estimates
 
 enum {
-    FIT_GROUPS = 8 * FIT_FORMATS_MOST,
+    FIT_GROUPS = 8 * FIT_FORMATS_MAX,
     // Numbers of layers that are tried for a kind of layers, where no activations are offloaded, and for a kind and for the
     // offloaded ones, where some are: of a deep model not each number. The states fill what that leaves free.
     FIT_STEPS_PLAIN = 24,
@@ -53,8 +53,8 @@ static const double FIT_MIXED_EXPOSED_SLACK = 0.045, FIT_LAST_EXPOSED_SLACK = 0.
 
 // By how much plans exceed the formulas, by the kind of all layers: in bytes, and as a factor of a micro-step's time.
 struct fit_beside {
-    bool known[FIT_KINDS_MOST];
-    double device[FIT_KINDS_MOST], host[FIT_KINDS_MOST], slower[FIT_KINDS_MOST];
+    bool known[FIT_KINDS_MAX];
+    double device[FIT_KINDS_MAX], host[FIT_KINDS_MAX], slower[FIT_KINDS_MAX];
 };
 // Groups: whether gradients, weights and activations are offloaded, and in which format gradients are. FIT_GROUP_PLAIN
 // offloads none of the three.
@@ -91,7 +91,7 @@ struct fit_node {
     double device, host;  // its own plan's bytes beside the formula's
     double seconds;       // its own plan's time beside the formula's
     struct fit_outcome o; // estimated, or planned
-    double value;         // what is minimised; INFINITY: it is out
+    double value;         // what is minimized; INFINITY: it is out
 };
 
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
@@ -211,7 +211,7 @@ static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, enu
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// What is minimised. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are the same, so that
+// What is minimized. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are the same, so that
 // rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {

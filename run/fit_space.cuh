@@ -15,7 +15,7 @@ struct fit_choice {
 struct fit_outcome {
     double device, host, seconds;
 };
-enum { FIT_FORMATS_MOST = 8, FIT_KINDS_MOST = 64, FIT_PERCENTAGES = 101 };
+enum { FIT_FORMATS_MAX = 8, FIT_KINDS_MAX = 64, FIT_PERCENTAGES = 101 };
 
 // Copies between the device's memory and the host's. copy_s: seconds of the device's own for each byte, where it copies
 // by itself.
@@ -29,15 +29,15 @@ struct fit_space {
     struct fit_choice least, most; // the range of each member
     int num_layers, kinds;         // kinds of layers, from the one that keeps all to the one that keeps its input
     // Of one layer by kind, the bytes that it keeps and the seconds of its recomputation
-    double kept_bytes[FIT_KINDS_MOST], recompute_s[FIT_KINDS_MOST];
+    double kept_bytes[FIT_KINDS_MAX], recompute_s[FIT_KINDS_MAX];
     double forward_s, backward_s;        // of one layer, without recomputation
     double head_s;                       // of a micro-step, beside the layers
     double weights_bytes, updated_bytes; // all weights, and those that the update changes
     double outside;                      // the share of weights and gradients outside the layers: embeddings and head
     bool tied;                           // head and embeddings are one
-    double gradients_bytes[FIT_FORMATS_MOST];
-    double states_bytes[FIT_FORMATS_MOST][FIT_PERCENTAGES]; // offloaded, with a percentage; the last one: of all
-    double update_s[FIT_FORMATS_MOST];                      // without a bus
+    double gradients_bytes[FIT_FORMATS_MAX];
+    double states_bytes[FIT_FORMATS_MAX][FIT_PERCENTAGES]; // offloaded, with a percentage; the last one: of all
+    double update_s[FIT_FORMATS_MAX];                      // without a bus
     struct fit_bus bus;
     double micro_steps;
     // Limits, in bytes: device, host, and both together

@@ -9,7 +9,7 @@
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/planned_gpu.cuh" // planned_gpu
-#include "run/utilisation.cuh" // head_flops, measure_matmul
+#include "run/utilization.cuh" // head_flops, measure_matmul
 
 // Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
 // device's and the host's memory.

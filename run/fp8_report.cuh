@@ -32,7 +32,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// text = what is quantised, how, and what is not, in a run with --fp8-format. Returns the text.
+// text = what is quantized, how, and what is not, in a run with --fp8-format. Returns the text.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;

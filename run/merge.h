@@ -197,7 +197,7 @@ static inline const char *merge_close(struct merge *m, const char *problem, stru
 }
 // Copies a file of the base's folder, where it has one.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
     unsigned char *data = NULL;
     uint64_t bytes;
@@ -208,7 +208,7 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     if (!link_stays_in_folder(path))
         return error_format(error, "%s: is a link to a file elsewhere; put the file itself there, or remove the link",
                             path);
-    RETURN_PROBLEM(read_whole(&data, &bytes, MOST_BYTES, path, "a file of the model", error));
+    RETURN_PROBLEM(read_whole(&data, &bytes, MAX_BYTES, path, "a file of the model", error));
     const char *problem = merge_open(m, name, error);
     if (!problem)
         problem = merge_write(m, data, bytes, error);

@@ -1,4 +1,4 @@
-// A run's model: planned with the parameters that the run freezes, opened to other ranks, rehearsed.
+// A run's model: planned with the parameters that the run freezes, opened to other ranks, and dry-run once.
 #pragma once
 #include "gpt.cuh"          // struct gpt
 #include "run/freezing.cuh" // freezing_of
@@ -40,14 +40,14 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
 
 // Calls the matmuls of a training step, and of an evaluation where the run has some, on their planned memory; nothing
 // else runs (model/timeline.cuh). For a matmul library that lists its calls, before the first step.
-static void gpt_rehearse(struct gpt *m) {
+static void gpt_dry_run(struct gpt *m) {
     const uint64_t micro_step = m->steps.micro_step;
-    timeline_rehearse(&m->timeline, true);
+    timeline_dry_run(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
     gpt_update(m, 1, 0);
     if (m->config.evaluation.val_every > 0 || config_scores(&m->config))
         gpt_evaluate_nothing(m);
-    timeline_rehearse(&m->timeline, false);
+    timeline_dry_run(&m->timeline, false);
     m->steps.micro_step = micro_step;
 }
 

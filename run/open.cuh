@@ -7,7 +7,7 @@
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
 #include "run/run.cuh"               // struct run
 #include "run/self_measure.cuh"      // self_check_attention, self_measure
-#include "run/utilisation.cuh"       // gpt_measure_peak
+#include "run/utilization.cuh"       // gpt_measure_peak
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/machine/process.h" // stack_bytes_here
 #include <omp.h>                     // omp_set_num_threads
@@ -15,7 +15,7 @@
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
     const struct config *c = r->config;
-    const enum fp8_scaling scaling = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_WHOLE;
+    const enum fp8_granularity scaling = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_PER_TENSOR;
     char text[256];
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -339,7 +339,7 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Sets the peak flop/s for utilisation: the data sheet's where the GPU is a known one, else what a large matmul
+// Sets the peak flop/s for utilization: the data sheet's where the GPU is a known one, else what a large matmul
 // reaches.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);

@@ -34,12 +34,12 @@ static struct token_texts token_texts_of_model(const char *folder) {
 
 // Whether two files have the same bytes; false where one can't be read.
 static bool has_same_bytes(const char *a, const char *b) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     unsigned char *data[2] = {NULL, NULL};
     uint64_t bytes[2] = {0, 0};
     struct error_text error;
-    const bool same = !read_whole(&data[0], &bytes[0], MOST_BYTES, a, "a tokenizer", &error) &&
-                      !read_whole(&data[1], &bytes[1], MOST_BYTES, b, "a tokenizer", &error) && bytes[0] == bytes[1] &&
+    const bool same = !read_whole(&data[0], &bytes[0], MAX_BYTES, a, "a tokenizer", &error) &&
+                      !read_whole(&data[1], &bytes[1], MAX_BYTES, b, "a tokenizer", &error) && bytes[0] == bytes[1] &&
                       memcmp(data[0], data[1], bytes[0]) == 0;
     free(data[0]);
     free(data[1]);

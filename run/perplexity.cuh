@@ -38,7 +38,7 @@ static void make_windows(struct scored_text *text, const struct config *c) {
 
 // Prints the perplexity of the text in the file at `path`. Returns false where a signal broke it off.
 static bool score_text(struct run *r, const char *path) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     struct scored_text text;
     unsigned char *data;
     uint64_t bytes;
@@ -46,7 +46,7 @@ static bool score_text(struct run *r, const char *path) {
     char where[PATH_MAX + 32];
     memset(&text, 0, sizeof text);
     snprintf(where, sizeof where, "--perplexity: %s", path);
-    const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a text", &error);
+    const char *problem = read_whole(&data, &bytes, MAX_BYTES, path, "a text", &error);
     if (problem)
         fail("--perplexity: %s", problem);
     text.ids = encode_whole(r, (const char *)data, bytes, &text.tokens, where);

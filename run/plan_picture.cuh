@@ -17,12 +17,12 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Finds the colour of a category of the activations arena, the same in all pictures; PLAN_NO_COLOUR: it has no row. A test
+// Finds the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOUR: it has no row. A test
 // draws all categories and finds none without a row.
 #define PLAN_NO_COLOUR "#333333"
-static const char *plan_category_colour(const char *category) {
+static const char *plan_category_color(const char *category) {
     static const struct {
-        const char *category, *colour;
+        const char *category, *color;
     } rows[] = {
         {"activations: residual", "#4e79a7"},
         {"activations: norm", "#a0cbe8"},
@@ -56,11 +56,11 @@ static const char *plan_category_colour(const char *category) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].category, category) == 0)
-            return rows[i].colour;
+            return rows[i].color;
     return PLAN_NO_COLOUR;
 }
-// Finds the colour of an arena; those of one kind in the device's and the host's memory have the same.
-static const char *plan_arena_colour(enum plan_arena arena) {
+// Finds the color of an arena; those of one kind in the device's and the host's memory have the same.
+static const char *plan_arena_color(enum plan_arena arena) {
     switch (arena) {
     case ARENA_PARAMETERS:
     case ARENA_HOST_PARAMETERS: return "#5b6770";
@@ -133,7 +133,7 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
         fprintf(
             picture->file,
             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%d\" height=\"%.2f\" fill=\"%s\"><title>%s (%zu bytes)</title></rect>\n",
-            x, top, PLAN_BAR_WIDTH, bottom - top, plan_arena_colour((enum plan_arena)a),
+            x, top, PLAN_BAR_WIDTH, bottom - top, plan_arena_color((enum plan_arena)a),
             plan_arena_name((enum plan_arena)a), plan->arena_bytes[a]);
         if (a == ARENA_ACTIVATIONS) {
             activations[0] = bottom;
@@ -182,7 +182,7 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     const double x = plan_x(picture, buffer->first_phase), y = plan_y(picture, buffer->offset + buffer->bytes);
     fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>", x, y,
             plan_x(picture, buffer->last_phase + 1) - x, plan_y(picture, buffer->offset) - y,
-            plan_category_colour(plan->categories[buffer->category]));
+            plan_category_color(plan->categories[buffer->category]));
     if (buffer->layer >= 0)
         fprintf(picture->file, "layer %d: ", buffer->layer);
     plan_svg_text(picture->file, buffer->name);
@@ -281,14 +281,14 @@ static void plan_svg_live(const struct plan_picture *picture) {
 
 // ---- the legend ----
 
-static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *colour, const char *name,
+static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *color, const char *name,
                                 size_t bytes) {
     const double x = picture->width - picture->right + 20;
     char size[LOG_NUMBER];
     fprintf(picture->file,
             "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
             "<text x=\"%.0f\" y=\"%.0f\">",
-            x, y - 10, colour, x + 18, y);
+            x, y - 10, color, x + 18, y);
     plan_svg_text(picture->file, name);
     fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
             log_bytes(size, (int64_t)bytes));
@@ -303,7 +303,7 @@ static double plan_svg_legend_arenas(const struct plan_picture *picture, double 
     plan_svg_legend_title(picture, y, "arenas, one allocation each");
     for (int a = 0; a < ARENA_COUNT; a++)
         if (picture->plan->arena_bytes[a] > 0)
-            plan_svg_legend_row(picture, y += 20, plan_arena_colour((enum plan_arena)a),
+            plan_svg_legend_row(picture, y += 20, plan_arena_color((enum plan_arena)a),
                                 plan_arena_name((enum plan_arena)a), picture->plan->arena_bytes[a]);
     return y + 30;
 }
@@ -317,7 +317,7 @@ static void plan_svg_legend(const struct plan_picture *picture) {
         for (int p = 0; p < plan->phase_count; p++)
             most = live[p] > most ? live[p] : most;
         if (most > 0)
-            plan_svg_legend_row(picture, y += 20, plan_category_colour(plan->categories[c]), plan->categories[c], most);
+            plan_svg_legend_row(picture, y += 20, plan_category_color(plan->categories[c]), plan->categories[c], most);
         free(live);
     }
     y += 24;

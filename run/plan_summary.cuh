@@ -54,10 +54,10 @@ static void summary_parts(const struct plan *plan) {
 
 // Prints the phase of the peak, and the categories of activations that are largest then.
 static void summary_peak(const struct plan *plan) {
-    enum { MOST = 3 };
+    enum { MAX = 3 };
     char text[384], bytes[LOG_NUMBER];
-    size_t live[MOST] = {0, 0, 0};
-    int category[MOST] = {-1, -1, -1};
+    size_t live[MAX] = {0, 0, 0};
+    int category[MAX] = {-1, -1, -1};
     if (plan->peak_phase < 0)
         return;
     snprintf(text, sizeof text, "in \"%s\":", plan->phases[plan->peak_phase].name);
@@ -66,7 +66,7 @@ static void summary_peak(const struct plan *plan) {
         size_t here = all[plan->peak_phase];
         int at = c;
         free(all);
-        for (int i = 0; i < MOST; i++) // insertion into the largest so far
+        for (int i = 0; i < MAX; i++) // insertion into the largest so far
             if (here > live[i]) {
                 const size_t less = live[i];
                 const int whose = category[i];
@@ -76,7 +76,7 @@ static void summary_peak(const struct plan *plan) {
                 at = whose;
             }
     }
-    for (int i = 0; i < MOST && live[i] > 0; i++)
+    for (int i = 0; i < MAX && live[i] > 0; i++)
         text_add(text, sizeof text, "%s %s %s", i > 0 ? "," : "", plan->categories[category[i]],
                  log_bytes(bytes, (int64_t)live[i]));
     log_row("peak", "%s", text);

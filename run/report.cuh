@@ -9,7 +9,7 @@
 #include "run/same_files.h"           // report_same_files
 #include "run/self_measure.cuh"       // self_check_report, self_measure_report
 #include "run/unused_options.h"       // report_unused_options
-#include "run/utilisation.cuh"        // gpt_flops_per_token
+#include "run/utilization.cuh"        // gpt_flops_per_token
 #include "runtime/machine/numa.h"     // numa_nodes_used
 #include "runtime/machine/text_add.h" // text_add
 

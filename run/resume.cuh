@@ -64,7 +64,7 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
                         CONFIG_ROW(fp8.num_layers_at_end_in_bf16)};
     char now[OPTION_TEXT], then[OPTION_TEXT];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(option_text(now, &config_rows[rows[i]], c), start_resolved(then, state, rows[i])) != 0)
+        if (strcmp(option_text(now, &config_rows[rows[i]], c), checkpoint_resolved_option(then, state, rows[i])) != 0)
             return false;
     return true;
 }

@@ -44,7 +44,7 @@ struct run {
     int32_t *samples;         // (sequences, n): each prompt, with room for its continuation
     int *prompt_tokens;       // (sequences) tokens of each prompt
     struct sampler sampler;   // host memory for sampling
-    double peak_flops;        // peak of one rank, flop/s, for utilisation; 0: not known
+    double peak_flops;        // peak of one rank, flop/s, for utilization; 0: not known
     bool peak_is_measured;    // peak_flops was measured on this machine, not taken from a data sheet
     char tuning[TUNE_TEXT];   // for the report: how the matrix products' algorithms were chosen; "": they were not
     char tuning_note[TUNE_TEXT]; // which choices of a file are not used, and why; "": all are

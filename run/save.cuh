@@ -40,12 +40,12 @@ struct save_job {
 // ---- the folder ----
 
 static const char *save_tokenizer_file(struct save_job *job, int i) {
-    enum { MOST_BYTES = 1 << 30 };
+    enum { MAX_BYTES = 1 << 30 };
     struct checkpoint_writer *writer = &job->tensors.writer;
     unsigned char *data;
     uint64_t bytes;
     const char *problem =
-        read_whole(&data, &bytes, MOST_BYTES, job->tokenizer_files[i], "a tokenizer's file", &writer->error);
+        read_whole(&data, &bytes, MAX_BYTES, job->tokenizer_files[i], "a tokenizer's file", &writer->error);
     if (!problem)
         problem = checkpoint_file(writer, job->tokenizer_names[i], data, bytes);
     free(data);

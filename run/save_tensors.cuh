@@ -125,7 +125,7 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes an element of a parameter, whose last element is before `end`. Neighbours are asked for one
+// Whether this rank writes an element of a parameter, whose last element is before `end`. Neighbors are asked for one
 // after the other.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {

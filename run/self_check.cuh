@@ -22,7 +22,7 @@
 #include <sys/stat.h>                // stat
 
 #define SELF_CHECK_NAME "self_check.txt"
-enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1280, SELF_CHECK_MOST_FILE = 1 << 20 };
+enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1280, SELF_CHECK_MAX_FILE = 1 << 20 };
 static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 8 GPUs takes up to 20
 
 // ---- The request: what a child is asked, as words of a command line ----
@@ -289,7 +289,7 @@ static void self_check_read(struct run *r) {
     if (r->config->rank == 0 &&
         (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path &&
         access(path, F_OK) == 0) {
-        const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MOST_FILE, path, "a list of verdicts", &error);
+        const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MAX_FILE, path, "a list of verdicts", &error);
         if (problem)
             fail("%s; --self-check=off starts without that file", problem);
     }
@@ -340,7 +340,7 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
 static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
     case ATTENTION_FLASH: return flash_describe(dev);
-    case ATTENTION_UNFUSED: return unfused_describe(dev);
+    case ATTENTION_UNFUSED: return unfused_compute_name(dev);
     case ATTENTION_FLASH_SM90: return sm90_describe();
     case ATTENTION_FUSED: return "cuDNN";
     case ATTENTION_AUTO: break;

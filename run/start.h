@@ -21,7 +21,7 @@
 #include <sys/stat.h>                  // stat
 #include <unistd.h>                    // close
 
-enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
+enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
@@ -74,7 +74,7 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // The resolved value of a checkpoint's option, in `text` or elsewhere. One that is younger than the checkpoint had its
 // default, whatever its preset says by now; of the younger biases, that of --add-bias-linear.
-static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
+static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
     const bool bias = row == CONFIG_ROW(model.add_attention_proj_bias) || row == CONFIG_ROW(model.add_mlp_bias);
     const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
     struct config defaults;
@@ -103,7 +103,7 @@ static void start_take_choice(struct config *config, const struct trainer_state 
         return;
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         if (!by_user[chosen[i]])
-            start_set(config, chosen[i], start_resolved(text, state, chosen[i]));
+            start_set(config, chosen[i], checkpoint_resolved_option(text, state, chosen[i]));
 }
 
 // Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of
@@ -112,10 +112,10 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
                                   const bool by_user[CONFIG_ROWS_MAX]) {
     const int row = CONFIG_ROW(memory.loss_chunk_tokens), size = CONFIG_ROW(training.micro_batch_size);
     char text[OPTION_TEXT], now[OPTION_TEXT];
-    const bool same =
-        !by_user[size] || strcmp(option_text(now, &config_rows[size], config), start_resolved(text, state, size)) == 0;
+    const bool same = !by_user[size] || strcmp(option_text(now, &config_rows[size], config),
+                                               checkpoint_resolved_option(text, state, size)) == 0;
     if (!by_user[row] && same)
-        start_set(config, row, start_resolved(text, state, row));
+        start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
 // Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
@@ -140,7 +140,7 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
             continue;
         if (!config->given[row])
-            start_set(config, row, start_resolved(text, state, row));
+            start_set(config, row, checkpoint_resolved_option(text, state, row));
     }
     if (!config_given(config, device.precision))
         start_set(config, CONFIG_ROW(device.precision), state->precision);
@@ -157,14 +157,14 @@ static void start_take_options(struct config *config, const struct trainer_state
 // Whether the run of the checkpoint trained with delayed scales.
 static bool start_had_delayed_scales(const struct trainer_state *state) {
     char format[OPTION_TEXT], recipe[OPTION_TEXT];
-    return strcmp(start_resolved(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
-           strcmp(start_resolved(recipe, state, CONFIG_ROW(fp8.fp8_recipe)), "delayed") == 0;
+    return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
+           strcmp(checkpoint_resolved_option(recipe, state, CONFIG_ROW(fp8.fp8_recipe)), "delayed") == 0;
 }
 // Ends the run where the delayed scales of the checkpoint have histories of another length than this run's.
 static void start_check_histories(const struct config *config, const struct trainer_state *state) {
     const int row = CONFIG_ROW(fp8.fp8_amax_history_len);
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT];
-    const char *then = start_resolved(then_text, state, row);
+    const char *then = checkpoint_resolved_option(then_text, state, row);
     const char *now = option_text(now_text, &config_rows[row], config);
     if (config->fp8.fp8_format != FP8_FORMAT_NONE && config->fp8.fp8_recipe == FP8_RECIPE_DELAYED &&
         start_had_delayed_scales(state) && strcmp(now, then) != 0)
@@ -182,7 +182,7 @@ static void start_check(const struct config *config) {
         const struct option_row *row = &config_rows[i];
         if (!(row->flags & CONFIG_FIXED_ON_RESUME))
             continue;
-        const char *then = start_resolved(then_text, &state, i), *now = option_text(now_text, row, config);
+        const char *then = checkpoint_resolved_option(then_text, &state, i), *now = option_text(now_text, row, config);
         if (strcmp(now, then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
                  "from that model by --init-from and another --out",
@@ -274,7 +274,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     if (S_ISDIR(status.st_mode)) {
         if ((size_t)snprintf(config_path, sizeof config_path, "%s/config.json", path) >= sizeof config_path)
             return error_format(error, "%.500s: the name is too long", path);
-        const char *problem = read_whole(&data, &bytes, START_MOST_JSON, config_path, "a model's config.json", error);
+        const char *problem = read_whole(&data, &bytes, START_MAX_JSON, config_path, "a model's config.json", error);
         if (!problem)
             problem = huggingface_parse_config(model, data, bytes, config_path, error);
         free(data);

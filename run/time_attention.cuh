@@ -1,5 +1,5 @@
 // The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape: launched
-// in turn, so that the GPU's clocks favour none.
+// in turn, so that the GPU's clocks favor none.
 #pragma once
 #include "model/timeline.cuh"      // seconds_now
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes

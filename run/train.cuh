@@ -7,7 +7,7 @@
 #include "run/generate.cuh"      // print_samples
 #include "run/ranks.cuh"         // look_for_requests, measure_collectives, check_replicas
 #include "run/resume.cuh"        // save, report_save
-#include "run/utilisation.cuh"   // gpt_flops_per_token
+#include "run/utilization.cuh"   // gpt_flops_per_token
 #include "run/run.cuh"           // struct run
 #include "run/validate.cuh"      // validate_step
 #include "run/watch_device.cuh"  // watch_device
@@ -89,9 +89,9 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Fills in the log entry's model flops utilisation of one rank, at its tokens per second. The peak stays what it was at the
+// Fills in the log entry's model flops utilization of one rank, at its tokens per second. The peak stays what it was at the
 // start: one that the steps it judges could raise would call the fastest of these 100 %.
-static void measure_utilisation(const struct run *r, struct log_step *entry, double tokens_per_second) {
+static void measure_utilization(const struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
@@ -154,7 +154,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
     entry->tokens_per_second = tokens / seconds;
-    measure_utilisation(r, entry, tokens / seconds / c->ranks);
+    measure_utilization(r, entry, tokens / seconds / c->ranks);
     entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < c->ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);

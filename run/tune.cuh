@@ -115,7 +115,7 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 // Keeps the choices of the checkpoint's file, else of the one in --out, if there is one, and in `others` what it has of
 // other products. A broken one ends the run.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
-    enum { MOST_BYTES = MATMUL_ALGORITHMS_BYTES };
+    enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->data.out};
     struct error_text error;
     unsigned char *data = NULL;
@@ -128,7 +128,7 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         *path = 0;
         return;
     }
-    const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a list of matmul algorithms", &error);
+    const char *problem = read_whole(&data, &bytes, MAX_BYTES, path, "a list of matmul algorithms", &error);
     if (!problem)
         problem = tune_take_text(r, (const char *)data, (size_t)bytes, path, r->tuning_note, others, &error);
     if (problem)
@@ -263,7 +263,7 @@ static void tune_matmuls(struct run *r) {
     const bool proves = self_check_is_wanted(r, ATTENTION_FLASH);
     if (c->device.matmul_tuning || proves) {
         matmul_list_begin(r->dev.matmul);
-        gpt_rehearse(r->model);
+        gpt_dry_run(r->model);
         matmul_list_end(r->dev.matmul);
     }
     if (!c->device.matmul_tuning) {

@@ -40,7 +40,7 @@ def theory_bytes(elements, ranks, stage, micro_steps):
     return 4 * elements * (reductions + gathers) * (ranks - 1) / ranks
 
 
-def summarise(entries, tokens):
+def summarize(entries, tokens):
     """Medians of a log's steps, less the first ones."""
     entries = [entry for entry in entries if "step_ms" in entry][WARM_UP:]
     if not entries:
@@ -87,7 +87,7 @@ def run_case(folder, case, steps, threads):
     call([MPIRUN, "-np", str(ranks), *command] if ranks > 1 else command)
     with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
         entries = [json.loads(line) for line in file if line.strip()]
-    result = summarise(entries, batch * LENGTH)
+    result = summarize(entries, batch * LENGTH)
     if ranks > 1 and result["comm_bytes"] == 0:
         sys.exit(f"bench_parallel.py: the {ranks} ranks sent nothing; was {TRAIN_GPT} built where MPI is?")
     return result

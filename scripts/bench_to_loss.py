@@ -255,7 +255,7 @@ def spread(values):
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)} if values else None
 
 
-def summarise(results, target):
+def summarize(results, target):
     """A row for each recipe. Ratios are to the baseline with the same seed, and in time of the same round."""
     first = results[0]
     baseline = first.reached(target)
@@ -341,14 +341,14 @@ def panel(results, target, y, left, unit, place):
     parts.append(plot_loss.text(left + PANEL / 2, BOTTOM + 38, unit, 13, anchor="middle"))
     parts.append(f'<g clip-path="url(#loss{left})">')
     parts.append(f'<clipPath id="loss{left}"><path d="M{left} {TOP}h{PANEL}V{BOTTOM}h{-PANEL}z"/></clipPath>')
-    for colour, result in zip(COLOURS, results):
+    for color, result in zip(COLOURS, results):
         logs = list(result.logs.values())
         curves = [[(x(place(result, log, step)), y(loss)) for step, loss in log.losses] for log in logs]
         if len(logs) > 1:
-            parts += [plot_loss.line(curve, colour, 0.8, 0.4) for curve in curves]
+            parts += [plot_loss.line(curve, color, 0.8, 0.4) for curve in curves]
         if len({len(curve) for curve in curves}) == 1:
             mean = [tuple(statistics.mean(values) for values in zip(*points)) for points in zip(*curves)]
-            parts.append(plot_loss.line(mean, colour, 2))
+            parts.append(plot_loss.line(mean, color, 2))
     return parts + ["</g>"]
 
 
@@ -369,10 +369,10 @@ def draw(results, target, title):
     parts += panel(results, target, y, LEFT, "tokens", lambda result, log, step: log.at(log.tokens, step))
     right = LEFT + PANEL + GAP
     parts += panel(results, target, y, right, "seconds of training", lambda result, log, step: result.seconds(log, step))
-    for i, (colour, result) in enumerate(zip(COLOURS, results)):
+    for i, (color, result) in enumerate(zip(COLOURS, results)):
         middle, left = TOP + 16 + 18 * i, right + PANEL - 30 - 7 * max(len(result.recipe.name) for result in results)
-        parts.append(f'<path d="M{left - 4} {middle}h22" stroke="{colour}" stroke-width="2.2"/>')
-        parts.append(plot_loss.text(left + 24, middle + 4, result.recipe.name, colour=plot_loss.TEXT))
+        parts.append(f'<path d="M{left - 4} {middle}h22" stroke="{color}" stroke-width="2.2"/>')
+        parts.append(plot_loss.text(left + 24, middle + 4, result.recipe.name, color=plot_loss.TEXT))
     return "\n".join(parts + ["</svg>", ""])
 
 
@@ -452,7 +452,7 @@ def run_script(arguments):
     bench = Bench(options.train_gpt, folder, machine, model.checkpoint_every)
     results = measure(bench, recipes, options.seeds, options.time_rounds)
     target = options.target if options.target is not None else max(results[0].final())
-    rows = summarise(results, target)
+    rows = summarize(results, target)
     text = table(rows, target, options.time_rounds)
     write_whole(os.path.join(folder, "table.md"), text)
     facts = {"model": options.model, "target": target, "time_rounds": options.time_rounds, "recipes": rows}

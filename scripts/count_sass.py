@@ -18,7 +18,7 @@ from hopper_overlap import ALWAYS, kernels
 from roofline import INSTRUCTIONS
 
 NAME = re.compile(r"(?:Function : |\.text\.)_Z\d+((?:gelu|gelu_erf|squared_relu|swiglu|geglu)_(?:forward|backward|backward_sums)_kernel)ILb0ELb1EE")
-FORWARD_MOST, FORWARD_MOST_OF = 16, {"gelu_erf_forward_kernel": 20}
+FORWARD_MAX, FORWARD_MAX_OF = 16, {"gelu_erf_forward_kernel": 20}
 # The kernels that roofline.py's activations run: with sums of columns where the model has biases.
 ROOFLINE = {"gelu_forward_kernel": "gelu forward", "gelu_backward_sums_kernel": "gelu backward", "swiglu_forward_kernel": "swiglu forward",
             "swiglu_backward_kernel": "swiglu backward"}
@@ -47,8 +47,8 @@ def count(kernel):
 
 def complaints(name, kernel, each, listed):
     """What is wrong with a kernel of so many instructions an element; listed: how many scripts/roofline.py has, or None."""
-    if "forward" in name and each > FORWARD_MOST_OF.get(name, FORWARD_MOST):
-        yield f"more than {FORWARD_MOST_OF.get(name, FORWARD_MOST)}"
+    if "forward" in name and each > FORWARD_MAX_OF.get(name, FORWARD_MAX):
+        yield f"more than {FORWARD_MAX_OF.get(name, FORWARD_MAX)}"
     if "forward" in name:
         first, last = range_of(kernel)
         yield from (f"'{text}'" for text in kernel.code[first:last + 1] if DETOUR.search(text))

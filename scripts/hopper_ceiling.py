@@ -210,7 +210,7 @@ def backward_sides(D, B, H, T, any_order):
 
 
 def turns_of_any_order():
-    """Of FlashAttention-3's two measurements without what runs before and after, dQ's zeroes in both: as measured, as modelled."""
+    """Of FlashAttention-3's two measurements without what runs before and after, dQ's zeroes in both: as measured, as modeled."""
     b, flops, sides = backward(128), 5 * 2 * 16 * 8192 ** 2 * 128, backward_sides(128, 2, 16, 8192, True)
     with_turns, any_order = (backward_share(b.queries, b.keys, 2, 16, 16, 8192, False, hop, 1, MEASURED_HEADS)
                              for hop in (HOP_STEPS, None))
@@ -300,8 +300,8 @@ LENGTHS = {64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 4096), 128: (1024, 20
 
 def lines():
     assert abs(MULTIPROCESSORS * 2 * FMA * 1.83e9 / 1e12 - SHEET_TFLOPS) < 0.1
-    (measured, modelled), tile = turns_of_any_order(), forward(64)
-    assert abs(measured - modelled) < 0.004, f"HOP_STEPS gives {modelled:.3f} of any order, measured was {measured:.3f}"
+    (measured, modeled), tile = turns_of_any_order(), forward(64)
+    assert abs(measured - modeled) < 0.004, f"HOP_STEPS gives {modeled:.3f} of any order, measured was {measured:.3f}"
     counts = {name: ", ".join(str(count) for count in each.values()) for name, each in INSTRUCTIONS.items()}
     text = [HEAD.format(busy=100 * tile.issue / tile.clocks, **counts), TABLE_HEAD]
     for name, make in (("forward", forward), ("backward", backward)):

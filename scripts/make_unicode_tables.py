@@ -4,7 +4,7 @@
     pip install tokenizers; scripts/make_unicode_tables.py > formats/unicode_tables.c      (Python 3.11)
 
 Token ids are to be those of the `tokenizers` package, so the package is asked for all that depends on the version of
-Unicode: it knows 16 where it splits and 9 where it normalises. The tables are compared with the package's answers for
+Unicode: it knows 16 where it splits and 9 where it normalizes. The tables are compared with the package's answers for
 every character before they are written.
 """
 import sys
@@ -50,9 +50,9 @@ def decompositions():
 
 def combining_classes():
     """A mark is known to the package where it moves another one, of a higher or a lower class, to its other side."""
-    normalise = normalizers.NFD().normalize_str
+    normalize = normalizers.NFD().normalize_str
     marks = [code for code in CODES if unicodedata.combining(chr(code))]
-    moves = lambda text: normalise(text) != text
+    moves = lambda text: normalize(text) != text
     return {
         code: unicodedata.combining(chr(code))
         for code in marks
@@ -61,14 +61,14 @@ def combining_classes():
 
 
 def check(rows, classes, pairs):
-    """Normalises by the tables, as slowly as the definition reads, and compares."""
+    """Normalizes by the tables, as slowly as the definition reads, and compares."""
     parts = {code: [first, second] if second else [first] for code, first, second in rows}
     package = normalizers.NFC().normalize_str
 
     def decompose(code):
         return [c for part in parts[code] for c in decompose(part)] if code in parts else [code]
 
-    def normalise(text):
+    def normalize(text):
         codes = [c for character in text for c in decompose(ord(character))]
         for end in range(len(codes)):  # stable sort of each run of marks
             i = end
@@ -93,10 +93,10 @@ def check(rows, classes, pairs):
         if code not in HANGUL:
             for text in (chr(code), f"a{chr(code)}\u0323\u0345", f"\u0301{chr(code)}", f"a{chr(code)}\u0301",
                          f"\u0345{chr(code)}\u0334", f"e{chr(code)}\u0301"):
-                assert package(text) == normalise(text), (hex(code), text)
+                assert package(text) == normalize(text), (hex(code), text)
     for _, first, second in rows:
         for text in (chr(first) + "\u0323" * 2 + chr(second or 0x300), chr(first) + chr(second or 0x300)):
-            assert package(text) == normalise(text), text
+            assert package(text) == normalize(text), text
 
 
 def print_table(type_name, name, dimensions, cells):

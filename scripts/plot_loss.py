@@ -21,7 +21,7 @@ import sys
 
 WIDTH, LEFT, RIGHT = 960, 72, 40
 LOSS_TOP, LOSS_BOTTOM, RATE_TOP, RATE_BOTTOM, HEIGHT = 78, 424, 450, 512, 562
-# Okabe and Ito's colours, which colour-blind readers can tell apart: training, validation. A run each.
+# Okabe and Ito's colors, which color-blind readers can tell apart: training, validation. A run each.
 COLOURS = [("#0072b2", "#d55e00"), ("#009e73", "#cc79a7"), ("#56b4e9", "#e69f00"), ("#555555", "#999999")]
 TEXT, FAINT, GRID = "#222222", "#666666", "#e6e6e6"
 COLUMNS = 600  # the thin line is drawn as the range of losses in each of so many columns when there are more steps
@@ -145,21 +145,21 @@ class Axis:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
 
-def text(x, y, content, size=12, colour=FAINT, anchor="start", weight="normal", more=""):
+def text(x, y, content, size=12, color=FAINT, anchor="start", weight="normal", more=""):
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" '
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}" '
         f'font-weight="{weight}"{more}>{html.escape(str(content))}</text>'
     )
 
 
-def line(points, colour, width, opacity=1.0):
+def line(points, color, width, opacity=1.0):
     if len(points) == 1:
         return (
-            f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="{width}" fill="{colour}" opacity="{opacity}"/>'
+            f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="{width}" fill="{color}" opacity="{opacity}"/>'
         )
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" '
+        f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}" stroke-linejoin="round" '
         f'stroke-linecap="round" opacity="{opacity}"/>'
     )
 
@@ -208,19 +208,19 @@ def frame(x, y, rate):
 
 def curves(runs, averages, x, y):
     parts = ['<g clip-path="url(#loss)">']
-    for (colour, _), run in zip(COLOURS, runs):
+    for (color, _), run in zip(COLOURS, runs):
         parts.append(
-            line([(x(step), y(value)) for step, value in thinned(run.loss, x)], colour, 1, 0.3) if run.loss else ""
+            line([(x(step), y(value)) for step, value in thinned(run.loss, x)], color, 1, 0.3) if run.loss else ""
         )
-    for (colour, _), average in zip(COLOURS, averages):
-        parts.append(line([(x(step), y(value)) for step, value in thinned(average, x)], colour, 2.2) if average else "")
+    for (color, _), average in zip(COLOURS, averages):
+        parts.append(line([(x(step), y(value)) for step, value in thinned(average, x)], color, 2.2) if average else "")
     parts.append("</g>")
-    for (_, colour), run in zip(COLOURS, runs):
+    for (_, color), run in zip(COLOURS, runs):
         points = [(x(step), y(value)) for step, value in run.val_loss]
         if points:
-            parts.append(line(points, colour, 1.4))
+            parts.append(line(points, color, 1.4))
             parts += [
-                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="white" stroke="{colour}" stroke-width="1.8"/>'
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="white" stroke="{color}" stroke-width="1.8"/>'
                 for px, py in (points if len(points) <= 80 else points[-1:])
             ]
     return parts
@@ -240,18 +240,18 @@ def legend(runs):
         f'<rect x="{left - 10:.0f}" y="{LOSS_TOP + 4}" width="{WIDTH - RIGHT - left + 6:.0f}" '
         f'height="{20 * len(rows) + 10}" fill="white" opacity="0.85"/>'
     ]
-    for i, (name, colour, marked) in enumerate(rows):
+    for i, (name, color, marked) in enumerate(rows):
         middle = LOSS_TOP + 20 + 20 * i
         parts.append(
-            f'<line x1="{left:.0f}" x2="{left + 26:.0f}" y1="{middle}" y2="{middle}" stroke="{colour}" '
+            f'<line x1="{left:.0f}" x2="{left + 26:.0f}" y1="{middle}" y2="{middle}" stroke="{color}" '
             'stroke-width="2.2"/>'
         )
         if marked:
             parts.append(
-                f'<circle cx="{left + 13:.0f}" cy="{middle}" r="3.4" fill="white" stroke="{colour}" '
+                f'<circle cx="{left + 13:.0f}" cy="{middle}" r="3.4" fill="white" stroke="{color}" '
                 'stroke-width="1.8"/>'
             )
-        parts.append(text(left + 34, middle + 4, name, colour=TEXT))
+        parts.append(text(left + 34, middle + 4, name, color=TEXT))
     return parts
 
 
@@ -279,8 +279,8 @@ def draw(runs, averages, title):
     parts += frame(x, y, rate) + curves(runs, averages, x, y)
     if rate:
         parts += [
-            line([(x(step), rate(value)) for step, value in thinned(run.rate, x)], colours[0], 1.6)
-            for colours, run in zip(COLOURS, runs)
+            line([(x(step), rate(value)) for step, value in thinned(run.rate, x)], colors[0], 1.6)
+            for colors, run in zip(COLOURS, runs)
             if run.rate
         ]
     return "\n".join(parts + legend(runs) + ["</svg>", ""])
@@ -311,9 +311,9 @@ def png_by_matplotlib(runs, averages, title, path):
     figure.savefig(path, bbox_inches="tight")
 
 
-def pale(colour):
+def pale(color):
     """Mixed with white, where a terminal knows no transparency."""
-    return "#" + "".join(f"{255 - (255 - int(colour[i : i + 2], 16)) * 3 // 10:02x}" for i in (1, 3, 5))
+    return "#" + "".join(f"{255 - (255 - int(color[i : i + 2], 16)) * 3 // 10:02x}" for i in (1, 3, 5))
 
 
 def png_by_gnuplot(runs, averages, title, path):

@@ -47,7 +47,7 @@ BYTE_END_OF_TEXT = 256
 VOCABULARY_MAGIC = b"GPTVOCAB"  # formats/vocabulary.h has the layout
 VOCABULARY_VERSION = 1
 NO_TOKEN = 0xFFFFFFFF
-MOST_SHARDS = 10_000  # more are --shard-tokens 100 for 100M, and a folder that takes hours to remove
+MAX_SHARDS = 10_000  # more are --shard-tokens 100 for 100M, and a folder that takes hours to remove
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
                    "chat_template.jinja", "generation_config.json", "chat_format.json"]  # fmt: skip
@@ -454,9 +454,9 @@ class ShardWriter:
     def begin_shard(self):
         if self.file:
             self.file.close()
-        if len(self.paths) == MOST_SHARDS:
+        if len(self.paths) == MAX_SHARDS:
             raise Mistake(
-                f"--shard-tokens {self.shard_bytes // self.width} makes more than {MOST_SHARDS:,} shards of {self.split}; raise it"
+                f"--shard-tokens {self.shard_bytes // self.width} makes more than {MAX_SHARDS:,} shards of {self.split}; raise it"
             )
         temporary = f"{self.path_of(len(self.paths))}.tmp"
         self.paths.append(temporary)
@@ -632,7 +632,7 @@ def parse_options(arguments):
         metavar="FILE|NAME",
         help=f"chat template: a file, one of several of the tokenizer's, or {' or '.join(chat_template.BUILTIN)} (default: the tokenizer's own)",
     )
-    chat.add_argument("--show", type=count, default=0, metavar="N", help="print N examples, with what is learned in colour")
+    chat.add_argument("--show", type=count, default=0, metavar="N", help="print N examples, with what is learned in color")
     chat.add_argument("--drop-refused", action="store_true", help="leave out lines that are refused, and count them")
     options = parser.parse_args(arguments)
     of_text, of_chat = ("max_bytes", "jsonl_field"), ("seq_length", "train_on", "template", "show", "drop_refused")

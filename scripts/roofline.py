@@ -325,8 +325,8 @@ def matrices(s):
     return [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), *mlp]
 
 
-def orthogonalise_flops(rows, columns):
-    """optimizer/orthogonalise.cuh's."""
+def orthogonalize_flops(rows, columns):
+    """optimizer/orthogonalize.cuh's."""
     side, length = min(rows, columns), max(rows, columns)
     return MUON_STEPS * (4 * side * side * length + 2 * side ** 3)
 
@@ -344,7 +344,7 @@ def muon(s):
                     (2 * (2 * side * length + side * side), 2 * side * side * length)]
         count += 1
         parameters += rows * columns
-        flops += orthogonalise_flops(rows, columns)
+        flops += orthogonalize_flops(rows, columns)
         seconds += MUON_STEPS * sum(least_seconds(size, work) for size, work in products)
         seconds += MUON_STEPS * 6 * side * side / BYTES_PER_S  # the polynomial
         seconds += (14 + 6 + 10 + 4 - 28) * rows * columns / BYTES_PER_S
@@ -356,7 +356,7 @@ def muon_table():
     lines = ["## What Muon adds to a step", "",
              "`--optimizer muon` on one GPU, five steps of the iteration: the products' flops, the passes over its matrices, less what AdamW's",
              "would move; it is computed once a step, whatever the number of micro-batches. Steps are those of the tables below, without",
-             "collectives, as often as the tokens ask for. On several ranks each orthogonalises its share of the matrices. Products of 768 x",
+             "collectives, as often as the tokens ask for. On several ranks each orthogonalizes its share of the matrices. Products of 768 x",
              "768 and the like fill no GPU: there the time is more, by how much was not measured.", "",
              "| model | matrices | parameters | TFLOP | least ms | of a step of 64 thousand tokens | of 512 thousand |", "|---|---|---|---|---|---|---|"]
     for s in SHAPES:

@@ -11,7 +11,7 @@
 #include <stdio.h>                     // printf
 #include <stdlib.h>                    // aligned_alloc, qsort
 
-enum { RUNS_LEAST = 5, RUNS_MOST = 15, UNFUSED_MOST = 1024 };
+enum { RUNS_LEAST = 5, RUNS_MAX = 15, UNFUSED_MAX = 1024 };
 static const double SECONDS = 1.5; // for one figure, unless RUNS_LEAST take longer
 
 static const struct {
@@ -62,7 +62,7 @@ static double fma_rate(void) {
             sink += sum[i][0];
     }
     const double rate = 2.0 * CHAINS * CHAIN_STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
-    return sink == 12345 ? 0 : rate * 1e-9; // so that the chains are not optimised away
+    return sink == 12345 ? 0 : rate * 1e-9; // so that the chains are not optimized away
 }
 // As fma_rate, of dot products of bf16 pairs.
 static double dot_rate(void) {
@@ -170,9 +170,9 @@ static struct times run_once(struct buffers b, enum attention_backend backend, s
 // The first run, which touches fresh memory, is not counted.
 static struct times measure(enum attention_backend backend, struct attention_shape s, struct device *dev) {
     const struct buffers b = buffers_of(backend, s, dev);
-    double forward[RUNS_MOST], backward[RUNS_MOST], peak[RUNS_MOST], total = 0;
+    double forward[RUNS_MAX], backward[RUNS_MAX], peak[RUNS_MAX], total = 0;
     int n = 0;
-    for (int run = 0; n < RUNS_MOST && (n < RUNS_LEAST || total < SECONDS); run++) {
+    for (int run = 0; n < RUNS_MAX && (n < RUNS_LEAST || total < SECONDS); run++) {
         peak[n] = unit_rate();
         const struct times t = run_once(b, backend, s, dev);
         forward[n] = t.forward;
@@ -255,7 +255,7 @@ int main(int count, char **arguments) {
         if (count > 1 && !strstr(cases[i].name, arguments[1]))
             continue;
         const double gflop = 2e-9 * s.B * s.num_heads * s.head_dim * (double)s.T * (double)s.T;
-        for (int backend = ATTENTION_FLASH; backend <= (s.T <= UNFUSED_MOST ? ATTENTION_UNFUSED : ATTENTION_FLASH);
+        for (int backend = ATTENTION_FLASH; backend <= (s.T <= UNFUSED_MAX ? ATTENTION_UNFUSED : ATTENTION_FLASH);
              backend++) {
             char name[64];
             snprintf(name, sizeof name, "%d %d %d/%d %d", s.B, s.T, s.num_heads, s.num_query_groups, s.head_dim);

@@ -21,14 +21,14 @@ static double *phase_seconds; // (phases); NULL: not taken
 #include <omp.h>
 #include <stdio.h>
 
-enum { MOST_SAMPLES = 4096, TRIAD_ELEMENTS = 1 << 24, TRIADS_A_ROUND = 8 };
+enum { MAX_SAMPLES = 4096, TRIAD_ELEMENTS = 1 << 24, TRIADS_A_ROUND = 8 };
 
 struct samples {
-    double s[MOST_SAMPLES];
+    double s[MAX_SAMPLES];
     int n;
 };
 static void sample_add(struct samples *x, double seconds) {
-    if (x->n < MOST_SAMPLES)
+    if (x->n < MAX_SAMPLES)
         x->s[x->n++] = seconds;
 }
 static int ascending(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) * 2 - 1; }

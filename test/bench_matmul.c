@@ -8,7 +8,7 @@
 #include <stdio.h>                    // printf
 #include <stdlib.h>                   // aligned_alloc, qsort, strtol
 
-enum { LAYERS = 12, RUNS_LEAST = 3, RUNS_MOST = 15 };
+enum { LAYERS = 12, RUNS_LEAST = 3, RUNS_MAX = 15 };
 static const double SECONDS = 1.0; // for one figure, unless RUNS_LEAST take longer
 
 struct shape {
@@ -87,10 +87,10 @@ static int ascending(const void *a, const void *b) {
 }
 // Median seconds of one call; the first one, which touches fresh memory and makes the library's plans, is not counted.
 static double seconds(enum call call, struct buffers *b, struct shape s, int64_t M, struct device *dev) {
-    double times[RUNS_MOST], total = 0;
+    double times[RUNS_MAX], total = 0;
     int runs = 0;
     run(call, b, s, M, dev);
-    while (runs < RUNS_MOST && (runs < RUNS_LEAST || total < SECONDS)) {
+    while (runs < RUNS_MAX && (runs < RUNS_LEAST || total < SECONDS)) {
         const double start = omp_get_wtime();
         run(call, b, s, M, dev);
         times[runs] = omp_get_wtime() - start;

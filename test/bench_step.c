@@ -26,7 +26,7 @@ static double *phase_seconds; // (phases); NULL: not taken
 #include "config/resolve.h"
 #include "run/fit.cuh"
 #include "run/model.cuh"
-#include "run/utilisation.cuh"
+#include "run/utilization.cuh"
 #include "runtime/sort.h" // compare_doubles
 #include <omp.h>
 #include <stdio.h>

@@ -6,14 +6,14 @@
 #include "test/testing.h"        // cmocka
 #include <fcntl.h>               // fcntl
 
-enum { MOST_RANKS = 4 };
+enum { MAX_RANKS = 4 };
 
 typedef int job_rank(struct control *c, void *context); // a rank's exit status
 
 struct job {
     int ranks;
-    pid_t pids[MOST_RANKS]; // 0: has ended
-    int statuses[MOST_RANKS];
+    pid_t pids[MAX_RANKS]; // 0: has ended
+    int statuses[MAX_RANKS];
     int said; // what they print on stderr
     char text[8192];
     int listener;                   // rank 0's

@@ -43,7 +43,7 @@ static inline int run_in_child(void (*run)(void *), void *argument, char *messag
 }
 
 #ifdef TARGET_CUDA
-// CUDA works in no fork of a process that has initialised it. So this program is started anew, with the arguments and the
+// CUDA works in no fork of a process that has initialized it. So this program is started anew, with the arguments and the
 // environment that it was started with, for the test that runs: it comes to the same call, by its number, and makes it there.
 static char **first_arguments, **first_environment; // the strings outlive setenv
 __attribute__((constructor)) static inline void keep_start(int count, char **arguments, char **environment) {

@@ -91,7 +91,7 @@ static void enlarge_parameters(struct gpt *m) {
         const struct tensor *t = &m->table.tensors[i];
         float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
         floatX *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
-        tensor_initialise(values, 0, t->count, t, m->config.model.init_method_std, m->shape.L, m->config.training.seed);
+        tensor_initialize(values, 0, t->count, t, m->config.model.init_method_std, m->shape.L, m->config.training.seed);
         for (int64_t k = 0; k < t->count; k++)
             values[k] *= 3;
         gpt_set_parameters(m, t, 0, values, t->count, rounded);

@@ -44,8 +44,8 @@ static struct outputs outputs_create(int64_t M, int64_t N, enum fp8_format forma
     o.bytes = (unsigned char *)test_alloc(o.count);
     memset(o.bytes, UNTOUCHED, o.count);
     struct fp8_scale *const scale = (struct fp8_scale *)(o.bytes + 2 * form + sums + ALIGNMENT);
-    const struct fp8_matrix rows = {o.bytes, &scale->inverse, format, FP8_WHOLE};
-    const struct fp8_matrix columns = {o.bytes + form, &scale->inverse, format, FP8_WHOLE};
+    const struct fp8_matrix rows = {o.bytes, &scale->inverse, format, FP8_PER_TENSOR};
+    const struct fp8_matrix columns = {o.bytes + form, &scale->inverse, format, FP8_PER_TENSOR};
     const struct fp8_cast to = {rows, columns, (float *)(o.bytes + 2 * form),
                                 true, scale,   (uint64_t *)(o.bytes + 2 * form + sums)};
     memset(to.dbias, 0, sums);

@@ -27,14 +27,14 @@ static double scale_of(double amax, enum fp8_format format) {
 struct form {
     const floatX *x;
     int64_t rows, depth, row_stride, depth_stride;
-    enum fp8_scaling scaling;
+    enum fp8_granularity granularity;
     enum fp8_format format;
 };
 static double form_value(const struct form *f, int64_t row, int64_t at) {
     return to_float(f->x[row * f->row_stride + at * f->depth_stride]);
 }
 static double form_scale(const struct form *f, int64_t row, int64_t at) {
-    const int64_t height = f->scaling == FP8_128X128 ? TILE : 1;
+    const int64_t height = f->granularity == FP8_128X128 ? TILE : 1;
     double amax = 0;
     for (int64_t r = row / height * height; r < (row / height + 1) * height; r++)
         for (int64_t a = at / TILE * TILE; a < (at / TILE + 1) * TILE; a++) {
@@ -44,11 +44,11 @@ static double form_scale(const struct form *f, int64_t row, int64_t at) {
     return scale_of(amax, f->format);
 }
 static int64_t form_inverse_place(const struct form *f, int64_t row, int64_t at) {
-    return f->scaling == FP8_128X128 ? row / TILE * ((f->depth / TILE + 3) / 4 * 4) + at / TILE
-                                     : at / TILE * f->rows + row;
+    return f->granularity == FP8_128X128 ? row / TILE * ((f->depth / TILE + 3) / 4 * 4) + at / TILE
+                                         : at / TILE * f->rows + row;
 }
 
-// A value read back is a bf16 number, off by at most half of the distance between neighbouring codes.
+// A value read back is a bf16 number, off by at most half of the distance between neighboring codes.
 static void check_read_back(double x, fp8 code, double inverse, enum fp8_format format) {
     const double y = fp8_reference_decode(code, format) * inverse;
     const double relative = format == FP8_E4M3 ? 0x1p-4 : 0x1p-3, absolute = format == FP8_E4M3 ? 0x1p-10 : 0x1p-17;
@@ -65,7 +65,7 @@ static void check_read_back(double x, fp8 code, double inverse, enum fp8_format 
 
 // Codes and scales of one form; returns how many values were flushed.
 static int64_t check_form(const struct form *f, const struct fp8_matrix *got) {
-    const int64_t count = fp8_inverse_count(f->scaling, f->rows, f->depth);
+    const int64_t count = fp8_inverse_count(f->granularity, f->rows, f->depth);
     double *scales = test_doubles(count);
     int64_t flushed = 0;
     for (int64_t row = 0; row < f->rows; row++) {
@@ -142,18 +142,18 @@ static void guarded_free(void *memory, size_t bytes) {
     free(memory);
 }
 
-static struct fp8_matrix matrix_make(bool made, int64_t rows, int64_t depth, enum fp8_scaling scaling,
+static struct fp8_matrix matrix_make(bool made, int64_t rows, int64_t depth, enum fp8_granularity granularity,
                                      enum fp8_format format) {
-    struct fp8_matrix m = {NULL, NULL, format, scaling};
+    struct fp8_matrix m = {NULL, NULL, format, granularity};
     if (made) {
         m.codes = (fp8 *)guarded((size_t)(rows * depth));
-        m.inverse = (float *)guarded((size_t)fp8_inverse_count(scaling, rows, depth) * sizeof *m.inverse);
+        m.inverse = (float *)guarded((size_t)fp8_inverse_count(granularity, rows, depth) * sizeof *m.inverse);
     }
     return m;
 }
 static void matrix_free(struct fp8_matrix *m, int64_t rows, int64_t depth) {
     guarded_free(m->codes, (size_t)(rows * depth));
-    guarded_free(m->inverse, (size_t)fp8_inverse_count(m->scaling, rows, depth) * sizeof *m->inverse);
+    guarded_free(m->inverse, (size_t)fp8_inverse_count(m->granularity, rows, depth) * sizeof *m->inverse);
 }
 
 // The sums of columns, of which each addition rounds once; what overflows or is not finite is not compared.
@@ -171,12 +171,12 @@ static void check_dbias(const float *dbias, const floatX *x, int64_t M, int64_t 
     }
 }
 
-static void check(int64_t M, int64_t N, enum fp8_scaling scaling, enum fp8_format format, bool rows, bool columns,
-                  uint64_t seed) {
+static void check(int64_t M, int64_t N, enum fp8_granularity granularity, enum fp8_format format, bool rows,
+                  bool columns, uint64_t seed) {
     uint64_t random = seed;
     test_case(seed, "M %lld, N %lld, %s, %s, %s%s", (long long)M, (long long)N,
-              scaling == FP8_1X128 ? "1 x 128" : "128 x 128", format == FP8_E4M3 ? "E4M3" : "E5M2", rows ? "rows" : "",
-              columns ? " columns" : "");
+              granularity == FP8_1X128 ? "1 x 128" : "128 x 128", format == FP8_E4M3 ? "E4M3" : "E5M2",
+              rows ? "rows" : "", columns ? " columns" : "");
     const size_t x_bytes = (size_t)(M * N) * sizeof(floatX), dbias_bytes = (size_t)N * sizeof(float);
     const size_t workspace_bytes = fp8_cast_blocks_workspace_bytes(M, N);
     floatX *x = (floatX *)guarded(x_bytes);
@@ -191,14 +191,15 @@ static void check(int64_t M, int64_t N, enum fp8_scaling scaling, enum fp8_forma
         dbias[n] = (float)n;
     counts[FP8_SATURATED] = 5;
     counts[FP8_FLUSHED] = (uint64_t)1 << 40;
-    struct fp8_cast to = {matrix_make(rows, M, N, scaling, format),
-                          matrix_make(columns, N, M, scaling, format),
+    struct fp8_cast to = {matrix_make(rows, M, N, granularity, format),
+                          matrix_make(columns, N, M, granularity, format),
                           sums ? dbias : NULL,
                           true,
                           NULL,
                           seed % 3 ? counts : NULL};
     fp8_cast_blocks(to, x, M, N, sums ? workspace : NULL, &device);
-    const struct form row_form = {x, M, N, N, 1, scaling, format}, column_form = {x, N, M, 1, N, scaling, format};
+    const struct form row_form = {x, M, N, N, 1, granularity, format},
+                      column_form = {x, N, M, 1, N, granularity, format};
     const int64_t in_columns = columns ? check_form(&column_form, &to.columns) : 0;
     const int64_t flushed = rows ? check_form(&row_form, &to.rows) : in_columns;
     assert_int_equal(counts[FP8_SATURATED], 5);
@@ -218,7 +219,7 @@ static void check(int64_t M, int64_t N, enum fp8_scaling scaling, enum fp8_forma
 // ---- Tests ----
 
 static const enum fp8_format formats[] = {FP8_E4M3, FP8_E5M2};
-static const enum fp8_scaling scalings[] = {FP8_1X128, FP8_128X128};
+static const enum fp8_granularity scalings[] = {FP8_1X128, FP8_128X128};
 
 static void every_kind_of_data_and_form(void **state) {
     const int64_t shapes[][2] = {{128, 128}, {256, 384}, {384, 128}, {128, 640}};

@@ -112,7 +112,7 @@ static void every_bf16_has_its_code(void **state) {
     for (int i = 0; i < COUNT; i++)
         x[i] = to_floatX(float_of((uint32_t)i << 16));
     for (int f = 0; f < FORMATS; f++) {
-        const struct fp8_cast to = {{rows, &scale->inverse, formats[f], FP8_WHOLE}, {}, NULL, false, scale, NULL};
+        const struct fp8_cast to = {{rows, &scale->inverse, formats[f], FP8_PER_TENSOR}, {}, NULL, false, scale, NULL};
         for (int i = 0; i < COUNT; i++)
             codes[i] = fp8_encode(float_of((uint32_t)i << 16), formats[f]);
         test_case_without_seed("all bf16 in %s", format_names[f]);
@@ -248,8 +248,8 @@ static void outputs_destroy(struct outputs *o) {
 }
 enum { ROWS = 1, COLUMNS = 2, DBIAS = 4, COUNTS = 8, EVERYTHING = 15 };
 static struct fp8_cast cast_to(const struct outputs *o, int what, enum fp8_format format) {
-    const struct fp8_cast to = {{what & ROWS ? o->rows : NULL, &o->scale->inverse, format, FP8_WHOLE},
-                                {what & COLUMNS ? o->columns : NULL, &o->scale->inverse, format, FP8_WHOLE},
+    const struct fp8_cast to = {{what & ROWS ? o->rows : NULL, &o->scale->inverse, format, FP8_PER_TENSOR},
+                                {what & COLUMNS ? o->columns : NULL, &o->scale->inverse, format, FP8_PER_TENSOR},
                                 what & DBIAS ? o->dbias : NULL,
                                 true,
                                 o->scale,

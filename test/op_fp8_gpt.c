@@ -29,12 +29,12 @@
 #define BLOCKWISE " --fp8-format e4m3 --fp8-recipe blockwise "
 
 // The forms in sizes of FP8, and ROTARY with some layers in bf16.
-enum { FP8_FORMS_MOST = FORMS + 1 };
+enum { FP8_FORMS_MAX = FORMS + 1 };
 struct fp8_form {
     char options[FORM_OPTIONS + 256];
     const char *fp8; // options that only FP8 has
 };
-static int fp8_forms(struct fp8_form list[FP8_FORMS_MOST]) {
+static int fp8_forms(struct fp8_form list[FP8_FORMS_MAX]) {
     int count = 0;
     for (int i = 0; i < FORMS; i++)
         if (forms[i].taken_by & FORM_IN_FP8) {
@@ -65,7 +65,7 @@ enum { WIDE_FORMS = sizeof wide_forms / sizeof *wide_forms };
 
 // Calls f for every form and recipe.
 static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
-    static struct fp8_form list[FP8_FORMS_MOST];
+    static struct fp8_form list[FP8_FORMS_MAX];
     const int count = fp8_forms(list);
     char recipe[256];
     for (int i = 0; i < count; i += FORM_STEP)
@@ -285,7 +285,7 @@ static void gradients_are_near_those_without_fp8(void **state) { for_each_form(n
 // A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same
 // bits, though the activations write FP8 themselves where scales are delayed.
 static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
-    static struct fp8_form list[FP8_FORMS_MOST];
+    static struct fp8_form list[FP8_FORMS_MAX];
     const int count = fp8_forms(list);
     for (int i = 0; i < count; i += FORM_STEP) {
         struct setup a = setup_of(list[i].options, TENSORWISE), b = setup_of(list[i].options, DELAYED);

@@ -24,15 +24,15 @@ static float *weights(int64_t rows, int64_t cols) {
     return values;
 }
 // The stored bytes, `chunk` rows at a time; the caller frees them.
-static char *quantised(const float *values, enum frozen_format format, int64_t rows, int64_t cols, int64_t chunk) {
+static char *quantized(const float *values, enum frozen_format format, int64_t rows, int64_t cols, int64_t chunk) {
     const size_t bytes = frozen_bytes(format, rows, cols);
     char *stored = (char *)test_alloc(bytes + GUARD);
-    void *workspace = test_alloc(frozen_quantise_workspace_bytes(format, rows, cols) + 1);
+    void *workspace = test_alloc(frozen_quantize_workspace_bytes(format, rows, cols) + 1);
     memset(stored, 0x5a, bytes + GUARD);
     for (int64_t first = 0; first < rows; first += chunk)
-        frozen_quantise_rows(stored, values + first * cols, format, rows, cols, first,
+        frozen_quantize_rows(stored, values + first * cols, format, rows, cols, first,
                              rows - first < chunk ? rows - first : chunk, workspace);
-    frozen_quantise_end(stored, format, rows, cols, workspace);
+    frozen_quantize_end(stored, format, rows, cols, workspace);
     for (int i = 0; i < GUARD; i++)
         assert_int_equal(stored[bytes + (size_t)i], 0x5a);
     free(workspace);
@@ -44,7 +44,7 @@ static floatX *read_back(const void *stored, enum frozen_format format, int64_t 
     const size_t bytes = (size_t)(n * cols) * sizeof(floatX);
     floatX *out = (floatX *)test_alloc(bytes + GUARD);
     memset(out, 0x5a, bytes + GUARD);
-    frozen_dequantise(out, stored, format, rows, cols, first, n, &device);
+    frozen_dequantize(out, stored, format, rows, cols, first, n, &device);
     for (size_t i = 0; i < GUARD; i++)
         assert_int_equal(((char *)out)[bytes + i], 0x5a);
     return out;
@@ -65,7 +65,7 @@ static void the_map_of_absmaxes_is_its_formula(void **state) {
     }
     assert_true(nf4_map_value(0) == -nf4_map_values[NF4_MAP_ZERO] && nf4_map_code(-1) == 0);
 }
-// Each border itself, and its neighbours, in a block whose absmax is 1.
+// Each border itself, and its neighbors, in a block whose absmax is 1.
 static void codes_are_of_the_nearest_level_and_a_tie_has_the_lower(void **state) {
     for (int i = 0; i + 1 < NF4_LEVELS; i++) {
         float x[4] = {1, nf4_border(i), nextafterf(nf4_border(i), 2), nextafterf(nf4_border(i), -2)};
@@ -88,7 +88,7 @@ static void check_golden(const struct golden *g, const char *name) {
     const int64_t rows = shape->ints[0], cols = shape->ints[1], n = rows * cols, blocks = nf4_blocks(n);
     test_case_without_seed("%s: %lld rows, %lld columns", name, (long long)rows, (long long)cols);
     float *values = weights(rows, cols);
-    char *stored = quantised(values, FROZEN_NF4, rows, cols, rows);
+    char *stored = quantized(values, FROZEN_NF4, rows, cols, rows);
     const struct nf4_matrix m = frozen_nf4(stored, n),
                             theirs = {(uint8_t *)(uintptr_t)part(g, name, "codes")->ints, NULL, NULL, NULL};
     for (int64_t i = 0; i < n; i++) // of an odd n the last half of a byte is no element's
@@ -116,7 +116,7 @@ static void nf4_is_what_bitsandbytes_stores(void **state) {
 static void nf4_keeps_weights_to_its_precision(void **state) {
     enum { ROWS = 256, COLS = 512 };
     float *values = weights(ROWS, COLS);
-    char *stored = quantised(values, FROZEN_NF4, ROWS, COLS, FROZEN_ROWS);
+    char *stored = quantized(values, FROZEN_NF4, ROWS, COLS, FROZEN_ROWS);
     floatX *out = read_back(stored, FROZEN_NF4, ROWS, COLS, 0, ROWS);
     for (int64_t i = 0; i < ROWS * COLS; i++) { // half of the widest gap, 0.304, and 0.7 % of the absmaxes' range
         const float absmax = nf4_largest(values + i / NF4_BLOCK * NF4_BLOCK, NF4_BLOCK);
@@ -132,7 +132,7 @@ static void nf4_keeps_weights_to_its_precision(void **state) {
 static void fp8_blocks_are_codes_and_inverses_of_powers_of_two(void **state) {
     enum { ROWS = 200, COLS = 300 };
     float *values = weights(ROWS, COLS);
-    char *stored = quantised(values, FROZEN_FP8, ROWS, COLS, FROZEN_ROWS);
+    char *stored = quantized(values, FROZEN_FP8, ROWS, COLS, FROZEN_ROWS);
     const struct fp8_matrix m = frozen_fp8(stored, ROWS, COLS);
     for (int64_t r = 0; r < ROWS; r++)
         for (int64_t c = 0; c < COLS; c++) {
@@ -170,9 +170,9 @@ static void bytes(void **state) {
 static void check_rows(enum frozen_format format, int64_t rows, int64_t cols) {
     test_case_without_seed("format %d: %lld rows, %lld columns", format, (long long)rows, (long long)cols);
     float *values = weights(rows, cols);
-    char *stored = quantised(values, format, rows, cols, rows);
+    char *stored = quantized(values, format, rows, cols, rows);
     omp_set_num_threads(1);
-    char *again = quantised(values, format, rows, cols, FROZEN_ROWS);
+    char *again = quantized(values, format, rows, cols, FROZEN_ROWS);
     floatX *one = read_back(stored, format, rows, cols, 0, rows);
     omp_set_num_threads(2);
     floatX *two = read_back(stored, format, rows, cols, 0, rows);
@@ -199,7 +199,7 @@ static void any_rows_of_any_shape_are_read_back(void **state) {
 static void zeros_stay_zeros(void **state) {
     float values[3 * 70] = {0};
     for (int f = 0; f < FORMATS; f++) {
-        char *stored = quantised(values, formats[f], 3, 70, 3);
+        char *stored = quantized(values, formats[f], 3, 70, 3);
         floatX *out = read_back(stored, formats[f], 3, 70, 0, 3);
         for (int i = 0; i < 3 * 70; i++)
             assert_true(to_float(out[i]) == 0);
@@ -212,7 +212,7 @@ static void what_is_not_finite_is_seen(void **state) {
         for (int k = 0; k < 2; k++) {
             float *values = weights(2, 70);
             values[77] = k ? NAN : INFINITY;
-            char *stored = quantised(values, formats[f], 2, 70, 2);
+            char *stored = quantized(values, formats[f], 2, 70, 2);
             floatX *out = read_back(stored, formats[f], 2, 70, 0, 2);
             assert_true(!isfinite(to_float(out[77])));
             free(out);
@@ -220,13 +220,13 @@ static void what_is_not_finite_is_seen(void **state) {
             free(values);
         }
 }
-static void quantise_half_blocks(void *unused) {
+static void quantize_half_blocks(void *unused) {
     float values[64] = {0};
     char stored[1024];
-    frozen_quantise_rows(stored, values, FROZEN_FP8, 64, 1, 32, 32, NULL);
+    frozen_quantize_rows(stored, values, FROZEN_FP8, 64, 1, 32, 32, NULL);
 }
-static void rows_are_quantised_in_whole_blocks(void **state) {
-    assert_fails(quantise_half_blocks, NULL, "rows 32 to 64|whole blocks");
+static void rows_are_quantized_in_whole_blocks(void **state) {
+    assert_fails(quantize_half_blocks, NULL, "rows 32 to 64|whole blocks");
 }
 
 int main(void) {
@@ -240,7 +240,7 @@ int main(void) {
         cmocka_unit_test(any_rows_of_any_shape_are_read_back),
         cmocka_unit_test(zeros_stay_zeros),
         cmocka_unit_test(what_is_not_finite_is_seen),
-        cmocka_unit_test(rows_are_quantised_in_whole_blocks),
+        cmocka_unit_test(rows_are_quantized_in_whole_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -328,7 +328,7 @@ static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
                             setup_of(shapes[k], "--zero-init-projections --num-layers 1"), setup_of(shapes[k], "")};
         double losses[3];
         for (int i = 0; i < 3; i++) {
-            gpt_initialise(s[i].model);
+            gpt_initialize(s[i].model);
             losses[i] = gpt_evaluate(s[i].model, setup_batch(&s[i], 0)).sum;
         }
         assert_true(isfinite(losses[0]) && losses[0] == losses[1] && losses[0] != losses[2]);

@@ -230,7 +230,7 @@ static int remove_folder(void **state) {
 }
 
 // Random moments, stored as the model stores them; what is behind the visible rows stays 0.
-static void randomise_moments(struct gpt *m) {
+static void randomize_moments(struct gpt *m) {
     uint64_t random = 8;
     struct optimizer *o = &m->optimizer;
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -253,8 +253,8 @@ static void randomise_moments(struct gpt *m) {
         free(native);
     }
 }
-// Values that no initialisation gives, in all that a checkpoint holds. Padding stays zero.
-static void randomise(struct gpt *m) {
+// Values that no initialization gives, in all that a checkpoint holds. Padding stays zero.
+static void randomize(struct gpt *m) {
     uint64_t random = 7;
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
@@ -268,7 +268,7 @@ static void randomise(struct gpt *m) {
         free(values);
         free(rounded);
     }
-    randomise_moments(m);
+    randomize_moments(m);
 }
 
 static void save_into(struct setup *s, int64_t step) {
@@ -335,7 +335,7 @@ static void resumes_as_the_same_bits(const char *options) {
     for (int i = 0; i < SHAPES; i++) {
         struct setup a = setup_of_shape(i, options), b = setup_of_shape(i, options);
         const int64_t n = a.m->table.trained.flat;
-        randomise(a.m);
+        randomize(a.m);
         save_into(&a, i);
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, i);
         const char *problem = model_load_checkpoint(b.m, path, &error);
@@ -370,7 +370,7 @@ static void saves_from_a_copy(void **state) {
     struct setup a = setup_of_shape(1, "--checkpoint-every 1"), b = setup_of_shape(1, "");
     struct saver saver;
     assert_true(a.m->copy.keeps);
-    randomise(a.m);
+    randomize(a.m);
     a.m->config.data.out = folder;
     saver_open(&saver, a.m, 66);
     assert_null(saver_begin(&saver, 77, strdup("{}"), 2));
@@ -466,7 +466,7 @@ static void resume_in_every_format(const char *const *options, int count, int sh
     for (int shape = 0; shape < shapes; shape++)
         for (int from = 0; from < count; from++) {
             struct setup a = setup_of_shape(shape, options[from]);
-            randomise(a.m);
+            randomize(a.m);
             save_into(&a, step + 10 * shape + from);
             snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, step + 10 * shape + from);
             for (int to = 0; to < count; to++) {
@@ -497,7 +497,7 @@ static void states_of_the_other_optimizer_are_missed(void **state) {
     struct error_text error;
     struct setup a = setup_of_shape(1, "--ema-decay 0.9"), b = setup_of_shape(1, "--optimizer muon"),
                  c = setup_of_shape(1, "");
-    randomise(a.m);
+    randomize(a.m);
     save_into(&a, 30);
     save_into(&b, 31);
     snprintf(path, sizeof path, "%s/checkpoints/step_00000030", folder);
@@ -576,7 +576,7 @@ static void bad_states_are_refused(void **state) {
         char path[256];
         struct error_text error;
         struct setup a = setup_of_shape(0, state_options[2]), b = setup_of_shape(0, state_options[2]);
-        randomise(a.m);
+        randomize(a.m);
         save_into(&a, (int64_t)(500 + i));
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, (int)(500 + i));
         copy_without(path, cases[i].omitted, cases[i].retyped);
@@ -598,7 +598,7 @@ static void begins_as_the_same_model(void **state) {
         if (shapes[i].of_others)
             continue;
         struct setup a = setup_of_shape(i, "--checkpoint-dtype fp32");
-        randomise(a.m);
+        randomize(a.m);
         save_into(&a, i);
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, i);
         struct setup b = setup_from(path, 12, "");
@@ -660,7 +660,7 @@ static void a_tied_head_has_the_values_of_the_embedding(void **state) {
         struct error_text error;
         struct setup a = setup_of_shape(4, "--checkpoint-dtype fp32"), b = setup_of_shape(4, "");
         bool exact_file;
-        randomise(a.m);
+        randomize(a.m);
         save_into(&a, 1000 + other);
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, 1000 + other);
         add_head(path, other);

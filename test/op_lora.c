@@ -211,7 +211,7 @@ static void set_read_back(struct gpt *to, const struct gpt *from) {
         floatX *back = (floatX *)test_alloc((size_t)t->count * sizeof *back),
                *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
         float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
-        frozen_dequantise(back, from->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, from->dev);
+        frozen_dequantize(back, from->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, from->dev);
         device_synchronize(from->dev);
         for (int64_t k = 0; k < t->count; k++)
             values[k] = to_float(back[k]);

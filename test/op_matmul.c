@@ -8,7 +8,7 @@
 #include "kernels/matmul/matmul.cuh"
 #if defined HAVE_ONEDNN && defined PRECISION_BF16
 #include "kernels/matmul/onednn.cuh" // struct onednn
-#include "kernels/matmul/rows.cuh"   // FEW_ROWS_MOST
+#include "kernels/matmul/rows.cuh"   // FEW_ROWS_MAX
 #endif
 #endif
 #include "test/fails.h"           // run_in_child
@@ -450,8 +450,8 @@ static void planning_makes_the_primitives_that_running_takes(void **state) {
 
 // More products than are kept.
 static void a_dropped_primitive_is_made_again_with_the_same_bits(void **state) {
-    enum { FEWEST = FEW_ROWS_MOST + 1, MOST = FEW_ROWS_MOST + ONEDNN_PRODUCTS + 10, N = 8, K = 16 };
-    static const struct shape largest = {MOST, N, K};
+    enum { FEWEST = FEW_ROWS_MAX + 1, MAX = FEW_ROWS_MAX + ONEDNN_PRODUCTS + 10, N = 8, K = 16 };
+    static const struct shape largest = {MAX, N, K};
     struct device dev = {2, NULL};
     if (!open_onednn(&dev))
         skip();
@@ -461,10 +461,10 @@ static void a_dropped_primitive_is_made_again_with_the_same_bits(void **state) {
     const size_t bytes = 1 << 20;
     void *workspace = test_alloc(bytes);
     for (int round = 0; round < 2; round++)
-        for (int M = FEWEST; M <= MOST; M++)
+        for (int M = FEWEST; M <= MAX; M++)
             for (int again = 0; again < 2; again++)
                 matmul_forward(r[round].out, p.in, p.weight, p.bias, M, N, K, workspace, &dev);
-    assert_int_equal(onednn->made, 2 * (MOST - FEW_ROWS_MOST));
+    assert_int_equal(onednn->made, 2 * (MAX - FEW_ROWS_MAX));
     for (int i = 0; i < ONEDNN_PRODUCTS; i++)
         assert_true(onednn->products[i].scratch_bytes <= bytes);
     assert_memory_equal(r[0].out, r[1].out, r[0].out_bytes);
@@ -794,7 +794,7 @@ static void test_naive_by_differences(void **state) {
 // More shapes than the table of plans holds: a plan that was dropped is made again, with the same bits; one that was
 // not is found.
 static void test_plans(void **state) {
-    enum { ROUNDS = 2, MOST = MATMUL_PLANS + 10, DEPTH = 8, BIASES = 8 * (MOST / 64 + 1) };
+    enum { ROUNDS = 2, MAX = MATMUL_PLANS + 10, DEPTH = 8, BIASES = 8 * (MAX / 64 + 1) };
     struct device dev = {2, NULL};
     dev.matmul = matmul_create(&dev);
     struct problem p = problem_make(shapes[3], 1);
@@ -810,12 +810,12 @@ static void test_plans(void **state) {
             bias[i][j] = to_floatX((float)(i + 1));
     }
     for (int round = 0; round < ROUNDS; round++)
-        for (int M = 1; M <= MOST; M++)
+        for (int M = 1; M <= MAX; M++)
             for (int again = 0; again < 2; again++)
                 matmul_forward(r[round].out, p.in, p.weight, bias[again], 8 * (M % 64 + 1), 8 * (M / 64 + 1), DEPTH,
                                workspace, &dev);
     wait_for(&dev);
-    assert_int_equal(dev.matmul->planned, ROUNDS * MOST);
+    assert_int_equal(dev.matmul->planned, ROUNDS * MAX);
     assert_memory_equal(r[0].out, r[1].out, r[0].out_bytes);
     double first = to_float(bias[1][0]), magnitude = first;
     for (int k = 0; k < DEPTH; k++) {

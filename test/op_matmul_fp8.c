@@ -27,11 +27,11 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 // The scalings that meet, and the formats of a and b.
 static const struct kind {
     const char *name;
-    enum fp8_scaling a, b;
+    enum fp8_granularity a, b;
     enum fp8_format a_format, b_format;
-} kinds[] = {{"whole, e4m3", FP8_WHOLE, FP8_WHOLE, FP8_E4M3, FP8_E4M3},
-             {"whole, e5m2 by e4m3", FP8_WHOLE, FP8_WHOLE, FP8_E5M2, FP8_E4M3},
-             {"whole, e4m3 by e5m2", FP8_WHOLE, FP8_WHOLE, FP8_E4M3, FP8_E5M2},
+} kinds[] = {{"whole, e4m3", FP8_PER_TENSOR, FP8_PER_TENSOR, FP8_E4M3, FP8_E4M3},
+             {"whole, e5m2 by e4m3", FP8_PER_TENSOR, FP8_PER_TENSOR, FP8_E5M2, FP8_E4M3},
+             {"whole, e4m3 by e5m2", FP8_PER_TENSOR, FP8_PER_TENSOR, FP8_E4M3, FP8_E5M2},
              {"1x128 by 128x128", FP8_1X128, FP8_128X128, FP8_E4M3, FP8_E4M3},
              {"1x128 by 1x128", FP8_1X128, FP8_1X128, FP8_E4M3, FP8_E4M3},
              {"1x128 by 1x128, e5m2 by e4m3", FP8_1X128, FP8_1X128, FP8_E5M2, FP8_E4M3}};
@@ -64,7 +64,7 @@ struct operand {
 };
 struct problem {
     struct shape shape;
-    enum fp8_scaling scaling;
+    enum fp8_granularity granularity;
     struct operand a, b;
     floatX *bias;
     double *sums, *magnitudes; // (M, N) of the products, and of their magnitudes
@@ -73,8 +73,8 @@ struct problem {
 // What multiplies element (row, k).
 static float *inverse_of(const struct operand *x, int64_t row, int64_t k) {
     const int64_t depth_blocks = (x->depth + 127) / 128;
-    switch (x->matrix.scaling) {
-    case FP8_WHOLE: return x->matrix.inverse;
+    switch (x->matrix.granularity) {
+    case FP8_PER_TENSOR: return x->matrix.inverse;
     case FP8_1X128: return x->matrix.inverse + k / 128 * ((x->rows + 3) / 4 * 4) + row;
     case FP8_128X128: return x->matrix.inverse + row / 128 * ((depth_blocks + 3) / 4 * 4) + k / 128;
     }
@@ -88,16 +88,16 @@ static void operand_exact(struct operand *x) {
                 (double)fp8_decode(x->matrix.codes[i * x->depth + k], x->matrix.format) * *inverse_of(x, i, k);
 }
 
-static struct operand operand_make(int64_t rows, int64_t depth, enum fp8_format format, enum fp8_scaling scaling,
-                                   enum values values, uint64_t *seed) {
-    const int64_t n = rows * depth, scales = fp8_inverse_count(scaling, rows, depth);
+static struct operand operand_make(int64_t rows, int64_t depth, enum fp8_format format,
+                                   enum fp8_granularity granularity, enum values values, uint64_t *seed) {
+    const int64_t n = rows * depth, scales = fp8_inverse_count(granularity, rows, depth);
     struct operand x;
     memset(&x, 0, sizeof x);
     x.rows = rows;
     x.depth = depth;
     x.exact = test_doubles(n);
     x.matrix.format = format;
-    x.matrix.scaling = scaling;
+    x.matrix.granularity = granularity;
     x.matrix.codes = (fp8 *)guarded((size_t)n, NAN_BYTE);
     x.matrix.inverse = scales_alloc(scales);
     for (int64_t i = 0; i < n; i++) // of random signs and sizes, subnormals among them
@@ -106,7 +106,7 @@ static struct operand operand_make(int64_t rows, int64_t depth, enum fp8_format 
                                 : fp8_encode((float)(fp8_largest(format) * pow(test_uniform(seed), 5)), format);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t k = 0; k < depth; k += 128)
-            if (scaling == FP8_WHOLE && values == RANDOM)
+            if (granularity == FP8_PER_TENSOR && values == RANDOM)
                 *inverse_of(&x, i, k) = 0.0123f;
             else
                 *inverse_of(&x, i, k) = ldexpf(1, (int)((i / 128 * 3 + i % 128 + k / 128 * 5) % 4) - 2);
@@ -136,7 +136,7 @@ static struct problem problem_make(struct shape s, struct kind kind, enum values
     test_case(seed, "%s, %s, M %lld, N %lld, K %lld", backend_under_test, kind.name, (long long)s.M, (long long)s.N,
               (long long)s.K);
     p.shape = s;
-    p.scaling = kind.a;
+    p.granularity = kind.a;
     p.a = operand_make(s.M, s.K, kind.a_format, kind.a, values, &seed);
     p.b = operand_make(s.N, s.K, kind.b_format, kind.b, values, &seed);
     p.bias = (floatX *)guarded((size_t)s.N * sizeof(floatX), NAN_BYTE);
@@ -243,7 +243,7 @@ static void assert_exact(const struct problem *p, const struct result *r) {
 
 // cuBLASLt takes blocks as long as all widths are multiples of 128.
 static bool is_ragged(struct shape s, struct kind kind) {
-    return kind.a != FP8_WHOLE && (s.M % 128 || s.N % 128 || s.K % 128);
+    return kind.a != FP8_PER_TENSOR && (s.M % 128 || s.N % 128 || s.K % 128);
 }
 static bool here(struct shape s, struct kind kind) {
 #if defined TARGET_CUDA && !defined CUDA_EMULATED
@@ -263,7 +263,7 @@ static void check_each(struct device *dev, enum values values,
             if (!here(s, kinds[k]) || (large && (kinds[k].a_format == FP8_E5M2 || kinds[k].b_format == FP8_E5M2)))
                 continue;
             struct problem p = problem_make(s, kinds[k], values, (uint64_t)(100 * k + i + 1));
-            for (int fast = 0; fast < (kinds[k].a == FP8_WHOLE && DEVICE_RUNS_AHEAD ? 2 : 1); fast++) {
+            for (int fast = 0; fast < (kinds[k].a == FP8_PER_TENSOR && DEVICE_RUNS_AHEAD ? 2 : 1); fast++) {
                 struct result r = run(&p, fast, dev);
                 check(&p, &r);
                 result_free(&r);
@@ -321,10 +321,10 @@ static void check_nan(struct device *dev, const struct matmul_backend *backend) 
             struct problem p = problem_make(s, kinds[k], RANDOM, 7);
             *inverse_of(of_b ? &p.b : &p.a, 70, 130) = NAN;
             struct result r = run(&p, false, dev);
-            const enum fp8_scaling scaling = of_b ? kinds[k].b : kinds[k].a;
+            const enum fp8_granularity granularity = of_b ? kinds[k].b : kinds[k].a;
             for (int64_t i = 0; i < s.M * s.N; i++) {
                 const int64_t line = of_b ? i % s.N : i / s.N;
-                const bool hit = scaling == FP8_WHOLE || (scaling == FP8_1X128 ? line == 70 : line < 128);
+                const bool hit = granularity == FP8_PER_TENSOR || (granularity == FP8_1X128 ? line == 70 : line < 128);
                 assert_int_equal(isnan(to_float(r.out[i])), hit);
                 assert_int_equal(isnan(r.sum[i]), hit);
             }
@@ -410,16 +410,16 @@ static void scratch_memory_depends_on_no_size(void **state) { for_each_backend(2
 static void without_hopper_fp8_is_refused_by_name(void **state) {
     static const struct {
         const char *capability, *version;
-        enum fp8_scaling scaling;
+        enum fp8_granularity granularity;
         const char *words; // NULL: not refused
-    } cases[] = {{"8.0", NULL, FP8_WHOLE, "capability 8.9 or more, and this one has 8.0: leave out --fp8-format"},
+    } cases[] = {{"8.0", NULL, FP8_PER_TENSOR, "capability 8.9 or more, and this one has 8.0: leave out --fp8-format"},
                  {"8.0", NULL, FP8_1X128, "leave out --fp8-format"},
-                 {"8.9", NULL, FP8_WHOLE, NULL},
+                 {"8.9", NULL, FP8_PER_TENSOR, NULL},
                  {"8.9", NULL, FP8_1X128, "capability 9.0, and this one has 8.9: leave out --fp8-recipe blockwise"},
-                 {"10.0", NULL, FP8_WHOLE, NULL},
+                 {"10.0", NULL, FP8_PER_TENSOR, NULL},
                  {"10.0", NULL, FP8_128X128, "this one has 10.0: leave out --fp8-recipe blockwise"},
                  {"9.0", NULL, FP8_1X128, NULL},
-                 {"9.0", "120803", FP8_WHOLE, NULL},
+                 {"9.0", "120803", FP8_PER_TENSOR, NULL},
                  {"9.0", "120803", FP8_1X128, "12.9 or newer; this program was built with 13.0 and runs with 12.8"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct device dev = {1, NULL};
@@ -428,14 +428,14 @@ static void without_hopper_fp8_is_refused_by_name(void **state) {
         setenv("EMU_CAPABILITY", cases[i].capability, 1);
         if (cases[i].version)
             setenv("EMU_CUBLASLT_VERSION", cases[i].version, 1);
-        const char *said = matmul_fp8_refusal(text, sizeof text, cases[i].scaling, &dev);
+        const char *said = matmul_fp8_refusal(text, sizeof text, cases[i].granularity, &dev);
         test_case_without_seed("case %zu", i);
         if (cases[i].words)
             assert_error(said, cases[i].words);
         else
             assert_null(said);
         dev.open = false; // only planned
-        assert_null(matmul_fp8_refusal(text, sizeof text, cases[i].scaling, &dev));
+        assert_null(matmul_fp8_refusal(text, sizeof text, cases[i].granularity, &dev));
         unsetenv("EMU_CUBLASLT_VERSION");
     }
     setenv("EMU_CAPABILITY", "9.0", 1);
@@ -682,7 +682,7 @@ int main(void) {
 static void fp32_is_refused_by_name(void **state) {
     struct device dev = {1, NULL};
     char text[256];
-    assert_error(matmul_fp8_refusal(text, sizeof text, FP8_WHOLE, &dev), "--fp8-format needs --precision bf16");
+    assert_error(matmul_fp8_refusal(text, sizeof text, FP8_PER_TENSOR, &dev), "--fp8-format needs --precision bf16");
 }
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(fp32_is_refused_by_name)};

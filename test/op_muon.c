@@ -1,11 +1,11 @@
-// Muon's parts: Newton-Schulz iterations (optimizer/orthogonalise.cuh) against singular values in double, the momentum
+// Muon's parts: Newton-Schulz iterations (optimizer/orthogonalize.cuh) against singular values in double, the momentum
 // and the step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
 //
 // Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
 // one rounding of each number that is stored, and a few of fp32.
 #include "kernels/amax.cuh" // amax_with
 #include "kernels/muon.cuh"
-#include "optimizer/orthogonalise.cuh"
+#include "optimizer/orthogonalize.cuh"
 #include "test/amax.h"
 #include "test/fails.h"
 #include "test/golden.h"
@@ -24,10 +24,10 @@ enum { EMULATED = 1 };
 enum { EMULATED = 0 };
 #endif
 
-static void orthogonalise_once(floatX *x, int rows, int cols, const struct newton_schulz *ns) {
-    void *workspace = test_alloc(orthogonalise_workspace_bytes(rows, cols, &device));
-    memset(workspace, 0xff, orthogonalise_workspace_bytes(rows, cols, &device)); // NaN
-    orthogonalise(&timeline, x, rows, cols, ns, workspace);
+static void orthogonalize_once(floatX *x, int rows, int cols, const struct newton_schulz *ns) {
+    void *workspace = test_alloc(orthogonalize_workspace_bytes(rows, cols, &device));
+    memset(workspace, 0xff, orthogonalize_workspace_bytes(rows, cols, &device)); // NaN
+    orthogonalize(&timeline, x, rows, cols, ns, workspace);
     device_synchronize(&device);
     free(workspace);
 }
@@ -75,7 +75,7 @@ static void check_iteration(int rows, int cols, enum kind kind, double size, enu
     test_case(random, "%d x %d of kind %d times %g, type %d, %d steps", rows, cols, (int)kind, size, (int)type,
               ns.steps);
     newton_schulz_exact(expected, exact, rows, cols, &ns);
-    orthogonalise_once(x, rows, cols, &ns);
+    orthogonalize_once(x, rows, cols, &ns);
     double *got = to_doubles(x, n);
     assert_close(got, expected, n, 3 * newton_schulz_deviation(exact, expected, rows, cols, &ns));
     for (int64_t i = 0; i < n; i++)
@@ -127,8 +127,8 @@ static void size_does_not_matter(void **state) {
     double *exact_x, *exact_y;
     floatX *x = matrix_of(&exact_x, 16, 24, NORMAL, 1, &random);
     floatX *y = matrix_of(&exact_y, 16, 24, NORMAL, 0x1p-40, &again);
-    orthogonalise_once(x, 16, 24, &ns);
-    orthogonalise_once(y, 16, 24, &ns);
+    orthogonalize_once(x, 16, 24, &ns);
+    orthogonalize_once(y, 16, 24, &ns);
     assert_memory_equal(x, y, 16 * 24 * sizeof *x);
     for (int i = 0; i < 4; i++)
         check_iteration(16, 24, NORMAL, sizes[i], MUON_POLAR_EXPRESS, 0);
@@ -142,7 +142,7 @@ static void zero_stays_zero(void **state) {
         const struct newton_schulz ns = newton_schulz_of(types[t], 0);
         floatX *x = (floatX *)test_alloc(20 * 12 * sizeof *x);
         memset(x, 0, 20 * 12 * sizeof *x);
-        orthogonalise_once(x, 20, 12, &ns);
+        orthogonalize_once(x, 20, 12, &ns);
         for (int i = 0; i < 20 * 12; i++)
             assert_true(to_float(x[i]) == 0);
         free(x);
@@ -154,7 +154,7 @@ static void subnormal_stays_finite(void **state) {
     floatX *x = (floatX *)test_alloc(12 * 20 * sizeof *x);
     for (int i = 0; i < 12 * 20; i++)
         x[i] = to_floatX(i % 21 == 0 ? 1e-40f : 0.0f);
-    orthogonalise_once(x, 12, 20, &ns);
+    orthogonalize_once(x, 12, 20, &ns);
     for (int i = 0; i < 12 * 20; i++)
         assert_true(fabsf(to_float(x[i])) < 2);
     free(x);
@@ -399,7 +399,7 @@ static void golden_steps(const struct golden *g, int index) {
         double *exact = to_doubles(update, n), *factor = test_doubles(n);
         newton_schulz_exact(factor, exact, rows, cols, &ns);
         error += 3 * newton_schulz_deviation(exact, factor, rows, cols, &ns);
-        orthogonalise_once(update, rows, cols, &ns);
+        orthogonalize_once(update, rows, cols, &ns);
         const struct rounding rounding = {42, 3, NULL, 0, ROUNDING_UPDATE, 0};
         struct muon_step_range s = {params, sizeof(floatX) == 2 ? low : NULL, update, n,
                                     0,      golden_floats(g, "lr")[step],     0.1f,   rounding};

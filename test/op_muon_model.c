@@ -129,7 +129,7 @@ static void the_first_step_of_qkv_as_one(void **state) {
 }
 
 // Gradients that are a power of two as large move the matrices as far: they are clipped before the momentum, which is
-// then orthogonalised.
+// then orthogonalized.
 static void the_size_of_gradients_does_not_matter(void **state) {
     struct setup a = setup_of(LLAMA, MUON "--clip-grad 0"), b = setup_of(LLAMA, MUON "--clip-grad 0");
     setup_micro_step(&a, 0, 1);
@@ -152,7 +152,7 @@ static void the_size_of_gradients_does_not_matter(void **state) {
     setup_free(&a);
     setup_free(&b);
 }
-// Two micro-batches and one of both: the matrices are orthogonalised once a step, of the sum.
+// Two micro-batches and one of both: the matrices are orthogonalized once a step, of the sum.
 static void micro_batches_are_summed_first(void **state) {
     if (sizeof(floatX) == 2)
         skip(); // rounding of the gradients is what small singular values are made of

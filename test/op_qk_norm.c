@@ -229,14 +229,14 @@ static void backward(void **state) {
 // Central differences of the reference in double: h^2 for the truncation and 1e-16 / h for the rounding are both below
 // 1e-9 at h = 1e-5.
 static void reference_by_finite_differences(void **state) {
-    enum { N = 2, H = 3, HKV = 2, D = 2, COLUMNS = (H + 2 * HKV) * D, MOST = N * COLUMNS + (H + HKV) * D };
+    enum { N = 2, H = 3, HKV = 2, D = 2, COLUMNS = (H + 2 * HKV) * D, MAX = N * COLUMNS + (H + HKV) * D };
     for (int variant = 0; variant < VARIANTS; variant++) {
         const int size[] = {N, H, HKV, D};
         const struct qk_norm_shape s = shape_of(size, variant);
         uint64_t random = 5;
         test_case(random, "the reference, variant %d", variant);
         double qkv[N * COLUMNS], wq[H * D], wk[HKV * D], dout[N * COLUMNS], out[N * COLUMNS], rstd[N * (H + HKV)];
-        double dqkv[N * COLUMNS], dwq[H * D] = {0}, dwk[HKV * D] = {0}, numeric[MOST], exact[MOST];
+        double dqkv[N * COLUMNS], dwq[H * D] = {0}, dwk[HKV * D] = {0}, numeric[MAX], exact[MAX];
         for (int i = 0; i < N * COLUMNS; i++) {
             qkv[i] = test_uniform(&random);
             dout[i] = test_uniform(&random);
@@ -246,7 +246,7 @@ static void reference_by_finite_differences(void **state) {
         for (int c = 0; c < HKV * D; c++)
             wk[c] = test_uniform(&random);
         reference_backward(dqkv, dwq, dwk, dout, qkv, wq, wk, N, s);
-        for (int i = 0; i < MOST; i++) {
+        for (int i = 0; i < MAX; i++) {
             const int c = i - N * COLUMNS;
             double *at = c < 0 ? &qkv[i] : c < H * D ? &wq[c] : &wk[c - H * D];
             exact[i] = c < 0 ? dqkv[i] : c < H * D ? dwq[c] : dwk[c - H * D];
@@ -261,7 +261,7 @@ static void reference_by_finite_differences(void **state) {
             *at = before;
             numeric[i] = difference / (2 * h);
         }
-        assert_close(numeric, exact, MOST, 1e-8);
+        assert_close(numeric, exact, MAX, 1e-8);
     }
 }
 

@@ -4,7 +4,7 @@
 #include "test/fails.h"
 #include <omp.h> // omp_set_num_threads
 
-// Every finite float takes seconds where loops vectorise, so it is done by one of the programs; others take a sample.
+// Every finite float takes seconds where loops vectorize, so it is done by one of the programs; others take a sample.
 #if defined(CUDA_EMULATED) || !defined(PRECISION_BF16)
 enum { STRIDE = 251 };
 #else
@@ -144,7 +144,7 @@ static void moments(float *values, int64_t n, bool squared, double spread, uint6
         values[i] = (float)(squared ? x * x : x);
     }
 }
-static void quantising_twice_is_quantising_once(void **state) {
+static void quantizing_twice_is_quantizing_once(void **state) {
     enum { N = 1 << 16 };
     uint64_t random = 3;
     float *values = (float *)test_alloc(N * sizeof *values);
@@ -176,7 +176,7 @@ static double nearest_distance(double y, const float *table, int last) {
     }
     return fmin(fabs(y - (double)table[low]), fabs((double)table[high] - y));
 }
-// Every 1000th float of [2^-24, 1], every float around what lies halfway between two neighbours, and those themselves.
+// Every 1000th float of [2^-24, 1], every float around what lies halfway between two neighbors, and those themselves.
 static void check_nearest(float y) {
     const double code = code_magnitudes[code_nearest(y, 1, CODE_LAST)];
     const double root_code = root_code_magnitudes[code_nearest(y, 2, ROOT_CODE_LAST)];
@@ -338,7 +338,7 @@ int main(void) {
         cmocka_unit_test(stochastic_rounding_keeps_what_is_not_finite),
         cmocka_unit_test(tables_are_their_formula),
         cmocka_unit_test(every_code_decodes_and_encodes_to_itself),
-        cmocka_unit_test(quantising_twice_is_quantising_once),
+        cmocka_unit_test(quantizing_twice_is_quantizing_once),
         cmocka_unit_test(codes_are_the_nearest),
         cmocka_unit_test(zeros_stay_zeros),
         cmocka_unit_test(the_extreme_of_a_block_is_exact_whatever_its_sign),

@@ -20,7 +20,7 @@ static double ulps(float got, double expected) {
     return fabs(got - expected) / unit;
 }
 
-// The loop that is vectorised, as the ops use it, over LANES values at a time.
+// The loop that is vectorized, as the ops use it, over LANES values at a time.
 enum { LANES = 4096 };
 static double worst(double (*reference)(double), void (*many)(float *, const float *), const char *name) {
     static float x[LANES], y[LANES];

@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STEPS = 2, MOST_MICRO_STEPS = 2, MOST_RANKS = 3, MOST_BATCHES = MOST_MICRO_STEPS * MOST_RANKS };
-enum { MOST_TOKENS = 128 }; // of a micro-batch
+enum { STEPS = 2, MAX_MICRO_STEPS = 2, MAX_RANKS = 3, MAX_BATCHES = MAX_MICRO_STEPS * MAX_RANKS };
+enum { MAX_TOKENS = 128 }; // of a micro-batch
 #define SMALL                                                                                                          \
     "--vocab-size 150 --micro-batch-size 2 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 "                 \
     "--sample-count 2 --bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
@@ -130,7 +130,7 @@ static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
 }
 // Micro-batch `batch` of a step of all ranks.
 static void micro_step(struct setup *s, int step, int index, int batch, int batches) {
-    int32_t inputs[MOST_TOKENS], targets[MOST_TOKENS];
+    int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
     fill_tokens(s, inputs, (uint64_t)(100 * step + batch + 1));
     fill_tokens(s, targets, (uint64_t)(100 * step + batch + 51));
     gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
@@ -140,7 +140,7 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
 // what evaluation and generation make of the parameters. In FP8 also how many values
 // of each kind were saturated or flushed, and what a checkpoint holds of delayed scales.
 struct outcome {
-    double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
+    double loss[STEPS * MAX_BATCHES], norm[STEPS], evaluation;
     double counts[STEPS][FP8_KINDS * FP8_COUNTS];
     float *scales; // (num_scales, 1 + history_length): `delayed`, then the histories
     int num_scales, history_length;
@@ -193,7 +193,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
         expect(results.check.finite, "step %d: not finite", step);
         expect(results.check.grad_norm > m->config.training.clip_grad, "step %d: gradients are not clipped", step);
         for (int i = 0; i < batches && o; i++)
-            o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
+            o->loss[step * MAX_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
         if (o)
             o->norm[step] = results.check.grad_norm;
         for (int i = 0; i < FP8_KINDS * FP8_COUNTS && o && fp8_is_on(&m->fp8); i++)
@@ -236,7 +236,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
 }
 static struct outcome outcome_of(struct setup *s) {
     struct outcome o;
-    int32_t inputs[MOST_TOKENS], targets[MOST_TOKENS];
+    int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
     memset(&o, 0, sizeof o);
     run_steps(s, 0, STEPS, &o);
     collect_state(s, &o); // while the updated parameters are still on their way
@@ -256,7 +256,7 @@ static void outcome_free(struct outcome *o) {
 }
 static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
     static const char *const names[] = {"gradients", "first moments", "second moments", "parameters"};
-    for (int i = 0; i < STEPS * MOST_BATCHES; i++)
+    for (int i = 0; i < STEPS * MAX_BATCHES; i++)
         expect(a->loss[i] == b->loss[i], "%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
     for (int i = 0; i < 4; i++)
         expect_same_values(floats_to_doubles(b->own[i], a->part), floats_to_doubles(a->own[i], a->part), a->part, what,
@@ -298,7 +298,7 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
 // behind.
 static int run_ranks(int ranks, rank_body *body, int which) {
     char rendezvous[64];
-    pid_t pids[MOST_RANKS];
+    pid_t pids[MAX_RANKS];
     int status, failed = 0;
     snprintf(rendezvous, sizeof rendezvous, "127.0.0.1:%d", test_free_port());
     fflush(stdout);
@@ -614,7 +614,7 @@ static void units_body(struct parallel *parallel, int offloaded) {
         memset(&watch, 0, sizeof watch);
         watch_phases(s.model, watch_units);
         run_steps(&s, 0, 1, NULL);
-        int32_t tokens[MOST_TOKENS];
+        int32_t tokens[MAX_TOKENS];
         fill_tokens(&s, tokens, 7);
         gpt_evaluate(s.model, batch_of(tokens, tokens));
         watch_phases(s.model, NULL);

@@ -284,15 +284,15 @@ static inline void reference_norm_backward(double *dx, struct reference_tensor *
                                            int64_t N) {
     for (int64_t n = 0; n < N; n++) {
         const double *row = x + n * c->C, *d = dout + n * c->C;
-        double mean, rstd, mean_g = 0, mean_gx = 0; // of g = dout weight, and of g times the normalised x
+        double mean, rstd, mean_g = 0, mean_gx = 0; // of g = dout weight, and of g times the normalized x
         reference_norm_statistics(&mean, &rstd, row, c);
         for (int i = 0; i < c->C; i++) {
-            const double normalised = (row[i] - mean) * rstd, g = d[i] * weight->stored[i];
-            weight->gradient[i] += d[i] * normalised;
+            const double normalized = (row[i] - mean) * rstd, g = d[i] * weight->stored[i];
+            weight->gradient[i] += d[i] * normalized;
             if (bias)
                 bias->gradient[i] += d[i];
             mean_g += c->layernorm ? g / c->C : 0;
-            mean_gx += g * normalised / c->C;
+            mean_gx += g * normalized / c->C;
         }
         for (int i = 0; i < c->C; i++)
             dx[n * c->C + i] += rstd * (d[i] * weight->stored[i] - mean_g - (row[i] - mean) * rstd * mean_gx);
@@ -394,7 +394,7 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
         const double *p = a->layers[l].probabilities + w.probabilities + (int64_t)i * a->T;
         const double *dout = dattention + w.out + i * w.out_stride;
         const int first = reference_first_key(r, a, l, b, i);
-        double mean = 0; // sum of p dp, which the softmax's normalisation takes away
+        double mean = 0; // sum of p dp, which the softmax's normalization takes away
         for (int j = first; j <= i; j++) {
             const int64_t element = w.probabilities + (int64_t)i * a->T + j;
             const double scale = reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);

@@ -1,7 +1,7 @@
 // The singular value decomposition in double, by one-sided Jacobi rotations; what Newton-Schulz iterations are judged
 // by: the same singular vectors with the polynomials of the singular values; and what rounding does to them.
 #pragma once
-#include "optimizer/orthogonalise.cuh" // struct newton_schulz
+#include "optimizer/orthogonalize.cuh" // struct newton_schulz
 #include "test/testing.h"              // test_doubles
 #include <float.h>                     // DBL_EPSILON
 #include <string.h>                    // memcpy
@@ -20,7 +20,7 @@ static void svd_rotate(double *x, double *y, int n, double cosine, double sine) 
     }
 }
 // Rotates two columns until they are orthogonal; returns the cosine of the angle that they had.
-static double svd_orthogonalise_pair(struct svd *s, int p, int q) {
+static double svd_orthogonalize_pair(struct svd *s, int p, int q) {
     double *x = s->left + (int64_t)p * s->length, *y = s->left + (int64_t)q * s->length, xx = 0, yy = 0, xy = 0;
     for (int i = 0; i < s->length; i++) {
         xx += x[i] * x[i];
@@ -51,7 +51,7 @@ static struct svd svd_of(const double *x, int rows, int cols) {
         double worst = 0;
         for (int p = 0; p < s.side; p++)
             for (int q = p + 1; q < s.side; q++)
-                worst = fmax(worst, svd_orthogonalise_pair(&s, p, q));
+                worst = fmax(worst, svd_orthogonalize_pair(&s, p, q));
         done = worst < 1e-14;
     }
     for (int c = 0; c < s.side; c++) {

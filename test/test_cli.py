@@ -358,7 +358,7 @@ class Documents(Case):
         return [(entry["step"], entry["tokens"], entry["loss"], entry["grad_norm"]) for entry in self.train(*arguments)[1]]
 
     def model(self, *options, name="model"):
-        """The folder of a model that has learnt enough to look at what comes before a token."""
+        """The folder of a model that has learned enough to look at what comes before a token."""
         folder = "%s/%s/checkpoints/step_00000060" % (self.path, name)
         if not os.path.exists(folder):
             self.train(name, *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 60, *options)

@@ -116,7 +116,7 @@ class Scores(Case):
             self.assertEqual({(item["task"], item["id"]): item for item in shuffled}, scores)
             self.assertEqual((tasks_now, table_now), (tasks, table))
 
-    def test_neighbours_change_little(self):
+    def test_neighbors_change_little(self):
         """Among other items a text is at another place of its row, and so of attention's tiles, which round otherwise."""
         everything = [item for name in sorted(self.items) for item in self.items[name]]
         items, _, _ = self.score("gpt2", [self.everything()])

@@ -21,12 +21,12 @@ SOURCES = ["Makefile", "scripts", "test", "config", "formats", "kernels", "memor
 REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.
-MOST = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A module of --recompute-modules": (1, 2), "A position bias inside attention": (3, 4),
+MAX = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A module of --recompute-modules": (1, 2), "A position bias inside attention": (3, 4),
         "An op inside a branch, with a linear layer of its own": (6, 12), "A second head with a loss of its own": (5, 8), "A kind of rank group": (1, 1),
         "A state of the optimizer": (2, 3), "An option, which only some commands may set": (3, 3), "A preset": (1, 1),
         "An op, for both targets": (2, 3)}
 # Sections that the short run only builds: 38 builds and runs otherwise.
-BUILT_ALONE = [] if in_long_run() else [name for name in MOST if name not in ("A preset", "An option, which only some commands may set")]
+BUILT_ALONE = [] if in_long_run() else [name for name in MAX if name not in ("A preset", "An option, which only some commands may set")]
 
 
 class Hunk:
@@ -129,7 +129,7 @@ class Extending(unittest.TestCase):
         needed = [hunk for other in NEEDS.get(name, []) for hunk in sections()[other][0]]
         ours = [hunk for hunk in hunks if not hunk.is_test()]
         self.assertTrue(hunks and commands, f"{name}: no hunk, or nothing to run")
-        files, places = MOST[name]
+        files, places = MAX[name]
         self.assertLessEqual(len({hunk.path for hunk in ours}), files, f"{name}: files")
         self.assertLessEqual(len(ours), places, f"{name}: places")
         if name in BUILT_ALONE:
@@ -145,10 +145,10 @@ class Extending(unittest.TestCase):
                                 "\n".join(left_out.lines))
 
     def test_every_section_is_held(self):
-        self.assertEqual(set(sections()), set(MOST))
+        self.assertEqual(set(sections()), set(MAX))
 
 
-for number, name in enumerate(MOST):
+for number, name in enumerate(MAX):
     words = re.sub(r"\W+", "_", name).strip("_").lower()
     setattr(Extending, "test_" + words, lambda self, name=name: self.check(name))
 

@@ -182,9 +182,9 @@ class Picture(Plan):
         with open(f"{ROOT}/{command[2]}", encoding="utf-8") as file:
             self.assertEqual(self.drawn(*shlex.split(command[1])), file.read())
 
-    def test_colours_and_labels(self):
-        """A category has one colour, the same in every picture, and no other category has it; names of sections don't overlap."""
-        rng, colour_of, drawn = random.Random(2), {}, 0
+    def test_colors_and_labels(self):
+        """A category has one color, the same in every picture, and no other category has it; names of sections don't overlap."""
+        rng, color_of, drawn = random.Random(2), {}, 0
         for _ in range(chosen(300, 40)):
             words = draw(rng)
             picture = self.drawn(*words, "--plan-gpu", "H200")
@@ -192,16 +192,16 @@ class Picture(Plan):
             with self.subTest(words=" ".join(words)):
                 self.assertNotIn(NO_COLOUR, picture)
                 buffers = picture.partition('<g class="buffers"')[2].partition("</g>")[0]
-                for colour, title in re.findall(r'fill="(#\w+)"><title>(.*?)</title>', buffers, re.S):
-                    self.assertEqual(colour_of.setdefault(title.split("\n")[2], colour), colour)
+                for color, title in re.findall(r'fill="(#\w+)"><title>(.*?)</title>', buffers, re.S):
+                    self.assertEqual(color_of.setdefault(title.split("\n")[2], color), color)
                 ends = {}
                 for x, y, name in re.findall(r'<text class="section" x="([\d.]+)" y="([\d.]+)" text-anchor="middle">(.*?)</text>', picture):
                     half = 3 * len(name)
                     self.assertGreaterEqual(float(x) - half, ends.get(y, 0))
                     ends[y] = float(x) + half
-        self.assertEqual(len(set(colour_of.values())), len(colour_of), colour_of)
+        self.assertEqual(len(set(color_of.values())), len(color_of), color_of)
         self.assertGreater(drawn, chosen(100, 12))
-        self.assertGreater(len(colour_of), 18)
+        self.assertGreater(len(color_of), 18)
 
     def test_the_budget_has_a_line(self):
         self.assertEqual(self.drawn("--preset", "demo").count('class="budget"'), 0)

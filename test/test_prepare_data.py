@@ -289,7 +289,7 @@ class Mistakes(Case):
         self.assert_mistake("--train-on is of --chat, which is not given", text, "--train-on", "last")
         self.assert_mistake("--max-bytes does nothing with --chat", text, "--chat", "--max-bytes", "5")
         self.assert_mistake("--jsonl-field does nothing with --chat", text, "--chat", "--jsonl-field", "body")
-        with mock.patch.object(prepare_data, "MOST_SHARDS", 3):
+        with mock.patch.object(prepare_data, "MAX_SHARDS", 3):
             self.assert_mistake("--shard-tokens 1 makes more than 3 shards of train; raise it", text, "--val-fraction", "0", "--shard-tokens", "1")
         self.assertFalse(os.listdir(self.folder / "out"))
         with mock.patch.dict(sys.modules, {"tokenizers": None}):

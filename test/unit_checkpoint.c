@@ -445,23 +445,23 @@ static void the_manifest_says_what_was_written(void **state) {
     struct checkpoint_writer writer;
     struct manifest manifest;
     struct error_text error;
-    enum { MOST = CHECKPOINT_WINDOW * 2 + CHECKPOINT_CHUNK + 12345 };
-    unsigned char *const bytes = (unsigned char *)malloc(MOST);
+    enum { MAX = CHECKPOINT_WINDOW * 2 + CHECKPOINT_CHUNK + 12345 };
+    unsigned char *const bytes = (unsigned char *)malloc(MAX);
     uint64_t random = 3;
-    for (size_t i = 0; i + 8 <= MOST; i += 8) {
+    for (size_t i = 0; i + 8 <= MAX; i += 8) {
         const uint64_t value = test_random(&random);
         memcpy(bytes + i, &value, 8);
     }
     root_clear();
     assert_null(checkpoint_begin(&writer, root, 1));
     assert_null(checkpoint_file(&writer, "empty", NULL, 0));
-    assert_null(checkpoint_file(&writer, "large", bytes, MOST));
+    assert_null(checkpoint_file(&writer, "large", bytes, MAX));
     assert_null(checkpoint_file(&writer, "chunk", bytes, CHECKPOINT_CHUNK));
     assert_null(checkpoint_file_begin(&writer, "mixed")); // small and large parts, on and off the chunks' borders
     uint64_t done = 0;
-    for (int i = 0; done < MOST; i++) {
+    for (int i = 0; done < MAX; i++) {
         const uint64_t wish = i % 3 == 0 ? test_random(&random) % 100 : test_random(&random) % (5u << 20);
-        const uint64_t part = wish < MOST - done ? wish : MOST - done;
+        const uint64_t part = wish < MAX - done ? wish : MAX - done;
         assert_null(checkpoint_file_write(&writer, bytes + done, part));
         done += part;
     }
@@ -473,15 +473,15 @@ static void the_manifest_says_what_was_written(void **state) {
     assert_string_equal(manifest_find(&manifest, "empty")->xxh3_128, HASH);
     XXH128_canonical_t canonical;
     char expected[HASH128_DIGITS + 1];
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, MOST));
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, MAX));
     for (int i = 0; i < 16; i++)
         snprintf(expected + 2 * i, 3, "%02x", canonical.digest[i]);
     assert_string_equal(manifest_find(&manifest, "large")->xxh3_128, expected);
     assert_string_equal(manifest_find(&manifest, "mixed")->xxh3_128, expected);
-    assert_true(manifest_find(&manifest, "mixed")->bytes == MOST);
-    unsigned char *const again = (unsigned char *)malloc(MOST + 1);
-    assert_int_equal(file_read(in_root("step_00000001/mixed"), again, MOST + 1), MOST);
-    assert_memory_equal(again, bytes, MOST);
+    assert_true(manifest_find(&manifest, "mixed")->bytes == MAX);
+    unsigned char *const again = (unsigned char *)malloc(MAX + 1);
+    assert_int_equal(file_read(in_root("step_00000001/mixed"), again, MAX + 1), MAX);
+    assert_memory_equal(again, bytes, MAX);
     free(again);
     free(bytes);
     manifest_free(&manifest);

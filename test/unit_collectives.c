@@ -23,7 +23,7 @@ enum { KINDS = 1, HAS_NCCL = 0 }; // host
 static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; short: for a rank that never comes
 enum { LARGEST_PART = 4099 };
 // Messages of an exchange, of each rank to each: the n-th has (from * 3 + to + n) % 4 * 777 bytes.
-enum { MESSAGES = 3, MOST_RANKS = 4, LARGEST_EXCHANGED = 2 * MOST_RANKS * MESSAGES * 4 * 777 };
+enum { MESSAGES = 3, MAX_RANKS = 4, LARGEST_EXCHANGED = 2 * MAX_RANKS * MESSAGES * 4 * 777 };
 static size_t message_bytes(int from, int to, int n) { return (size_t)((from * 3 + to + n) % 4) * 777; }
 
 // --- A rank -------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ static unsigned char message_byte(int from, int to, int n, size_t i) {
 static void check_exchange(struct rank *r) {
     struct device *const dev = &r->device;
     const size_t room = 4 * 777, bytes = room * MESSAGES * (size_t)r->ranks;
-    struct exchange_message sends[MOST_RANKS * MESSAGES], receives[MOST_RANKS * MESSAGES];
+    struct exchange_message sends[MAX_RANKS * MESSAGES], receives[MAX_RANKS * MESSAGES];
     unsigned char *const out = (unsigned char *)device_allocate(bytes), *const in =
                                                                             (unsigned char *)device_allocate(bytes);
     unsigned char *const host = (unsigned char *)host_allocate(bytes, dev);

@@ -8,7 +8,7 @@
 // ---- exchanges ----
 
 static void exchanges_of_all_sizes(void **state) {
-    for (int ranks = 2; ranks <= MOST_RANKS; ranks++)
+    for (int ranks = 2; ranks <= MAX_RANKS; ranks++)
         job_expect_good(job_start(ranks, 10, run_sizes, NULL));
 }
 
@@ -269,7 +269,7 @@ static void a_rank_that_is_stopped_in_a_heartbeat(void **state) {
 // ---- disagreements and mistakes ----
 
 static int run_other_exchange(struct control *c, void *which) {
-    char data[MOST_RANKS * 16] = "";
+    char data[MAX_RANKS * 16] = "";
     control_barrier(c, "the start", false);
     if (c->rank != 2)
         control_all_gather(c, data, data, 8, "settings", false);

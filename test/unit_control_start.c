@@ -102,10 +102,10 @@ static pid_t start_meeting(struct meeting meeting, int err) {
     _exit(0);
 }
 // Runs them, each so long after the one before, and gives what they said and how they ended, as digits.
-static void meet(const struct meeting *meetings, int n, double apart_s, char statuses[MOST_RANKS + 1], char *text,
+static void meet(const struct meeting *meetings, int n, double apart_s, char statuses[MAX_RANKS + 1], char *text,
                  size_t text_bytes) {
     int ends[2], status = 0;
-    pid_t pids[MOST_RANKS];
+    pid_t pids[MAX_RANKS];
     size_t length = 0;
     assert_int_equal(pipe(ends), 0);
     for (int i = 0; i < n; i++) {
@@ -124,7 +124,7 @@ static void meet(const struct meeting *meetings, int n, double apart_s, char sta
     statuses[n] = '\0';
 }
 static void expect_meeting(const struct meeting *meetings, int n, const char *statuses, const char *words) {
-    char got[MOST_RANKS + 1], text[4096];
+    char got[MAX_RANKS + 1], text[4096];
     meet(meetings, n, 0.1, got, text, sizeof text);
     if (strcmp(got, statuses) != 0 || !strstr(text, words))
         fail_msg("expected %s, '%s', got %s, '%s'", statuses, words, got, text);
@@ -156,7 +156,7 @@ static void a_rank_with_another_secret(void **state) {
         const int port = test_free_port();
         const struct meeting all[] = {
             {0, 2, port, 5, secrets[i][0]}, {1, 2, port, 5, secrets[i][1]}, {1, 2, port, 5, secrets[i][0]}};
-        char statuses[MOST_RANKS + 1], text[4096];
+        char statuses[MAX_RANKS + 1], text[4096];
         meet(all, 3, 0.1, statuses, text, sizeof text);
         assert_string_equal(statuses, "030");
         assert_int_equal(lines(text), 2); // one on each side, both of which name the option
@@ -249,7 +249,7 @@ static pid_t start_attack(int port, int count, int made) {
 // Ranks join, and their job runs, after thousands of strangers and while more come, though rank 0 has no more descriptors
 // than a part of those takes that say nothing. Ten of them are printed, and their number.
 static void an_attack(void **state) {
-    enum { MOST_S = 6 }; // a start takes 0.1 s, 3 on busy cores; one that waits for those that say nothing 20
+    enum { MAX_S = 6 }; // a start takes 0.1 s, 3 on busy cores; one that waits for those that say nothing 20
     const int port = test_free_port(), count = in_long_run() ? 10000 : 2000;
     const struct meeting all[] = {{0, 3, port, 20, SECRET}, {1, 3, port, 20, SECRET}, {2, 3, port, 20, SECRET}};
     struct rlimit before, few;
@@ -287,11 +287,11 @@ static void an_attack(void **state) {
     close(ends[0]);
     close(made[0]);
     const char *const rest = strstr(text, "train_gpt: rank 0 turned away ");
-    if (!good || took_s > MOST_S * test_slowness() || lines(text) != 11 || !rest ||
+    if (!good || took_s > MAX_S * test_slowness() || lines(text) != 11 || !rest ||
         sscanf(rest, "train_gpt: rank 0 turned away %d", &more) != 1 || more < count - 2 * DESCRIPTORS)
         fail_msg("expected three ranks that end well within %d s, and eleven lines of %d strangers; %s after %g s, %d "
                  "lines, the last of %d, the text ends with: %s",
-                 MOST_S, count, good ? "well" : "not well", took_s, lines(text), more,
+                 MAX_S, count, good ? "well" : "not well", took_s, lines(text), more,
                  length > 500 ? text + length - 500 : text);
 }
 

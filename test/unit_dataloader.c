@@ -199,7 +199,7 @@ static void test_shards_and_windows_are_shuffled(void **state) {
             ascending += other[i] == other[i - 1] + 1;
         }
         assert_int_equal(changes, 4); // shard after shard
-        assert_true(ascending < 20);  // of 76 neighbours; about one by chance, all in file order
+        assert_true(ascending < 20);  // of 76 neighbors; about one by chance, all in file order
         first_shard[seed] = shard[0];
     }
     for (int shard = 0; shard < 5; shard++) {

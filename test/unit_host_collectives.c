@@ -150,7 +150,7 @@ static int uneven_exchange(struct exchange *x) {
         for (size_t i = 0; i < x->send[r].bytes; i++)
             ((unsigned char *)x->send[r].data)[i] = byte_of(x->rank, i, r);
     }
-    exchange_run(x, x->send, x->receive);
+    exchange_all_to_all(x, x->send, x->receive);
     for (int r = 0; r < x->ranks; r++) {
         for (size_t i = 0; r != x->rank && i < x->receive[r].bytes; i++)
             check(((unsigned char *)x->receive[r].data)[i] == byte_of(r, i, x->rank));
@@ -213,7 +213,7 @@ static int run_other_bytes(struct exchange *x, size_t bytes) {
         x->send[r].bytes = last ? bytes : 1000;
         x->receive[r].bytes = 1000;
     }
-    exchange_run(x, x->send, x->receive);
+    exchange_all_to_all(x, x->send, x->receive);
     if (last && x->kind == EXCHANGE_MPI)
         sleep(30); // its end would be the others' end before they say why
     return !last;

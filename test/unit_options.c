@@ -16,7 +16,7 @@ struct values {
     double rate;
     int64_t room;
     bool fast, fast_start;
-    int colour, report;
+    int color, report;
     const char *file;
 };
 #define ROW(kind, field, ...)                                                                                          \
@@ -32,7 +32,7 @@ static const struct option_row rows[] = {
     {"Others", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
     ROW(BOOL, fast, "false", "", 0, 0, "A flag"),
     ROW(BOOL, fast_start, "true", "", 0, 0, "Another flag"),
-    ROW(ENUM, colour, "red", "red|dark_red|Green", 0, 0, "A colour"),
+    ROW(ENUM, color, "red", "red|dark_red|Green", 0, 0, "A color"),
     ROW(ENUM, report, "false", "false|true|full", 0, 0, "A flag with a third choice"),
     ROW(STRING, file, "", "FILE", 0, 0, "A file"),
 };
@@ -100,15 +100,15 @@ static void every_kind_has_its_default_and_takes_a_value(void **state) {
     bool given[ROWS];
     struct values v = parse(&command, given, "");
     assert_true(v.count == 3 && v.big == -7 && v.seed == 1 && v.share == 0.5f && v.rate == 1e-3 && v.room == 1024);
-    assert_true(!v.fast && v.fast_start && v.colour == 0 && strcmp(v.file, "") == 0);
+    assert_true(!v.fast && v.fast_start && v.color == 0 && strcmp(v.file, "") == 0);
     for (int i = 0; i < ROWS; i++)
         assert_false(given[i]);
 
     v = parse(&command, given,
               "--count 99 --big=-9223372036854775808 --seed 18446744073709551615 --share .25 --rate 1e-300 --room 6GiB "
-              "--fast --no-fast-start --colour green --report --file=--odd=name");
+              "--fast --no-fast-start --color green --report --file=--odd=name");
     assert_true(v.count == 99 && v.big == INT64_MIN && v.seed == UINT64_MAX && v.share == 0.25f && v.rate == 1e-300);
-    assert_true(v.room == (int64_t)6 << 30 && v.fast && !v.fast_start && v.colour == 2);
+    assert_true(v.room == (int64_t)6 << 30 && v.fast && !v.fast_start && v.color == 2);
     assert_string_equal(v.file, "--odd=name");
     for (int i = 0; i < ROWS; i++)
         assert_int_equal(given[i], rows[i].kind != OPTION_GROUP);
@@ -162,14 +162,14 @@ static void abbreviations_work_while_they_are_unambiguous(void **state) {
     assert_false(parse(&command, given, "--no-fast-s").fast_start);
     assert_rejects("--fas", "--fas is ambiguous|--fast |--fast-start");
     assert_rejects("--no-fas", "--no-fas is ambiguous|--no-fast |--no-fast-start");
-    assert_rejects("--co 7", "--co is ambiguous|--count|--colour");
+    assert_rejects("--co 7", "--co is ambiguous|--count|--color");
     assert_rejects("--r 7", "ambiguous|--rate|--room");
 }
 
 static void unknown_options_name_the_nearest(void **state) {
     assert_rejects("--cuont 7", "unknown option --cuont;|--count");
     assert_rejects("--counts=7", "unknown option --counts;|--count");
-    assert_rejects("--clour 7", "unknown option --clour;|--colour");
+    assert_rejects("--colr 7", "unknown option --colr;|--color");
     assert_rejects("--sead 7", "unknown option --sead;|--seed");
     assert_rejects("--start", "--start;|--fast-start"); // a part of a name counts as near
     assert_rejects("--no-rate", "unknown option --no-rate;|--rate");
@@ -214,9 +214,9 @@ static void values_that_are_missing_or_not_of_their_kind_are_errors(void **state
     }
     assert_rejects("--fast=perhaps", "--fast: 'perhaps' is not known; expected true or false");
     assert_rejects("--fast=", "--fast: '' is not known; expected true or false");
-    assert_rejects("--colour blue", "--colour: 'blue' is not known; expected red, dark_red or Green");
-    assert_rejects("--colour=", "--colour: '' is not known");
-    assert_rejects("--colour gree", "--colour: 'gree' is not known");
+    assert_rejects("--color blue", "--color: 'blue' is not known; expected red, dark_red or Green");
+    assert_rejects("--color=", "--color: '' is not known");
+    assert_rejects("--color gree", "--color: 'gree' is not known");
     assert_rejects("--seed -1", "--seed: '-1' is not understood"); // strtoull would take it
 }
 
@@ -246,7 +246,7 @@ static void help_is_laid_out_in_groups_with_defaults(void **state) {
     assert_true(numbers && others && numbers < others);
     assert_non_null(strstr(text, "  --count N                           A count [3]\n"));
     assert_non_null(strstr(text, "  --fast-start                        Another flag [true]\n"));
-    assert_non_null(strstr(text, "  --colour red|dark_red|Green         A colour [red]\n"));
+    assert_non_null(strstr(text, "  --color red|dark_red|Green         A color [red]\n"));
     assert_non_null(strstr(text, "A file [none]\n"));
     free(text);
 }

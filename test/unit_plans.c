@@ -9,7 +9,7 @@
 // Nothing here runs what is planned, so that gcc finds the planning mode's NULL batch to be the only one.
 #pragma GCC diagnostic ignored "-Wnonnull"
 #include "run/fit.cuh"
-#include "run/utilisation.cuh"
+#include "run/utilization.cuh"
 #include <omp.h>
 #include <time.h> // clock_gettime
 

@@ -501,7 +501,7 @@ static void test_bf16(void **state) {
         const bool nan = (bits & 0x7fff) > 0x7f80;
         assert_int_equal(back, nan ? bits | 0x40 : bits);
     }
-    for (int i = 0; i < 200000; i++) { // to the nearest of the two neighbours, a tie to the even one
+    for (int i = 0; i < 200000; i++) { // to the nearest of the two neighbors, a tie to the even one
         const uint32_t low = i % 4 ? (uint32_t)test_random(&random) & 0xffff : 0x8000;
         const uint32_t high = (uint32_t)test_random(&random) % 0x7f80 | (i & 1 ? 0x8000 : 0);
         const uint32_t expected = low > 0x8000 || (low == 0x8000 && high & 1) ? high + 1 : high;

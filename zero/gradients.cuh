@@ -168,7 +168,7 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
 }
 // Adds a unit's gradients to those on the host by way of the slots: while one is in work, the next is loaded and the
 // one before stored.
-static void add_by_slots(struct zero *z, int unit, const float *whole, void *ws) {
+static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     if (unit_is_streamed(z, unit))
@@ -204,7 +204,7 @@ static void collect_gradients(struct zero *z, int unit) {
             TIMELINE_RUN(t, add_squares(z, whole + s->buckets[i].begin - all.place, i, ws));
         store_gradients(z, unit, all, whole, 0);
     } else if (z->grads_on_host)
-        add_by_slots(z, unit, whole, ws);
+        add_to_host_gradients(z, unit, whole, ws);
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }

@@ -9,7 +9,7 @@
 // - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head),
 //   one behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which
-//   multiply by wgmma; they synchronise by full and empty mbarriers. setmaxnreg divides the registers among them.
+//   multiply by wgmma; they synchronize by full and empty mbarriers. setmaxnreg divides the registers among them.
 // - What the tables of first keys cost, instances of their own pay: the plan's SPANS. There tiles that nobody sees are
 //   neither loaded nor multiplied, and every warp that needs a range of tiles reads it from the tables for itself.
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits; except dQ where
@@ -173,7 +173,7 @@ template <int STAGES> struct sm90_pipeline {
     __device__ __forceinline__ void wait_full(void) const { mbarrier_wait(full(), (uint32_t)(use / STAGES % 2)); }
     // The first use of a buffer finds it empty.
     __device__ __forceinline__ void wait_empty(void) const { mbarrier_wait(empty(), (uint32_t)(use / STAGES % 2 ^ 1)); }
-    // Initialises the barriers; `readers` arrivals make a buffer empty. One thread calls, before the others use them.
+    // Initializes the barriers; `readers` arrivals make a buffer empty. One thread calls, before the others use them.
     __device__ __forceinline__ void open(int readers) const {
         for (uint32_t i = 0; i < STAGES; i++) {
             mbarrier_init(barriers + 8 * i, 1);

@@ -719,7 +719,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait_read<0>();
 }
 
-// Initialises the block's barriers. One thread calls.
+// Initializes the block's barriers. One thread calls.
 template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };

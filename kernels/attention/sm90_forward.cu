@@ -26,7 +26,7 @@
 enum { SM90_ORDER_THREADS = 256 };
 
 // Orders the tiles by how many tiles of keys they see, the most first and, of as many, the last first: those of all
-// sequences or, in sections, each sequence's. A tile's heads are neighbours. A thread finds the places of one tile.
+// sequences or, in sections, each sequence's. A tile's heads are neighbors. A thread finds the places of one tile.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {

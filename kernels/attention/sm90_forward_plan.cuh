@@ -83,7 +83,7 @@ DEVICE_FUNCTION int sm90_there_and_back(int round) {
 // a where all bits of `mask` are set, b where none is.
 DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
 // Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one KV
-// head are neighbours. Of pairs, an even round has the longer half, the odd one after it the shorter: those of tiles at
+// head are neighbors. Of pairs, an even round has the longer half, the odd one after it the shorter: those of tiles at
 // the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
 // False: there is no tile, nor in a later round. Without a branch: ptxas would take what the lanes do from there on to
 // differ, and move all addresses to uniform registers again in each step.

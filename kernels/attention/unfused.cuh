@@ -36,5 +36,5 @@ HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t
 }
 
 // For the report: the type of the products (cuda) or the CPU's block kernels.
-const char *unfused_describe(const struct device *dev);
+const char *unfused_compute_name(const struct device *dev);
 __END_DECLS

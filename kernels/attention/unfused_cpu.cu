@@ -412,6 +412,8 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
     }
 }
 
-const char *unfused_describe(const struct device *dev) { return device_is_gpu(dev) ? FLOATX_NAME : blocks_describe(); }
+const char *unfused_compute_name(const struct device *dev) {
+    return device_is_gpu(dev) ? FLOATX_NAME : blocks_describe();
+}
 
 #endif

@@ -10,7 +10,7 @@
 #include <float.h>                       // FLT_MAX
 
 // Every product here is one of tiles of 64 x 64, fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows 4y
-// to 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighbouring lanes. Both operands come through shared
+// to 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighboring lanes. Both operands come through shared
 // memory, 16 of the inner dimension at a time, as rows of 64 floats (and 4 more, against bank conflicts).
 enum { TILE = 64, TILE_DEPTH = 16, TILE_THREADS = 256, TILE_ROW_BYTES = (TILE + 4) * 4 };
 enum { TILE_BYTES = TILE_DEPTH * TILE_ROW_BYTES, UNFUSED_SHARED_BYTES = 2 * TILE_BYTES };
@@ -32,7 +32,7 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; } // the thread's first row in the tile
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns, the columns as rows of shared memory. Neighbouring threads read neighbours in memory.
+// Loads 64 rows of 16 columns, the columns as rows of shared memory. Neighboring threads read neighbors in memory.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -335,6 +335,6 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
         fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }
 
-const char *unfused_describe(const struct device *dev) { return FLOATX_NAME; }
+const char *unfused_compute_name(const struct device *dev) { return FLOATX_NAME; }
 
 #endif

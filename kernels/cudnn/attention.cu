@@ -135,7 +135,7 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
 // Makes p->plan of what the builder has; none: p->builder.reason says why not.
 static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
-    struct cudnn_descriptor *configurations[CUDNN_MOST_CONFIGURATIONS];
+    struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS];
     struct cudnn_descriptor *graph = cudnn_operation_graph(b, library->handle);
     const struct cudnn_engine *own_engine =
         p->key.backward ? fused_own_engine(library, (enum fused_order)p->key.order) : NULL;

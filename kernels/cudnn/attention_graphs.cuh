@@ -1,7 +1,7 @@
 // The graphs of attention, forward and backward, that cuDNN is asked for (cudnn/attention.cuh).
 //
 // Forward is asked for as one operation, as NVIDIA's frontend does, from 9.21 on; where no engine takes that, or where
-// fused_check finds it wrong, and by older versions, by the graph of operations that cuDNN's engines recognise: two
+// fused_check finds it wrong, and by older versions, by the graph of operations that cuDNN's engines recognize: two
 // products and a softmax written out as maximum, difference, exponential, sum and quotient. Backward is asked for by
 // the five products of the gradient, of which the frontend makes no other. Sources: the graphs that cudnn-frontend
 // makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend, 1.2x:
@@ -173,8 +173,8 @@ static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key
     fused_group_gradient(b, k, FUSED_DV, p, dout);
 
     const struct cudnn_tensor dp = cudnn_matmul(b, dout, vt, F);
-    const struct cudnn_tensor centred = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, dp, &row_sums, F);
-    const struct cudnn_tensor unscaled = cudnn_pointwise(b, CUDNN_POINTWISE_MUL, centred, &p, F);
+    const struct cudnn_tensor centered = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, dp, &row_sums, F);
+    const struct cudnn_tensor unscaled = cudnn_pointwise(b, CUDNN_POINTWISE_MUL, centered, &p, F);
     const struct cudnn_tensor ds = cudnn_pointwise(b, CUDNN_POINTWISE_MUL, unscaled, &scale, F);
     fused_group_gradient(b, k, FUSED_DK, ds, q);
 

@@ -7,18 +7,18 @@
 #include <assert.h>            // assert
 
 enum {
-    CUDNN_RANK = 4,               // of every tensor
-    CUDNN_MOST_DESCRIPTORS = 160, // attention's backward graph has some 80, and a few for each configuration tried
-    CUDNN_MOST_OPERATIONS = 32,
-    CUDNN_MOST_CONFIGURATIONS = 8, // tried for one graph
-    CUDNN_VIRTUAL_IDS = 1000,      // unique ids of tensors that are never in memory; the caller's are below
-    CUDNN_ALIGNMENT = 16,          // bytes, of tensors in memory
+    CUDNN_RANK = 4,              // of every tensor
+    CUDNN_MAX_DESCRIPTORS = 160, // attention's backward graph has some 80, and a few for each configuration tried
+    CUDNN_MAX_OPERATIONS = 32,
+    CUDNN_MAX_CONFIGURATIONS = 8, // tried for one graph
+    CUDNN_VIRTUAL_IDS = 1000,     // unique ids of tensors that are never in memory; the caller's are below
+    CUDNN_ALIGNMENT = 16,         // bytes, of tensors in memory
 };
 
 struct cudnn_builder {
     const struct cudnn_functions *functions;
     char reason[192]; // empty: nothing was refused
-    struct cudnn_descriptor *made[CUDNN_MOST_DESCRIPTORS], *operations[CUDNN_MOST_OPERATIONS];
+    struct cudnn_descriptor *made[CUDNN_MAX_DESCRIPTORS], *operations[CUDNN_MAX_OPERATIONS];
     int made_count, operation_count;
 };
 
@@ -48,8 +48,8 @@ static inline struct cudnn_descriptor *cudnn_make(struct cudnn_builder *b, enum 
     struct cudnn_descriptor *made = NULL;
     if (*b->reason)
         return NULL;
-    if (b->made_count == CUDNN_MOST_DESCRIPTORS) {
-        snprintf(b->reason, sizeof b->reason, "more than %d descriptors", CUDNN_MOST_DESCRIPTORS);
+    if (b->made_count == CUDNN_MAX_DESCRIPTORS) {
+        snprintf(b->reason, sizeof b->reason, "more than %d descriptors", CUDNN_MAX_DESCRIPTORS);
         return NULL;
     }
     if (!cudnn_ok(b, b->functions->create_descriptor(type, &made), "a descriptor"))
@@ -134,7 +134,7 @@ static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descrip
     cudnn_finish(b, operation, what);
     if (*b->reason)
         return;
-    assert(b->operation_count < CUDNN_MOST_OPERATIONS);
+    assert(b->operation_count < CUDNN_MAX_OPERATIONS);
     b->operations[b->operation_count++] = operation;
 }
 
@@ -288,22 +288,22 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
 }
 // What the heuristics propose for a graph, best first; returns how many.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
-                                  struct cudnn_descriptor *configurations[CUDNN_MOST_CONFIGURATIONS]) {
+                                  struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
     int64_t count = 0;
     struct cudnn_descriptor *heuristics = cudnn_make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     cudnn_set_descriptor(b, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     cudnn_set(b, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
     cudnn_finish(b, heuristics, "the heuristics");
-    for (int i = 0; i < CUDNN_MOST_CONFIGURATIONS; i++)
+    for (int i = 0; i < CUDNN_MAX_CONFIGURATIONS; i++)
         configurations[i] = cudnn_make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (*b->reason ||
         !cudnn_ok(b,
                   b->functions->get_attribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                              CUDNN_MOST_CONFIGURATIONS, &count, configurations),
+                                              CUDNN_MAX_CONFIGURATIONS, &count, configurations),
                   "the heuristics' results"))
         return 0;
-    return count < CUDNN_MOST_CONFIGURATIONS ? (int)count : (int)CUDNN_MOST_CONFIGURATIONS;
+    return count < CUDNN_MAX_CONFIGURATIONS ? (int)count : (int)CUDNN_MAX_CONFIGURATIONS;
 }
 // Whether a configuration's engine says that its bits may differ from run to run.
 static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descriptor *configuration) {

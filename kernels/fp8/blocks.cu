@@ -180,7 +180,7 @@ DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flu
 }
 
 // partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
-template <enum fp8_format FORMAT, enum fp8_scaling SCALING>
+template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT)
     fp8_blocks_kernel(struct fp8_cast to, float *partial, const floatX *x, int64_t M, int64_t N) {
     const uint32_t shared = shared_memory();
@@ -256,7 +256,7 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
         fp8_blocks_count(to.counts, shared, flushed);
 }
 
-template <enum fp8_format FORMAT, enum fp8_scaling SCALING>
+template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                               struct device *dev) {
     float *partial = to.dbias != NULL ? (float *)workspace : NULL;
@@ -268,7 +268,7 @@ static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, in
 }
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
     const struct fp8_matrix *form = to.rows.codes != NULL ? &to.rows : &to.columns;
-    const bool tiles = form->scaling == FP8_128X128;
+    const bool tiles = form->granularity == FP8_128X128;
     switch (form->format) {
     case FP8_E4M3:
         if (tiles)
@@ -313,8 +313,8 @@ static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, e
 }
 
 // x: the tile's first element. sums (128): of columns; NULL: not made.
-static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N, enum fp8_scaling scaling,
-                          enum fp8_format format) {
+static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N,
+                          enum fp8_granularity granularity, enum fp8_format format) {
     uint32_t columns[FP8_BLOCK] = {0}, whole = 0;
     if (sums != NULL)
         memset(sums, 0, FP8_BLOCK * sizeof *sums);
@@ -335,15 +335,15 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         whole = amax > whole ? amax : whole;
     }
     for (int i = 0; i < FP8_BLOCK; i++) {
-        if (scaling == FP8_128X128)
+        if (granularity == FP8_128X128)
             tile->row_scales[i] = fp8_block_scale(whole, format);
-        tile->column_scales[i] = fp8_block_scale(scaling == FP8_128X128 ? whole : columns[i], format);
+        tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
 // The form of the tile whose first element is (row, depth_at) in the form; its rows have `scales`.
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
-    if (form->scaling == FP8_128X128) {
+    if (form->granularity == FP8_128X128) {
         fp8_tile_inverse(form, fp8_block_inverse(scales[0]), row, depth_at, rows, depth);
         return;
     }
@@ -385,7 +385,7 @@ void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, 
         const int64_t m = i / across * FP8_BLOCK, n = i % across * FP8_BLOCK;
         struct fp8_tile tile;
         int in_rows = 0, in_columns = 0;
-        fp8_tile_load(&tile, partial != NULL ? partial + i / across * N + n : NULL, x + m * N + n, N, form->scaling,
+        fp8_tile_load(&tile, partial != NULL ? partial + i / across * N + n : NULL, x + m * N + n, N, form->granularity,
                       form->format);
         if (to.rows.codes != NULL)
             in_rows = fp8_tile_rows(&to.rows, &tile, m, n, M, N);

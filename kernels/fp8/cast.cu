@@ -48,8 +48,8 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
 #endif
 
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
-    switch (to.rows.codes ? to.rows.scaling : to.columns.scaling) {
-    case FP8_WHOLE: fp8_cast_whole(to, x, M, N, workspace, dev); break;
+    switch (to.rows.codes ? to.rows.granularity : to.columns.granularity) {
+    case FP8_PER_TENSOR: fp8_cast_whole(to, x, M, N, workspace, dev); break;
     case FP8_1X128:
     case FP8_128X128: fp8_cast_blocks(to, x, M, N, workspace, dev); break;
     }

@@ -10,7 +10,7 @@ __BEGIN_DECLS
 // amax = the larger of what it holds and fp8_magnitude of x's largest element.
 void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
-// Casts x. FP8_WHOLE: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes scale->scale and
+// Casts x. FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes scale->scale and
 // scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the rows of each form
 // by themselves, so that the two forms of an element may differ. FP8_128X128: the forms hold the same codes. Scales of
 // blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N are multiples of 16; for blocks, of

@@ -65,7 +65,7 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
 // What one scale is of: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` is laid out as cuBLASLt
 // reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up
 // to 4).
-enum fp8_scaling { FP8_WHOLE, FP8_1X128, FP8_128X128 };
+enum fp8_granularity { FP8_PER_TENSOR, FP8_1X128, FP8_128X128 };
 enum { FP8_BLOCK = 128 };
 
 // An operand of a product, in the device's memory: rows of `depth` codes, dense; the product sums over the depth.
@@ -73,23 +73,23 @@ struct fp8_matrix {
     fp8 *codes; // NULL: there is no such matrix
     float *inverse;
     enum fp8_format format;
-    enum fp8_scaling scaling;
+    enum fp8_granularity granularity;
 };
 // Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
 // (FP8_128X128).
-HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    switch (scaling) {
-    case FP8_WHOLE: return 1;
+HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
+    switch (granularity) {
+    case FP8_PER_TENSOR: return 1;
     case FP8_1X128: return (rows + 3) / 4 * 4;
     case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
     }
     return 0;
 }
 // Floats of a matrix's `inverse`.
-static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
-    switch (scaling) {
-    case FP8_WHOLE: return 1;
+static inline int64_t fp8_inverse_count(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
+    const int64_t pitch = fp8_inverse_pitch(granularity, rows, depth);
+    switch (granularity) {
+    case FP8_PER_TENSOR: return 1;
     case FP8_1X128: return (depth + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
     case FP8_128X128: return (rows + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
     }
@@ -107,7 +107,7 @@ struct fp8_cast {
     struct fp8_matrix columns; // (N, M): the column form, x transposed
     float *dbias;              // (N) = column sums of x, before the cast, or
     bool add_dbias;            // += these
-    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
+    struct fp8_scale *scale;   // FP8_PER_TENSOR: of x; amax must be there. Other scalings: NULL
     uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
 };
 

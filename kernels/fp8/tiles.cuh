@@ -31,7 +31,7 @@ HOST_DEVICE float fp8_flushes_to(enum fp8_format format) {
     return 0;
 }
 
-// ---- FP8_WHOLE, by tiles: what both targets share ----
+// ---- FP8_PER_TENSOR, by tiles: what both targets share ----
 
 // A tile's column form is written by runs of 64 bytes, which are whole sectors of a GPU's memory and a cache line of a
 // CPU's. The partial sums of dbias are 4 bytes for every 64 elements.
@@ -88,7 +88,7 @@ DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile
 // A source of a tile's elements has
 //   OUTPUTS            1 or 2: matrices that stand beside each other in one of OUTPUTS times the columns
 //   TAKES_AMAX         the tile kernel merges their amax into the scale's, where that has a delayed scale
-//   struct loaded      what it reads for eight neighbouring elements of each output
+//   struct loaded      what it reads for eight neighboring elements of each output
 //   load(row, column)
 //   values(eight, loaded)
 struct fp8_matrix_source {
@@ -156,7 +156,7 @@ enum { FP8_TILE_WORDS_BYTES = 2 * FP8_TILE_WARPS * 4 };
 #define FP8_TILE_SHARED_BYTES(outputs) ((outputs) * (FP8_TILE_CODES_BYTES + FP8_TILE_SUMS_BYTES) + FP8_TILE_WORDS_BYTES)
 
 // Where a column's rows from 16 chunk to 16 chunk + 15 stand, as an offset in the tile's codes. A warp writes words of
-// one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighbouring columns: neither
+// one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighboring columns: neither
 // meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
@@ -321,7 +321,7 @@ enum { FP8_AMAX_THREADS = 256, FP8_AMAX_BLOCKS = 1024 };
 // that output's tile; tiles: (outputs, FP8_TILE, FP8_TILE), of which the rest is 0. Outputs stand beside each other in
 // one matrix. Not inlined: where floatX is float, a product would be added to a sum without its rounding.
 typedef void fp8_fill_tiles(floatX *tiles, const void *from, int64_t row, int64_t column, int rows, int columns);
-enum { FP8_TILE_ELEMENTS = FP8_TILE * FP8_TILE, FP8_MOST_OUTPUTS = 2 };
+enum { FP8_TILE_ELEMENTS = FP8_TILE * FP8_TILE, FP8_MAX_OUTPUTS = 2 };
 
 struct fp8_matrix_source {
     const floatX *x; // (M, N)
@@ -445,7 +445,7 @@ static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int 
     fill(tiles, from, row, column, rows, columns);
 }
 static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_t column) {
-    __attribute__((aligned(64))) floatX tiles[FP8_MOST_OUTPUTS * FP8_TILE_ELEMENTS];
+    __attribute__((aligned(64))) floatX tiles[FP8_MAX_OUTPUTS * FP8_TILE_ELEMENTS];
     const int rows = fp8_tile_size(cast->M, row), columns = fp8_tile_size(cast->N, column);
     const struct fp8_cast *to = &cast->to;
     const int64_t N = cast->N * cast->outputs;
@@ -490,7 +490,7 @@ static void fp8_amax_tiles(uint32_t *amax, fp8_fill_tiles *fill, const void *fro
 #pragma omp parallel for collapse(2) schedule(static) reduction(max : largest)
     for (int64_t row = 0; row < M; row += FP8_TILE)
         for (int64_t column = 0; column < N; column += FP8_TILE) {
-            floatX tiles[FP8_MOST_OUTPUTS * FP8_TILE_ELEMENTS];
+            floatX tiles[FP8_MAX_OUTPUTS * FP8_TILE_ELEMENTS];
             fp8_fill(tiles, fill, from, outputs, row, column, M, N);
             largest = amax_larger(largest, amax_elements(tiles, outputs * FP8_TILE_ELEMENTS));
         }

@@ -66,9 +66,9 @@ static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int6
     if (data < noise->memory || data + bytes > noise->memory + noise->bytes)
         return;
     matmul_fill(data, bytes, noise, dev);
-    if (x->fp8 && x->fp8->scaling != FP8_WHOLE) // the blocks' scales lie behind the codes
-        matmul_fill((char *)x->fp8->inverse, (size_t)fp8_inverse_count(x->fp8->scaling, lines, width) * sizeof(float),
-                    noise, dev);
+    if (x->fp8 && x->fp8->granularity != FP8_PER_TENSOR) // the blocks' scales lie behind the codes
+        matmul_fill((char *)x->fp8->inverse,
+                    (size_t)fp8_inverse_count(x->fp8->granularity, lines, width) * sizeof(float), noise, dev);
 }
 
 // ---- Candidates ----

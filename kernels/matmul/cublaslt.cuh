@@ -87,8 +87,8 @@ static const void *matmul_operand_data(const struct gemm_operand *x) {
 static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
     return x->fp8 == NULL ? MATMUL_TYPE : x->fp8->format == FP8_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
-static enum fp8_scaling matmul_operand_scaling(const struct gemm_operand *x) {
-    return x->fp8 ? x->fp8->scaling : FP8_WHOLE;
+static enum fp8_granularity matmul_operand_scaling(const struct gemm_operand *x) {
+    return x->fp8 ? x->fp8->granularity : FP8_PER_TENSOR;
 }
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias) {
     const void *c = gemm->sum ? (const void *)gemm->sum : (const void *)gemm->out;
@@ -147,16 +147,16 @@ static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gem
 }
 
 #if CUBLAS_VERSION >= MATMUL_FP8_BLOCKS_VERSION
-static int32_t matmul_scale_mode(enum fp8_scaling scaling) {
-    switch (scaling) {
-    case FP8_WHOLE: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
+    switch (granularity) {
+    case FP8_PER_TENSOR: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
     case FP8_1X128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
     case FP8_128X128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
     }
     return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
 static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
-    const int32_t a = matmul_scale_mode(gemm->b.fp8->scaling), b = matmul_scale_mode(gemm->a.fp8->scaling);
+    const int32_t a = matmul_scale_mode(gemm->b.fp8->granularity), b = matmul_scale_mode(gemm->a.fp8->granularity);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b, sizeof b);
 }
@@ -170,7 +170,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 
 // A library before 12.8 has no scale modes. One scale for the whole matrix is the default, and so is not set.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
-    const bool blocks = gemm->a.fp8->scaling != FP8_WHOLE || gemm->b.fp8->scaling != FP8_WHOLE;
+    const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
     matmul_set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
     if (blocks)
@@ -431,7 +431,7 @@ bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) {
 
 // ---- FP8 ----
 
-const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
+const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev) {
     const int version = (int)cublasLtGetVersion();
     struct cudaDeviceProp properties;
     struct compute_capability gpu = dev->planned;
@@ -440,9 +440,9 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, c
         gpu.major = properties.major;
         gpu.minor = properties.minor;
     }
-    if (gpu_refuses_fp8(text, n, scaling, gpu))
+    if (gpu_refuses_fp8(text, n, granularity, gpu))
         return text;
-    if (!dev->open || scaling == FP8_WHOLE)
+    if (!dev->open || granularity == FP8_PER_TENSOR)
         return NULL;
     if (CUBLAS_VERSION < MATMUL_FP8_BLOCKS_VERSION || version < MATMUL_FP8_BLOCKS_VERSION)
         snprintf(text, n,

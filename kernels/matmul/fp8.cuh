@@ -44,9 +44,9 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
 
 // What multiplies elements [k, k + FP8_BLOCK) of a row, k a multiple of FP8_BLOCK.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
-    const int64_t pitch = fp8_inverse_pitch(x->scaling, rows, depth);
-    switch (x->scaling) {
-    case FP8_WHOLE: return 1;
+    const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
+    switch (x->granularity) {
+    case FP8_PER_TENSOR: return 1;
     case FP8_1X128: return x->inverse[k / FP8_BLOCK * pitch + row];
     case FP8_128X128: return x->inverse[row / FP8_BLOCK * pitch + k / FP8_BLOCK];
     }
@@ -84,7 +84,7 @@ struct fp8_product {
 
 // What multiplies the sums.
 static float fp8_product_scale(const struct fp8_product *x) {
-    return x->a.scaling == FP8_WHOLE ? *x->a.inverse * *x->b.inverse : 1;
+    return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
 // The output of a block at (row, col), made of its sums (rows, cols).
@@ -138,6 +138,6 @@ void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_
     fp8_multiply(&product, workspace, dev);
 }
 
-const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
-    return device_is_gpu(dev) && gpu_refuses_fp8(text, n, scaling, dev->planned) ? text : NULL;
+const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev) {
+    return device_is_gpu(dev) && gpu_refuses_fp8(text, n, granularity, dev->planned) ? text : NULL;
 }

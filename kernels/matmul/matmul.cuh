@@ -67,7 +67,7 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
 // NULL where the device and its library multiply FP8 matrices of this scaling; else why not, written to `text`, with
 // the option to change. A GPU that is not open refuses nothing.
-const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev);
+const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev);
 void matmul_fp8(floatX *out,         // (M, N)
                 struct fp8_matrix a, // (M, K)
                 struct fp8_matrix b, // (N, K)

@@ -29,10 +29,10 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
     if (!o.fp8.codes)
         return (double)to_float(o.x.data[at]);
-    const int64_t pitch = fp8_inverse_pitch(o.fp8.scaling, o.rows, o.depth);
+    const int64_t pitch = fp8_inverse_pitch(o.fp8.granularity, o.rows, o.depth);
     int64_t scale = 0;
-    switch (o.fp8.scaling) {
-    case FP8_WHOLE: break;
+    switch (o.fp8.granularity) {
+    case FP8_PER_TENSOR: break;
     case FP8_1X128: scale = k / FP8_BLOCK * pitch + i; break;
     case FP8_128X128: scale = i / FP8_BLOCK * pitch + k / FP8_BLOCK; break;
     }

@@ -7,17 +7,17 @@
 #include "kernels/xvec.cuh"        // xvec_load, xvec_dot
 #include <omp.h>                   // omp_get_thread_num
 
-// A thread reads two runs of neighbouring weight rows, half its share each, at a time. On two Zen 4 cores that streams
-// 51 GB/s, one run 44, four neighbouring rows at a time 21; software prefetches only cost (a triad: 35).
+// A thread reads two runs of neighboring weight rows, half its share each, at a time. On two Zen 4 cores that streams
+// 51 GB/s, one run 44, four neighboring rows at a time 21; software prefetches only cost (a triad: 35).
 enum { FEW_RUNS = 2 };
 // Rows of the input that meet a weight in registers; columns of a run that meet all rows before the next ones do.
 enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
 // Up to 16 rows the products take no longer than the weight's way from memory.
-enum { FEW_ROWS_MOST = 16 };
+enum { FEW_ROWS_MAX = 16 };
 
 // Whether gemm_few_rows computes this gemm.
 static inline bool gemm_has_few_rows(const struct gemm *g) {
-    return g->rows <= FEW_ROWS_MOST && g->b.transposed && !g->a.transposed && g->out != NULL;
+    return g->rows <= FEW_ROWS_MAX && g->b.transposed && !g->a.transposed && g->out != NULL;
 }
 
 #define EACH(i, n) _Pragma("GCC unroll 4") for (int i = 0; i < n; i++)

@@ -3,7 +3,7 @@
 // arithmetic or their way through memory.
 //
 // Operands are multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is
-// packed, so that words of neighbouring columns are the lanes of a vector; the left one's rows are read once, in order.
+// packed, so that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order.
 // A weight gradient's sums over a block of tokens stay in registers, those over all tokens in a cache.
 //
 // Each element is summed in the order of depth by one thread, so that no number of threads changes a bit.
@@ -13,7 +13,7 @@
 #include "kernels/xvec.cuh"           // xvec_dot
 #include <omp.h>                      // omp_get_thread_num
 
-enum { THIN_MOST = 64 }; // columns, or depth, up to which a product is thin
+enum { THIN_MAX = 64 }; // columns, or depth, up to which a product is thin
 // Sums of THIN_ROWS by LANES, or of half the rows or THIN_LINES by THIN_COLUMNS, stay in registers: these are 32
 // vectors, or 16 on x86 without AVX-512.
 #if defined(__AVX512F__) || !defined(__SSE2__)
@@ -24,7 +24,7 @@ enum { THIN_ROWS = 8, THIN_LINES = 4 };
 enum {
     THIN_COLUMNS = 2 * LANES,
     THIN_LINE = 64 / sizeof(floatX), // elements of a cache line
-    THIN_WORDS = THIN_MOST,          // of the depth that a block is summed over at a time
+    THIN_WORDS = THIN_MAX,           // of the depth that a block is summed over at a time
     THIN_TOKENS = 32,                // the same in a weight gradient, whose depth is tokens
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
@@ -33,7 +33,7 @@ enum {
 
 // Whether gemm_thin computes this gemm.
 static inline bool gemm_is_thin(const struct gemm *g) {
-    return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MOST;
+    return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MAX;
 }
 
 // ---- words ----
@@ -121,7 +121,7 @@ struct thin_rows {
     int words;           // THIN_WORDS, or less where the depth ends
     const floatX *ahead; // these words in the next group, to be prefetched; NULL where there is none
     THIN_ALIGN word a[THIN_ROWS][THIN_WORDS];
-    THIN_ALIGN float sums[THIN_ROWS][THIN_MOST]; // where the depth does not end: (rows, columns)
+    THIN_ALIGN float sums[THIN_ROWS][THIN_MAX]; // where the depth does not end: (rows, columns)
 };
 
 // Rows [i0, i0 + rows) of a block of out, the first `left` columns from j on, = sums, or += them.
@@ -249,11 +249,11 @@ static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t til
     for (int s = 0; s < THIN_STEPS; s++, from += XVEC_PARTS * from_ld)
         thin_join_tile(out + s * THIN_COLUMNS, from, from + from_ld);
 }
-// out (THIN_STEPS, THIN_MOST): the narrow operand, of the tokens from t on.
+// out (THIN_STEPS, THIN_MAX): the narrow operand, of the tokens from t on.
 static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t) {
     const int64_t end = gemm_min(x->g->depth, t + THIN_TOKENS), ld = x->narrow->ld;
-    memset(out, 0, THIN_STEPS * THIN_MOST * sizeof *out);
-    for (; t < end; t += XVEC_PARTS, out += THIN_MOST) {
+    memset(out, 0, THIN_STEPS * THIN_MAX * sizeof *out);
+    for (; t < end; t += XVEC_PARTS, out += THIN_MAX) {
         const floatX *row = x->narrow->data + t * ld;
         thin_join(out, row, t + 1 < end ? row + ld : NULL, (int)x->narrow_cols);
     }
@@ -273,7 +273,7 @@ ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *w
             __builtin_prefetch(ahead + s * XVEC_PARTS * ld + second);
         }
         EACH(i, THIN_LINES) {
-            const xvec x = thin_set(narrow + s * THIN_MOST + i);
+            const xvec x = thin_set(narrow + s * THIN_MAX + i);
             EACH(v, 2) { sum[i][v] = xvec_dot(sum[i][v], x, w[v]); }
         }
     }
@@ -297,7 +297,7 @@ static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
 
 // Tiles [from, to), over all tokens.
 static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t to) {
-    THIN_ALIGN word narrow[THIN_STEPS * THIN_MOST], wide[THIN_STEPS * THIN_COLUMNS];
+    THIN_ALIGN word narrow[THIN_STEPS * THIN_MAX], wide[THIN_STEPS * THIN_COLUMNS];
     const int64_t lines = thin_lines(x), depth = x->g->depth, ld = x->wide->ld;
     memset(x->sums + from * lines * THIN_COLUMNS, 0, (size_t)((to - from) * lines * THIN_COLUMNS) * sizeof *x->sums);
     for (int64_t t = 0; t < depth; t += THIN_TOKENS) {

@@ -1,5 +1,5 @@
 // Conversions between float and the bits of the formats in files and in gradients that are sent, on the host. Inline,
-// so that loops over a model's buffers are vectorised.
+// so that loops over a model's buffers are vectorized.
 #pragma once
 #include <stdint.h> // uint16_t, uint32_t
 #include <string.h> // memcpy

@@ -62,7 +62,7 @@ void standard_files_open(void) {
 void spin_briefly(char *const *argv) {
     // Turns of its loop: where cores were free, steps took as long as by its own 300,000 (4 layers of 512, two threads).
     static const char variable[] = "GOMP_SPINCOUNT", count[] = "1000";
-    enum { MOST_CPUS = 8 };
+    enum { MAX_CPUS = 8 };
     cpu_set_t cpus;
     char path[4096];
     const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
@@ -70,7 +70,7 @@ void spin_briefly(char *const *argv) {
     if (strstr(path, "/ld-") || !*path) // started by way of the dynamic linker, which takes other arguments
         return;
     if (getenv(variable) || getenv("OMP_WAIT_POLICY") || sched_getaffinity(0, sizeof cpus, &cpus) != 0 ||
-        CPU_COUNT(&cpus) > MOST_CPUS || setenv(variable, count, 1) != 0)
+        CPU_COUNT(&cpus) > MAX_CPUS || setenv(variable, count, 1) != 0)
         return;
     execv(path, argv);
 }

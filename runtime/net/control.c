@@ -142,7 +142,7 @@ static bool control_may_send(struct control *c, int r) {
     case CONTROL_ABORT: // has the status with which to end
         return frame->payload_bytes == 0 && frame->operation >= 1 && frame->operation <= 255;
     case CONTROL_CONTRIBUTION:
-        return !from_0 && !c->links[r].contributed && frame->payload_bytes <= CONTROL_MOST_BYTES &&
+        return !from_0 && !c->links[r].contributed && frame->payload_bytes <= CONTROL_MAX_BYTES &&
                frame->payload_bytes == (frame->operation == CONTROL_ALL_GATHER ? frame->bytes : 0);
     case CONTROL_RESULT:
         pthread_mutex_lock(&c->mutex);
@@ -482,9 +482,9 @@ static void control_exchange_run(struct control *c, enum control_operation opera
 }
 
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient) {
-    if (bytes > CONTROL_MOST_BYTES)
+    if (bytes > CONTROL_MAX_BYTES)
         fail("%s: %zu bytes of a rank, of at most %llu in an exchange", what, bytes,
-             (unsigned long long)CONTROL_MOST_BYTES);
+             (unsigned long long)CONTROL_MAX_BYTES);
     if (c)
         control_exchange_run(c, CONTROL_ALL_GATHER, all, mine, bytes, what, patient);
     else if (bytes > 0)

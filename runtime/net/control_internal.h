@@ -16,7 +16,7 @@ enum {
 };
 // Most bytes of a contribution, which rank 0 may receive before it knows what its own caller asks for: far more than
 // any exchange has, the scores of a batch of documents being the largest.
-static const uint64_t CONTROL_MOST_BYTES = (uint64_t)64 << 20;
+static const uint64_t CONTROL_MAX_BYTES = (uint64_t)64 << 20;
 
 // ---- frames over one connection: control_link.c ----
 

@@ -8,12 +8,12 @@
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/net/control_internal.h" // struct control_link
 
-enum { MOST_WAITING_HEARTBEATS = 2 };
+enum { MAX_WAITING_HEARTBEATS = 2 };
 
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload) {
     if (link->socket < 0 || link->broken || link->waiting == CONTROL_QUEUE)
         return;
-    if (frame->type == CONTROL_HEARTBEAT && link->waiting >= MOST_WAITING_HEARTBEATS)
+    if (frame->type == CONTROL_HEARTBEAT && link->waiting >= MAX_WAITING_HEARTBEATS)
         return; // the queued frames show just as well that this rank lives
     struct control_outgoing *const last = &link->queue[(link->first + link->waiting++) % CONTROL_QUEUE];
     last->frame = *frame;

@@ -12,7 +12,7 @@
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_sleep_s
 
-enum { MOST_NAMED = 4 }; // ranks that the line names; the others are counted
+enum { MAX_NAMED = 4 }; // ranks that the line names; the others are counted
 
 // ---- the line that says why the job ends ----
 
@@ -40,24 +40,24 @@ static void message_add_rank(struct control *c, struct message *message, int r) 
     message_add(message, ")");
 }
 
-// A set of ranks: the first MOST_NAMED of them, and their number.
+// A set of ranks: the first MAX_NAMED of them, and their number.
 struct rank_list {
-    int first[MOST_NAMED];
+    int first[MAX_NAMED];
     int n;
 };
 static void rank_list_add(struct rank_list *ranks, int r) {
-    if (ranks->n < MOST_NAMED)
+    if (ranks->n < MAX_NAMED)
         ranks->first[ranks->n] = r;
     ranks->n++;
 }
 static void message_add_ranks(struct control *c, struct message *message, const struct rank_list *ranks) {
     message_add(message, ranks->n == 1 ? "rank " : "ranks ");
-    for (int i = 0; i < ranks->n && i < MOST_NAMED; i++) {
+    for (int i = 0; i < ranks->n && i < MAX_NAMED; i++) {
         message_add(message, i ? ", " : "");
         message_add_rank(c, message, ranks->first[i]);
     }
-    if (ranks->n > MOST_NAMED)
-        message_add(message, " and %d more", ranks->n - MOST_NAMED);
+    if (ranks->n > MAX_NAMED)
+        message_add(message, " and %d more", ranks->n - MAX_NAMED);
 }
 
 // Prints by write, since another thread may hold stdio's locks, and without waiting for a reader that does not read.

@@ -27,7 +27,7 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
     return problem;
 }
 
-void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive) {
+void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive) {
     for (int r = 0; r < x->ranks; r++)
         x->sent_bytes += r == x->rank ? 0 : send[r].bytes;
     switch (x->kind) {

@@ -20,7 +20,7 @@ struct exchange {
     enum exchange_kind kind;
     int rank, ranks;
     uint64_t sent_bytes;                   // bytes of blocks sent, without headers
-    struct exchange_block *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
+    struct exchange_block *send, *receive; // (ranks) each, for the callers of exchange_all_to_all to fill in
     struct exchange_mpi *mpi;              // by `kind` one of the two is not NULL
     struct exchange_sockets *sockets;
 };
@@ -32,6 +32,6 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
                           struct error_text *error);
 // Sends and receives a block to and from each rank: send and receive are (ranks), and this rank's entries are ignored.
 // Returns when all is done. A lost rank ends the process, with a message that names it. One caller at a time.
-void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
+void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_close(struct exchange *x);
 __END_DECLS

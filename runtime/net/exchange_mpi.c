@@ -13,8 +13,8 @@
 #include <time.h>   // nanosleep
 
 enum {
-    MOST_MESSAGE_BYTES = 1 << 30, // MPI's counts are int
-    TESTS_BEFORE_SLEEP = 100,     // tests, with a yield after each, before a wait sleeps: some 50 us
+    MAX_MESSAGE_BYTES = 1 << 30, // MPI's counts are int
+    TESTS_BEFORE_SLEEP = 100,    // tests, with a yield after each, before a wait sleeps: some 50 us
     SLEEP_NS = 20000
 };
 
@@ -33,7 +33,7 @@ const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks,
     *opened = m;
     m->rank = rank;
     m->ranks = ranks;
-    m->message_bytes = MOST_MESSAGE_BYTES;
+    m->message_bytes = MAX_MESSAGE_BYTES;
     int mpi_rank = 0, mpi_ranks = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &mpi_ranks);

@@ -17,8 +17,8 @@ enum {
     // Connections besides the job's own that may wait. Where more come the oldest is closed, so that those that say
     // nothing keep none of the job's out: one that answers does so within milliseconds, one that was closed comes again.
     WAITING = 256,
-    BATCH = 64,      // connections accepted before replies are read again
-    MOST_LINES = 10, // for connections that were turned away
+    BATCH = 64,     // connections accepted before replies are read again
+    MAX_LINES = 10, // for connections that were turned away
 };
 static const char HANDSHAKE_MAGIC[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
 
@@ -172,7 +172,7 @@ static void handshake_say(const struct handshake_door *d, const struct sockaddr_
 }
 
 static void handshake_turn_away(struct handshake_door *d, struct handshake_guest *guest, const char *why) {
-    if (d->turned_away++ < MOST_LINES)
+    if (d->turned_away++ < MAX_LINES)
         handshake_say(d, &guest->from, why);
     close(guest->socket);
     guest->socket = -1;
@@ -335,8 +335,8 @@ void handshake_close(struct handshake_door *d) {
     for (int i = 0; i < d->places && d->guests; i++)
         if (d->guests[i].socket >= 0)
             close(d->guests[i].socket);
-    if (d->turned_away > MOST_LINES)
-        fprintf(stderr, "train_gpt: rank %d turned away %d more connections\n", d->rank, d->turned_away - MOST_LINES);
+    if (d->turned_away > MAX_LINES)
+        fprintf(stderr, "train_gpt: rank %d turned away %d more connections\n", d->rank, d->turned_away - MAX_LINES);
     free(d->guests);
     free(d->polls);
     free(d);

@@ -2,7 +2,7 @@
 #include <string.h> // memcpy
 
 #include "runtime/machine/float_convert.h" // float_to_bf16_bits
-#include "runtime/net/exchange.h"          // exchange_run
+#include "runtime/net/exchange.h"          // exchange_all_to_all
 
 enum { SUM_BLOCK = 1024 }; // elements whose sum stays in the L1 cache while contributions are added
 
@@ -72,7 +72,7 @@ void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf
         if (bf16)
             round_to_bf16(rounded + other * shard, buffer + r * shard, shard);
     }
-    exchange_run(x, x->send, x->receive);
+    exchange_all_to_all(x, x->send, x->receive);
     for (int64_t i = 0; i < shard; i += SUM_BLOCK) {
         const int64_t left = shard - i, n = left < SUM_BLOCK ? left : (int64_t)SUM_BLOCK;
         const float *const own = buffer + x->rank * shard + i;
@@ -92,7 +92,7 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
         x->receive[r].data = (char *)buffer + (size_t)r * bytes;
         x->send[r].bytes = x->receive[r].bytes = bytes;
     }
-    exchange_run(x, x->send, x->receive);
+    exchange_all_to_all(x, x->send, x->receive);
 }
 
 // The bytes of a list's messages with a rank. Where `packed` is not NULL they are copied there, one behind the other, or,
@@ -121,7 +121,7 @@ void host_exchange(const struct exchange_message *sends, int num_sends, const st
         x->receive[r].bytes = pack_messages(receives, num_receives, r, NULL, false);
         at += r == x->rank ? 0 : x->receive[r].bytes;
     }
-    exchange_run(x, x->send, x->receive);
+    exchange_all_to_all(x, x->send, x->receive);
     for (int r = 0; r < x->ranks; r++)
         pack_messages(receives, num_receives, r, (char *)x->receive[r].data, true);
 }

@@ -1,4 +1,4 @@
-// reduce_scatter, all_gather and an exchange of lists of messages, of host memory, each in one exchange_run.
+// reduce_scatter, all_gather and an exchange of lists of messages, of host memory, each in one exchange_all_to_all.
 //
 // The rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend
 // neither on the owner nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring

@@ -80,9 +80,9 @@ void parallel_barrier(struct parallel *p, const char *what) {
 
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient) {
     control_broadcast(p->control, bytes, sizeof *bytes, what, patient);
-    if (*bytes > PARALLEL_MOST_TEXT)
+    if (*bytes > PARALLEL_MAX_TEXT)
         fail("%s: rank 0 has a text of %llu bytes, of at most %d", what, (unsigned long long)*bytes,
-             (int)PARALLEL_MOST_TEXT);
+             (int)PARALLEL_MAX_TEXT);
     char *const copy = (char *)calloc(1, *bytes + 1);
     if (!copy)
         fail("out of memory");

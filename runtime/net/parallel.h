@@ -32,8 +32,8 @@ int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
 // Gives rank 0's *bytes of text to all: returns a copy, which the caller frees, and sets *bytes on the other ranks. More
-// than PARALLEL_MOST_TEXT end the job. patient: as in control_broadcast.
-enum { PARALLEL_MOST_TEXT = 64 << 20 };
+// than PARALLEL_MAX_TEXT end the job. patient: as in control_broadcast.
+enum { PARALLEL_MAX_TEXT = 64 << 20 };
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);

@@ -9,7 +9,7 @@
 
 enum {
     LEAST_BYTES = 16, // fewer can be guessed by whoever has read a handshake
-    MOST_BYTES = 4096,
+    MAX_BYTES = 4096,
 };
 static const char SECRET_VARIABLE[] = "TRAIN_GPT_SECRET";
 
@@ -23,11 +23,11 @@ static const char *secret_take(struct launch *launch, const char *text, size_t b
         text++;
         bytes--;
     }
-    if (bytes < LEAST_BYTES || bytes > MOST_BYTES)
+    if (bytes < LEAST_BYTES || bytes > MAX_BYTES)
         return error_format(error,
                             "%s: a secret of %zu bytes; expected %d to %d that nobody can guess, as of: head -c 32 "
                             "/dev/urandom | od -An -v -tx1 | tr -d ' \\n'",
-                            from, bytes, LEAST_BYTES, MOST_BYTES);
+                            from, bytes, LEAST_BYTES, MAX_BYTES);
     sha256(launch->secret, text, bytes);
     return NULL;
 }
@@ -39,7 +39,7 @@ const char *launch_read_secret(struct launch *launch, const char *file, struct e
     memset(launch->secret, 0, sizeof launch->secret);
     if (!*file)
         return variable ? secret_take(launch, variable, strlen(variable), SECRET_VARIABLE, error) : NULL;
-    const char *problem = read_whole(&data, &bytes, 2 * MOST_BYTES, file, "a file with a secret", error);
+    const char *problem = read_whole(&data, &bytes, 2 * MAX_BYTES, file, "a file with a secret", error);
     if (!problem)
         problem = secret_take(launch, (const char *)data, bytes, file, error);
     free(data);

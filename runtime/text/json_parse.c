@@ -5,7 +5,7 @@
 
 // Real files nest less than 10 deep, and the largest tokenizer has a million values. jansson takes up to 250 bytes for
 // the two bytes of an empty object, so that without the second limit 100 MB of them would take all memory.
-enum { JSON_MOST_DEPTH = 64, JSON_MOST_VALUES = 4 << 20 };
+enum { JSON_MAX_DEPTH = 64, JSON_MAX_VALUES = 4 << 20 };
 
 struct json_shown json_show_bytes(const char *text, size_t length) {
     struct json_shown shown;
@@ -44,16 +44,16 @@ static const char *json_limits_check(const unsigned char *data, uint64_t bytes, 
             quoted = !quoted;
         else if (!quoted && (c == '{' || c == '[')) {
             values++;
-            if (++depth > JSON_MOST_DEPTH)
+            if (++depth > JSON_MAX_DEPTH)
                 return error_format(error, "%s: byte %" PRIu64 ": is nested too deep; expected at most %d levels", name,
-                                    i, JSON_MOST_DEPTH);
+                                    i, JSON_MAX_DEPTH);
         } else if (!quoted && (c == '}' || c == ']'))
             depth -= depth > 0;
         else if (!quoted && c == ',')
             values++;
-        if (values > JSON_MOST_VALUES)
+        if (values > JSON_MAX_VALUES)
             return error_format(error, "%s: byte %" PRIu64 ": has too many values; expected at most %d", name, i,
-                                JSON_MOST_VALUES);
+                                JSON_MAX_VALUES);
     }
     return NULL;
 }

@@ -22,7 +22,7 @@ const char *option_display(char display[OPTION_NAME], const char *name) {
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// The Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or two neighbours swapped.
+// The Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or two neighbors swapped.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];

@@ -18,7 +18,7 @@
 #include "test/apart.h"                             // run_apart
 #include "test/testing.h"                           // cmocka
 
-enum { UNIT_SECONDS = 30, NO_GPU_STATUS = 77, SMALL_SHARED = 32768, MOST_SHARED = 227 * 1024 };
+enum { UNIT_SECONDS = 30, NO_GPU_STATUS = 77, SMALL_SHARED = 32768, MAX_SHARED = 227 * 1024 };
 static struct device device;
 
 // In a build for another architecture than sm_90a kernels do nothing.
@@ -729,9 +729,9 @@ static __global__ void base_kernel(uint32_t *bases) {
 static void shared_memory_is_aligned(void) {
     enum { BLOCKS = 500 };
     static uint32_t bases[BLOCKS];
-    const int sizes[] = {1024, 5000, 100 * 1024, MOST_SHARED};
+    const int sizes[] = {1024, 5000, 100 * 1024, MAX_SHARED};
     uint32_t *memory = (uint32_t *)filled(0xff, sizeof bases);
-    allow_shared(base_kernel, MOST_SHARED);
+    allow_shared(base_kernel, MAX_SHARED);
     for (int bytes : sizes) {
         LAUNCH(&device, base_kernel, BLOCKS, 128, (size_t)bytes, memory);
         device_download(bases, memory, sizeof bases, &device);

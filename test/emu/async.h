@@ -42,8 +42,8 @@ struct emu_bulk {
 struct emu_mbarrier {
     uint32_t address, arrivals, pending, phase; // pending arrivals of phase number `phase`
     int64_t expected, issued;                   // bytes of this phase
-    int initialiser, waiting, unseen; // threads that wait for this phase; that have yet to see the last one complete
-    uint32_t initialised;             // when
+    int initializer, waiting, unseen; // threads that wait for this phase; that have yet to see the last one complete
+    uint32_t initialized;             // when
     bool fenced;
     std::vector<uint32_t> gathered, released; // what those who arrived had seen: in this phase, in the last
     std::vector<struct emu_bulk> loads;
@@ -196,7 +196,7 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
                            "or its store, or each, for an illegal instruction",
                            what, bulk->at[d], d);
         if (bulk->map.chunks > 1 && 2u * bulk->map.box[0] != 16 * bulk->map.chunks)
-            emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
+            emu_report("%s of a box whose rows are narrower than the swizzle, which is not modeled", what);
         if (bulk->shared % 128 != 0)
             emu_report("%s of a box at shared address %d, which is no multiple of 128", what, emu_offset(bulk->shared));
     } else if (bulk->shared % 16 != 0 || (uintptr_t)bulk->global % 16 != 0 || bulk->bytes % 16 != 0 ||
@@ -284,8 +284,8 @@ static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
     struct emu_mbarrier barrier = {};
     barrier.address = address;
     barrier.arrivals = barrier.pending = arrivals;
-    barrier.initialiser = emu->current;
-    barrier.initialised = emu_now(emu->current);
+    barrier.initializer = emu->current;
+    barrier.initialized = emu_now(emu->current);
     barrier.gathered = emu_rows_of_nobody();
     barrier.released = barrier.gathered;
     a->barriers.push_back(barrier);
@@ -295,7 +295,7 @@ static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
 static inline void emu_mbarrier_init_fence(void) {
     emu_async_begin();
     for (struct emu_mbarrier &barrier : emu->async->barriers)
-        barrier.fenced = barrier.fenced || barrier.initialiser == emu->current;
+        barrier.fenced = barrier.fenced || barrier.initializer == emu->current;
 }
 static struct emu_mbarrier *emu_mbarrier_at(uint32_t address, const char *what) {
     emu_async_begin();
@@ -304,9 +304,9 @@ static struct emu_mbarrier *emu_mbarrier_at(uint32_t address, const char *what) 
     if (!mark || !mark->barrier || emu->async->barriers[mark->barrier - 1u].address != address)
         emu_report("%s at shared address %d, where no mbarrier is", what, emu_offset(address));
     struct emu_mbarrier *barrier = &emu->async->barriers[mark->barrier - 1u];
-    if (barrier->initialised > emu_seen(emu->current)[barrier->initialiser])
-        emu_report("%s at an mbarrier that thread %d initialised, without a barrier between, shared address %d", what,
-                   barrier->initialiser, emu_offset(address));
+    if (barrier->initialized > emu_seen(emu->current)[barrier->initializer])
+        emu_report("%s at an mbarrier that thread %d initialized, without a barrier between, shared address %d", what,
+                   barrier->initializer, emu_offset(address));
     return barrier;
 }
 static inline int emu_mbarrier_index(const struct emu_mbarrier *barrier) {
@@ -386,7 +386,7 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     struct emu_mbarrier *barrier = emu_mbarrier_at(address, what);
     emu_check_bulk(load, what);
     if (!barrier->fenced)
-        emu_report("%s at an mbarrier that was initialised without mbarrier_init_fence, shared address %d", what,
+        emu_report("%s at an mbarrier that was initialized without mbarrier_init_fence, shared address %d", what,
                    emu_offset(address));
     emu_check_async(load->shared, load->bytes, true, what);
     emu_check_global(load, NULL, what);
@@ -661,7 +661,7 @@ static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, b
                    stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, swizzle = (uint32_t)(descriptor >> 62);
     const uint32_t chunks = swizzle == 0 ? 1 : 16u >> swizzle, row_bytes = 16 * chunks;
     if ((descriptor >> 49 & 7) != 0)
-        emu_report("a wgmma's descriptor with a base offset, which is not modelled");
+        emu_report("a wgmma's descriptor with a base offset, which is not modeled");
     if (swizzle != 0 && (start % (8 * row_bytes) >= row_bytes || (!transposed && start % row_bytes + 32 > row_bytes)))
         emu_report("a wgmma's operand at shared address %d is not in the first row of a swizzle's %u bytes, or k goes "
                    "past it",
@@ -709,7 +709,7 @@ static void emu_wgmma_reads_too(const struct emu_wgmma_issued *issued) {
 }
 static struct emu_warpgroup *emu_warpgroup_of(int thread) {
     if (thread / EMU_WARPGROUP >= EMU_WARPGROUPS || emu->threads % EMU_WARPGROUP != 0)
-        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled", thread / EMU_WARPGROUP,
+        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modeled", thread / EMU_WARPGROUP,
                    emu->threads);
     return &emu->async->warpgroups[(size_t)(thread / EMU_WARPGROUP)];
 }

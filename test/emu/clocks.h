@@ -31,7 +31,7 @@ struct emu_mark {
     uint32_t wgmma_reads[EMU_WARPGROUPS];
 };
 
-// What a thread has learnt of another block by load_acquire: the time of one of its clocks; when, which thread.
+// What a thread has learned of another block by load_acquire: the time of one of its clocks; when, which thread.
 struct emu_learnt {
     uint32_t time, at;
     int thread;
@@ -51,7 +51,7 @@ struct emu_async {
     std::vector<int> free_readers;
     std::vector<uint32_t> meeting;   // (EMU_ROWS, clocks)
     std::vector<int> global_writers; // clocks by which global memory was written
-    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learnt>> learnt; // of other blocks' clocks
+    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learnt>> learned; // of other blocks' clocks
     std::vector<struct emu_mbarrier> barriers;
     std::vector<struct emu_named> named;
     std::vector<struct emu_warpgroup> warpgroups;
@@ -246,7 +246,7 @@ static void emu_clocks_begin(void) {
         std::fill(emu_seen(i), emu_seen(i) + a->threads, 1u);
     a->meeting = emu_rows_of_nobody();
     a->global_writers.clear();
-    a->learnt.clear();
+    a->learned.clear();
     a->readers.clear();
     a->free_readers.clear();
     for (int i = 0; i < a->threads; i++) {

@@ -2,7 +2,7 @@
 // loops on host memory.
 //
 // It is stricter than the library, and ends the program with status 3 at
-// - descriptors that were not initialised, attributes of a wrong size or of no use here,
+// - descriptors that were not initialized, attributes of a wrong size or of no use here,
 // - layouts that do not fit each other or the operation, leading dimensions that are too small,
 // - an algorithm used for anything but what the heuristics were asked for: other shapes, types, epilogue,
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
@@ -93,7 +93,7 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
 
-enum { EMU_LT_MADE = 0x6c740001 }; // what an initialised descriptor begins with
+enum { EMU_LT_MADE = 0x6c740001 }; // what an initialized descriptor begins with
 
 typedef struct {
     int made;
@@ -188,7 +188,7 @@ static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 }
 
 static inline bool emu_lt_is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-// 0: not modelled.
+// 0: not modeled.
 static inline size_t emu_lt_type_bytes(cudaDataType_t type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : emu_lt_is_fp8(type) ? 1 : 0;
 }
@@ -197,7 +197,7 @@ static inline size_t emu_lt_type_bytes(cudaDataType_t type) {
 
 static inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operation, cublasComputeType_t compute,
                                                     cudaDataType_t scale) {
-    EMU_LT_DEMAND(compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F, "only fp32 sums and scales are modelled");
+    EMU_LT_DEMAND(compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F, "only fp32 sums and scales are modeled");
     memset(operation, 0, sizeof *operation);
     operation->made = EMU_LT_MADE;
     operation->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -230,7 +230,7 @@ static inline void *emu_lt_attribute(cublasLtMatmulDescOpaque_t *x, cublasLtMatm
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
                                                             cublasLtMatmulDescAttributes_t attribute, const void *value,
                                                             size_t bytes) {
-    EMU_LT_DEMAND(operation->made == EMU_LT_MADE, "the descriptor was not initialised");
+    EMU_LT_DEMAND(operation->made == EMU_LT_MADE, "the descriptor was not initialized");
     size_t wanted = 0;
     void *const to = emu_lt_attribute(operation, attribute, &wanted);
     const bool is_mode =
@@ -243,7 +243,7 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
 }
 static inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                                       uint64_t cols, int64_t ld) {
-    EMU_LT_DEMAND(emu_lt_type_bytes(type) > 0, "type %d is not modelled", (int)type);
+    EMU_LT_DEMAND(emu_lt_type_bytes(type) > 0, "type %d is not modeled", (int)type);
     EMU_LT_DEMAND(rows > 0 && cols > 0, "a matrix of %llu x %llu", (unsigned long long)rows, (unsigned long long)cols);
     EMU_LT_DEMAND(ld >= (int64_t)rows, "columns of %llu elements can't begin %lld apart", (unsigned long long)rows,
                   (long long)ld);
@@ -266,7 +266,7 @@ static inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferen
 static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                                   cublasLtMatmulPreferenceAttributes_t attribute,
                                                                   const void *value, size_t bytes) {
-    EMU_LT_DEMAND(preference->made == EMU_LT_MADE, "the preference was not initialised");
+    EMU_LT_DEMAND(preference->made == EMU_LT_MADE, "the preference was not initialized");
     EMU_LT_DEMAND(bytes == (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4),
                   "attribute %d has not %zu bytes", (int)attribute, bytes);
     if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
@@ -322,8 +322,7 @@ static inline void emu_lt_check_fp8_layouts(const cublasLtMatmulDescOpaque_t *op
     EMU_LT_DEMAND(emu_lt_is_fp8(a->type) && emu_lt_is_fp8(b->type), "FP8 by another type: %d by %d", (int)a->type,
                   (int)b->type);
     EMU_LT_DEMAND(a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3, "both operands are E5M2");
-    EMU_LT_DEMAND(d->type == CUDA_R_16BF || d->type == CUDA_R_32F, "an output of type %d is not modelled",
-                  (int)d->type);
+    EMU_LT_DEMAND(d->type == CUDA_R_16BF || d->type == CUDA_R_32F, "an output of type %d is not modeled", (int)d->type);
     EMU_LT_DEMAND(operation->transa == CUBLAS_OP_T && operation->transb == CUBLAS_OP_N,
                   "FP8 operands must lie along the depth: A transposed, B not");
     EMU_LT_DEMAND(a->rows % 16 == 0 && d->rows % 16 == 0, "depth %llu or the output's width %llu is no multiple of 16",
@@ -380,8 +379,8 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                                         cublasLtMatrixLayout_t const layouts[4]) {
     const cublasLtMatrixLayoutOpaque_t *a = layouts[0], *b = layouts[1], *c = layouts[2], *d = layouts[3];
     for (int i = 0; i < 4; i++)
-        EMU_LT_DEMAND(layouts[i]->made == EMU_LT_MADE, "layout %c was not initialised", "ABCD"[i]);
-    EMU_LT_DEMAND(operation->made == EMU_LT_MADE, "the descriptor was not initialised");
+        EMU_LT_DEMAND(layouts[i]->made == EMU_LT_MADE, "layout %c was not initialized", "ABCD"[i]);
+    EMU_LT_DEMAND(operation->made == EMU_LT_MADE, "the descriptor was not initialized");
     const bool ta = operation->transa == CUBLAS_OP_T, tb = operation->transb == CUBLAS_OP_T;
     const uint64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols;
     const uint64_t n = tb ? b->rows : b->cols, k_of_b = tb ? b->cols : b->rows;
@@ -496,7 +495,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
                                                             cublasLtMatmulHeuristicResult_t results[], int *found) {
     cublasLtMatrixLayout_t const layouts[4] = {a, b, c, d};
     EMU_LT_DEMAND(handle && handle->made == EMU_LT_MADE, "no handle");
-    EMU_LT_DEMAND(preference->made == EMU_LT_MADE, "the preference was not initialised");
+    EMU_LT_DEMAND(preference->made == EMU_LT_MADE, "the preference was not initialized");
     EMU_LT_DEMAND(asked >= 1, "%d algorithms asked for", asked);
     EMU_LT_DEMAND((preference->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) == 0,
                   "a reduction that rounds the parts of a sum is allowed (mask %u)", preference->reductions);
@@ -881,7 +880,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     const struct emu_lt_algo algo = emu_lt_algo_of(algorithm);
     emu_lt_check_call(operation, layouts, pointers, &algo, workspace, workspace_bytes);
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
-    EMU_LT_DEMAND(scale == 1 && (keep == 0 || keep == 1), "only alpha 1 and beta 0 or 1 are modelled");
+    EMU_LT_DEMAND(scale == 1 && (keep == 0 || keep == 1), "only alpha 1 and beta 0 or 1 are modeled");
     EMU_LT_DEMAND(keep == 0 || c == d, "beta is not 0 and C is not D");
     if (emu_lt_is_named("EMU_CUBLASLT_REFUSES", &algo))
         return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -14,7 +14,7 @@
 #include <tuple>             // std::tuple
 #include <type_traits>       // std::decay
 
-// The toolkit that is modelled. A test of what older ones have names the older one before it includes this.
+// The toolkit that is modeled. A test of what older ones have names the older one before it includes this.
 #ifndef CUDART_VERSION
 #define CUDART_VERSION 13000
 #endif

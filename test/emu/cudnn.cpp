@@ -105,7 +105,7 @@ extern "C" cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, struct emu_stream 
     if (!emu_cudnn_is_handle(handle))
         emu_cudnn_report("cudnnSetStream: %p is no handle", (void *)handle);
     if (!stream)
-        emu_cudnn_report("cudnnSetStream: the stream NULL is not modelled");
+        emu_cudnn_report("cudnnSetStream: the stream NULL is not modeled");
     const struct emu_services *const services = *(const struct emu_services *const *)stream;
     if (!services || services->made != EMU_SERVICES_MADE)
         emu_cudnn_report("cudnnSetStream: %p is no stream of the emulator", (void *)stream);
@@ -121,7 +121,7 @@ extern "C" cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType
     emu_cudnn_load_graph("cudnnBackendCreateDescriptor");
     EMU_CUDNN_HOLD(descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no place for a descriptor");
     EMU_CUDNN_HOLD(emu_cudnn_has_type(type), CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
-                   "descriptors of type %d are not modelled", type);
+                   "descriptors of type %d are not modeled", type);
     const emu_cudnn_reference made = std::make_shared<emu_cudnn_descriptor>();
     made->type = type;
     made->finalized = false;

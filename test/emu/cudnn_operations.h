@@ -23,7 +23,7 @@ static emu_cudnn_tensor emu_cudnn_tensor_of(const emu_cudnn_descriptor &d) {
             emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, false),
             emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, false)};
 }
-// 0: not modelled.
+// 0: not modeled.
 static int64_t emu_cudnn_type_bytes(cudnnDataType_t type) {
     switch (type) {
     case CUDNN_DATA_FLOAT:
@@ -54,7 +54,7 @@ static int64_t emu_cudnn_extent(const emu_cudnn_tensor &t) {
 static cudnnStatus_t emu_cudnn_finalize_tensor(const emu_cudnn_descriptor &d) {
     const emu_cudnn_tensor t = emu_cudnn_tensor_of(d);
     const int64_t bytes = emu_cudnn_type_bytes(t.type);
-    EMU_CUDNN_HOLD(bytes > 0, CUDNN_STATUS_NOT_SUPPORTED, "tensor %lld: type %d is not modelled", (long long)t.uid,
+    EMU_CUDNN_HOLD(bytes > 0, CUDNN_STATUS_NOT_SUPPORTED, "tensor %lld: type %d is not modeled", (long long)t.uid,
                    t.type);
     EMU_CUDNN_HOLD(t.dims.size() == t.strides.size(), CUDNN_STATUS_BAD_PARAM,
                    "tensor %lld: %zu dimensions and %zu strides", (long long)t.uid, t.dims.size(), t.strides.size());
@@ -97,7 +97,7 @@ struct emu_cudnn_operation {
     bool has_b, has_t;
 };
 
-// How many operands a mode takes, y aside; 0: not modelled.
+// How many operands a mode takes, y aside; 0: not modeled.
 static int emu_cudnn_operands(cudnnPointwiseMode_t mode) {
     switch (mode) {
     case CUDNN_POINTWISE_ADD:
@@ -137,7 +137,7 @@ static cudnnStatus_t emu_cudnn_finalize_compute(const emu_cudnn_descriptor &d, c
 static cudnnStatus_t emu_cudnn_finalize_pointwise(const emu_cudnn_descriptor &d) {
     const cudnnPointwiseMode_t mode = emu_cudnn_get(d, CUDNN_ATTR_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
     const bool has_axis = d.values.count(CUDNN_ATTR_POINTWISE_AXIS) > 0;
-    EMU_CUDNN_HOLD(emu_cudnn_operands(mode) > 0, CUDNN_STATUS_NOT_SUPPORTED, "pointwise mode %d is not modelled", mode);
+    EMU_CUDNN_HOLD(emu_cudnn_operands(mode) > 0, CUDNN_STATUS_NOT_SUPPORTED, "pointwise mode %d is not modeled", mode);
     EMU_CUDNN_HOLD(mode != CUDNN_POINTWISE_GEN_INDEX || has_axis, CUDNN_STATUS_BAD_PARAM, "GEN_INDEX without an axis");
     EMU_CUDNN_HOLD(emu_cudnn_get<int64_t>(d, CUDNN_ATTR_POINTWISE_AXIS, 0) >= 0, CUDNN_STATUS_BAD_PARAM,
                    "a negative axis");

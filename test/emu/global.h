@@ -46,10 +46,10 @@ static enum emu_order emu_global_order(const struct emu_global_write *write, boo
         return async && !write->async && write->time > fenced[write->clock] ? EMU_UNFENCED : EMU_ORDERED;
     }
     enum emu_order order = EMU_UNSEEN;
-    const auto learnt = emu->async->learnt.find({write->block, write->clock});
-    if (learnt == emu->async->learnt.end())
+    const auto learned = emu->async->learned.find({write->block, write->clock});
+    if (learned == emu->async->learned.end())
         return order;
-    for (const struct emu_learnt &item : learnt->second)
+    for (const struct emu_learnt &item : learned->second)
         if (write->time <= item.time && item.at <= seen[item.thread]) {
             if (!async || item.at <= fenced[item.thread])
                 return EMU_ORDERED;
@@ -150,10 +150,10 @@ static void emu_global_release(const int *at) {
     const std::shared_ptr<emu_known> known = std::make_shared<emu_known>();
     for (const int clock : a->global_writers)
         (*known)[{emu->linear_index, clock}] = seen[clock];
-    for (const auto &learnt : a->learnt)
-        for (const struct emu_learnt &item : learnt.second)
+    for (const auto &learned : a->learned)
+        for (const struct emu_learnt &item : learned.second)
             if (item.at <= seen[item.thread]) {
-                uint32_t &time = (*known)[learnt.first];
+                uint32_t &time = (*known)[learned.first];
                 time = time > item.time ? time : item.time;
             }
     const std::lock_guard<std::mutex> lock(emu->kernel->global->mutex);
@@ -173,8 +173,8 @@ static void emu_global_acquire(const int *at) {
     for (const auto &item : *known) {
         if (item.first.first == emu->linear_index)
             continue;
-        std::vector<struct emu_learnt> &learnt = emu->async->learnt[item.first];
-        if (learnt.empty() || learnt.back().thread != emu->current || learnt.back().time < item.second)
-            learnt.push_back({item.second, emu_now(emu->current), emu->current});
+        std::vector<struct emu_learnt> &learned = emu->async->learned[item.first];
+        if (learned.empty() || learned.back().thread != emu->current || learned.back().time < item.second)
+            learned.push_back({item.second, emu_now(emu->current), emu->current});
     }
 }

@@ -1,5 +1,5 @@
 // Stand-in for the part of NCCL that kernels/collectives_nccl.cuh uses, over MPI: the ranks are those of MPI_COMM_WORLD,
-// which the program has initialised.
+// which the program has initialized.
 //
 // A collective runs when its stream does (test/emu/stream.h), and sums like NCCL's ring: the sum of the part that rank r
 // receives begins with rank r + 1's and ends with its own, and bf16 is rounded after each addition.
@@ -279,7 +279,7 @@ static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, si
                                              ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
     const size_t bytes = count * emu_nccl_bytes(type);
     if (type != ncclFloat32 && type != ncclBfloat16)
-        return emu_nccl_error(ncclInvalidArgument, "ncclReduceScatter: sums of type %d are not modelled", (int)type);
+        return emu_nccl_error(ncclInvalidArgument, "ncclReduceScatter: sums of type %d are not modeled", (int)type);
     if (emu_nccl_valid(comm)) {
         emu_nccl_check_memory("ncclReduceScatter", send, bytes * (size_t)comm->ranks, "what is sent");
         emu_nccl_check_memory("ncclReduceScatter", receive, bytes, "what is received");

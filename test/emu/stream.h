@@ -91,7 +91,7 @@ struct emu_stream {
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does
     bool began_capture;
     emu_recorded_work behind; // the stream's next work
-    double modelled_seconds;  // of its work so far that has a time of its own (emu_model_time)
+    double modeled_seconds;   // of its work so far that has a time of its own (emu_model_time)
     uint64_t copies;          // of its work so far
 };
 struct emu_event {
@@ -99,7 +99,7 @@ struct emu_event {
     int device;
     struct emu_stream *stream; // recorded there, behind so many works
     uint64_t position;
-    double time, modelled;                     // of its stream
+    double time, modeled;                      // of its stream
     uint64_t copies;                           // of its stream
     std::shared_ptr<struct emu_graph> capture; // recorded while it was open
     emu_recorded_work behind;
@@ -336,7 +336,7 @@ static inline cudaError_t cudaDeviceSynchronize(void) {
 // between them, or what really went by where there is none, or where something is copied between them, too.
 static inline void emu_model_time(cudaStream_t stream, double seconds) {
     if (stream)
-        stream->modelled_seconds += seconds;
+        stream->modeled_seconds += seconds;
 }
 
 // --- Events -------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     event->time = 0;
     const cudaError_t status = emu_enqueue(stream, "an event", [event, stream] {
         const double now = emu_seconds();
-        event->modelled = stream ? stream->modelled_seconds : 0;
+        event->modeled = stream ? stream->modeled_seconds : 0;
         event->copies = stream ? stream->copies : 0;
         __atomic_store(&event->time, &now, __ATOMIC_RELEASE);
     });
@@ -438,9 +438,9 @@ static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t 
         return emu_forbid_while_recording();
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
-    const double passed = emu_event_time(end) - emu_event_time(begin), modelled = end->modelled - begin->modelled;
-    const bool is_modelled = begin->stream == end->stream && modelled > 0 && begin->copies == end->copies;
-    *milliseconds = (float)((is_modelled ? modelled : passed) * 1e3);
+    const double passed = emu_event_time(end) - emu_event_time(begin), modeled = end->modeled - begin->modeled;
+    const bool is_modeled = begin->stream == end->stream && modeled > 0 && begin->copies == end->copies;
+    *milliseconds = (float)((is_modeled ? modeled : passed) * 1e3);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {

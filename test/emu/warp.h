@@ -451,7 +451,7 @@ static unsigned char *emu_touch(uint32_t address, int bytes, bool write) {
         emu_report("access past the shared memory of the launch, shared address %d of %u", emu_offset(address),
                    emu->shared_bytes);
     if (bytes < 4)
-        emu_report("accesses of %d bytes are not modelled, shared address %d", bytes, emu_offset(address));
+        emu_report("accesses of %d bytes are not modeled, shared address %d", bytes, emu_offset(address));
     for (int i = 0; i < bytes / 4; i++)
         emu_touch_word(&emu->words[offset / 4 + (uint32_t)i], write, address + 4 * (uint32_t)i);
     return emu->shared + offset;

@@ -1,4 +1,4 @@
-// Model flops utilisation (MFU): the model's flops per token, and the machine's peak.
+// Model flops utilization (MFU): the model's flops per token, and the machine's peak.
 #pragma once
 #include "gpt.cuh" // struct gpt
 

@@ -86,13 +86,13 @@ static struct newton_schulz_step newton_schulz_step_of(const struct newton_schul
 }
 
 // Flops of the products of one matrix, without use of a symmetry: 4 side^2 length + 2 side^3 a step.
-static double orthogonalise_flops(double rows, double cols, const struct newton_schulz *ns) {
+static double orthogonalize_flops(double rows, double cols, const struct newton_schulz *ns) {
     const double side = rows < cols ? rows : cols, length = rows < cols ? cols : rows;
     return ns->steps * (4 * side * side * length + 2 * side * side * side);
 }
 
 // The workspace, each part aligned as matmuls need.
-struct orthogonalise_buffers {
+struct orthogonalize_buffers {
     floatX *other;        // (rows, cols) X of every second step
     floatX *gram, *power; // (side, side) A, and A A, which becomes B
     float *sums;          // (side, side) A of a tall matrix before it is rounded
@@ -100,12 +100,12 @@ struct orthogonalise_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
-static void *orthogonalise_take(char *workspace, size_t *used, size_t bytes) {
+static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
     *used += (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     return at;
 }
-static size_t orthogonalise_scratch_bytes(int rows, int cols, struct device *dev) {
+static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev) {
     const int side = rows < cols ? rows : cols;
     const size_t bytes[] = {sum_of_squares_workspace_bytes(dev),
                             rows > cols ? matmul_workspace_bytes(rows, cols, cols, dev)
@@ -116,26 +116,26 @@ static size_t orthogonalise_scratch_bytes(int rows, int cols, struct device *dev
         most = bytes[i] > most ? bytes[i] : most;
     return most;
 }
-static struct orthogonalise_buffers orthogonalise_buffers_of(void *workspace, int rows, int cols, struct device *dev) {
+static struct orthogonalize_buffers orthogonalize_buffers_of(void *workspace, int rows, int cols, struct device *dev) {
     const size_t side = (size_t)(rows < cols ? rows : cols), tall = rows > cols;
     char *const at = (char *)workspace;
-    struct orthogonalise_buffers b;
+    struct orthogonalize_buffers b;
     b.bytes = 0;
-    b.other = (floatX *)orthogonalise_take(at, &b.bytes, (size_t)rows * (size_t)cols * sizeof(floatX));
-    b.gram = (floatX *)orthogonalise_take(at, &b.bytes, side * side * sizeof(floatX));
-    b.power = (floatX *)orthogonalise_take(at, &b.bytes, side * side * sizeof(floatX));
-    b.sums = (float *)orthogonalise_take(at, &b.bytes, tall * side * side * sizeof(float));
-    b.squares = (double *)orthogonalise_take(at, &b.bytes, sizeof(double));
-    b.scratch = orthogonalise_take(at, &b.bytes, orthogonalise_scratch_bytes(rows, cols, dev));
+    b.other = (floatX *)orthogonalize_take(at, &b.bytes, (size_t)rows * (size_t)cols * sizeof(floatX));
+    b.gram = (floatX *)orthogonalize_take(at, &b.bytes, side * side * sizeof(floatX));
+    b.power = (floatX *)orthogonalize_take(at, &b.bytes, side * side * sizeof(floatX));
+    b.sums = (float *)orthogonalize_take(at, &b.bytes, tall * side * side * sizeof(float));
+    b.squares = (double *)orthogonalize_take(at, &b.bytes, sizeof(double));
+    b.scratch = orthogonalize_take(at, &b.bytes, orthogonalize_scratch_bytes(rows, cols, dev));
     return b;
 }
-static size_t orthogonalise_workspace_bytes(int rows, int cols, struct device *dev) {
-    return orthogonalise_buffers_of(NULL, rows, cols, dev).bytes;
+static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *dev) {
+    return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
 // One step: out = p(in), both (rows, cols).
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
-                                  struct newton_schulz_step p, const struct orthogonalise_buffers *b) {
+                                  struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;
     const bool tall = rows > cols;
     if (tall) {
@@ -152,18 +152,18 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
         TIMELINE_MATMUL(t, matmul_backward_input(out, b->power, in, rows, rows, cols, b->scratch, t->dev));
 }
 
-// x = the orthogonal factor of x. x is aligned as a matmul's operand; workspace: orthogonalise_workspace_bytes. When
-// the timeline plans nothing happens, in a rehearsal the products are called.
-static void orthogonalise(struct timeline *t, floatX *x, // (rows, cols)
+// x = the orthogonal factor of x. x is aligned as a matmul's operand; workspace: orthogonalize_workspace_bytes. When
+// the timeline plans nothing happens, in a dry run the products are called.
+static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
     if (timeline_plans(t))
         return;
-    const struct orthogonalise_buffers b = orthogonalise_buffers_of(workspace, rows, cols, t->dev);
+    const struct orthogonalize_buffers b = orthogonalize_buffers_of(workspace, rows, cols, t->dev);
     const enum state_format format = sizeof(floatX) == sizeof(float) ? FORMAT_FP32 : FORMAT_BF16;
     const int64_t n = (int64_t)rows * cols;
     floatX *from = x, *to = b.other;
     TIMELINE_RUN(t, sum_of_squares(b.squares, x, format, n, false, b.scratch, t->dev));
-    TIMELINE_RUN(t, newton_schulz_normalise(x, b.squares, ns->divisor, n, t->dev));
+    TIMELINE_RUN(t, newton_schulz_normalize(x, b.squares, ns->divisor, n, t->dev));
     for (int step = 0; step < ns->steps; step++) {
         newton_schulz_iterate(t, to, from, rows, cols, newton_schulz_step_of(ns, step), &b);
         floatX *const last = from;
