@@ -1,0 +1,112 @@
+"""Comments can be understood at once: docs/style.md's rules, as far as a program can hold them. Python's standard library alone.
+
+A function's comment opens with a verb (VERBS), "Whether", "The number of" or a formula (`out (N) = ...`). No comment has one of VAGUE's
+phrases, which make a reader look for their noun.
+
+  test_words.py                 the test
+  test_words.py --list FILE...  what is found in these files, a line each
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDERS = ["", "config", "formats", "kernels", "memory", "model", "optimizer", "run", "runtime", "zero"]
+VERBS = set("""
+Abandons Accumulates Adds Advances Advises Agrees Aligns Allocates Answers Appends Applies Asks Assigns Attaches Averages Begins Binds Blocks Bounds
+Brings Broadcasts Builds Calls Cancels Captures Casts Chains Changes Checks Chooses Claims Cleans Clears Closes Collects Combines Commits Compares Compiles Completes
+Compresses Computes Connects Continues Converts Copies Corrects Counts Covers Creates Cuts Deals Decides Declares Decodes Decrements Deletes Demands Derives Describes Destroys
+Detaches Divides Does Doubles Downloads Draws Drops Empties Enables Encodes Ends Enqueues Ensures Enters Escapes Estimates Evaluates Exchanges Executes Exits
+Expands Extends Extracts Fails Falls Fetches Fills Filters Finds Finishes Fits Flushes Folds Follows Forgets Formats Frees Gathers Generates Gets Gives
+Goes Grants Groups Guards Halts Handles Hands Has Hashes Holds Identifies Ignores Includes Increments Inserts Installs Inverts Issues Iterates Joins Jumps Keeps
+Leaves Lets Limits Links Lists Loads Locks Logs Looks Lowers Maps Marks Masks Matches Measures Merges Modifies Moves Multiplies
+Names Needs Normalizes Notes Opens Orders Orthogonalizes Overwrites Packs Pads Parses Passes Pauses Picks Pins Places Plans Plays Points Polls Pops Posts Predicts
+Prefetches Prepares Prints Proceeds Produces Promises Promotes Protects Proves Publishes Puts Quantizes Queries Raises Ranks Reads Rebuilds Receives Records Recomputes
+Reduces Refuses Registers Rejects Releases Removes Renames Reorders Repeats Replaces Replays Reports Requests Rescales Reserves Resets Resizes Resolves Restores Resumes Returns
+Reverses Rotates Rounds Routes Runs Samples Saves Says Scales Scans Schedules Scores Searches Seeks Selects Sends Separates Serves Sets Shares Shifts
+Shows Shuffles Signals Signs Skips Sleeps Smooths Sorts Spins Splits Spreads Squares Stacks Stages Starts Stops Stores Streams Subtracts Suggests Sums Swaps Switches
+Synchronizes Takes Tells Terminates Tests Throws Ties Times Tokenizes Touches Tracks Trains Transfers Transforms Transposes Traverses Tries Trims Truncates Tunes Turns
+Undoes Unlocks Unmaps Unpacks Unpins Updates Uploads Uses Validates Verifies Visits Waits Wakes Walks Warns Weights Widens Wraps Writes Zeroes
+""".split())
+FORMULA = re.compile(r"[\w*.,\[\]()<>&\-^ /+]{1,90}?\s(?:=|\+=|\*=|-=|<-|<=)\s")
+VAGUE = re.compile(r"\b(?:(?:that|those|these) of|the ones?(?: before| after)|the same of|the same as before|alone)\b|^(?:Both|The same)\b", re.I)
+PRONOUNS = re.compile(r"\b(?:it|its|that|this|those|these|they|them|their)\b", re.I)
+FUNCTION = re.compile(r"(?:template <[^>]*>\s*)?(?:[A-Za-z_][\w<>,:&*\s]*?[\s*&])([a-z_]\w*)\((.*)", re.S)
+
+
+def sources():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:  # a tree of no repository
+        listed = [os.path.relpath(os.path.join(at, name), ROOT) for at, _, names in os.walk(ROOT) for name in names]
+    return sorted(path for path in listed if path.endswith((".c", ".h", ".cu", ".cuh")) and (path.split("/")[0] if "/" in path else "") in FOLDERS)
+
+
+def comments(text):
+    """(line, the comment's text, the function behind it or None) of each comment that stands on lines of its own, and of each that ends
+    a line of code, which has no function."""
+    lines = text.split("\n")
+    i = 0
+    while i < len(lines):
+        stripped = lines[i].strip()
+        if not stripped.startswith("//"):
+            behind = re.search(r'(?<![:"])//\s?(.*)$', lines[i]) if lines[i].count('"') % 2 == 0 else None
+            if behind and not stripped.startswith("#include"):
+                yield i + 1, behind.group(1), None
+            i += 1
+            continue
+        first = i
+        while i < len(lines) and lines[i].strip().startswith("//"):
+            i += 1
+        words = " ".join(line.strip()[2:].strip() for line in lines[first:i])
+        name = None
+        if i < len(lines) and lines[first].startswith("//") and lines[i][:1].isalpha() and not re.match(
+                r"(?:struct|union|enum)\s+\w+\s*[{;]|typedef|enum\s*\{|static_assert|extern|[A-Z_]+\(", lines[i]):
+            code = "\n".join(lines[i:i + 12]).split("{")[0].split(";")[0]
+            found = FUNCTION.match(code)
+            if found and "=" not in code.split("(")[0]:
+                name = found.group(1)
+        yield first + 1, words, name
+
+
+def faults(path, text):
+    """What a comment does that the rules forbid, a line each."""
+    for line, words, function in comments(text):
+        vague = VAGUE.search(words)
+        if vague:
+            yield f"{path}:{line}: '{vague.group()}' has no noun of its own, or 'only' is meant: {words[:100]}"
+        if not function or words.startswith("----") or set(words) <= set("- ="):
+            continue
+        words = re.sub(r"^-+ .* -+\s*", "", words)
+        opening = words.split(" ")[0].rstrip(",.:;")
+        if not (opening in VERBS or opening == "Whether" or words.startswith("The number of") or FORMULA.match(words)):
+            yield f"{path}:{line}: the comment of {function} opens with no verb, 'Whether' or 'The number of': {words[:100]}"
+        if len(words.split()) < 50 and len(PRONOUNS.findall(words)) >= 5:
+            yield f"{path}:{line}: five pronouns or more in the comment of {function}: {words[:100]}"
+
+
+class Words(unittest.TestCase):
+    def test_comments_can_be_understood_at_once(self):
+        found = []
+        for path in sources():
+            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+                found += faults(path, file.read())
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_faults_are_found(self):
+        for text in ("// The bytes of a plan.\nstatic int plan_bytes(void) {", "// Adds that of the layer.\nint add(int a) {", "// Returns a.\nint a; // of this layer alone",
+                     "// Both wait.\nvoid wait(void);", "// Returns it where that is this, and its own where they are those.\nint get(void);"):
+            self.assertNotEqual(list(faults("x.c", text)), [], text)
+        for text in ("// Whether a plan fits.\nstatic bool fits(void) {", "// out (N) = in + 1.\nvoid add(float *out);", "// The number of tokens.\nint tokens(void);",
+                     "// A plan.\nstruct plan {", "// Adds the layer's bytes.\nint add(int a) {"):
+            self.assertEqual(list(faults("x.c", text)), [], text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--list"]:
+        for name in sys.argv[2:]:
+            with open(os.path.join(ROOT, name), encoding="utf-8") as source:
+                print("\n".join(faults(name, source.read())))
+    else:
+        unittest.main()
