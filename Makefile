@@ -9,6 +9,7 @@
 # make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
+# make help       these lines
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
@@ -244,7 +245,9 @@ TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
-.PHONY: all cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all help cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+help:
+	@sed -n "s/^# \(make .*\)/\1/p" Makefile
 SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
 # A test that passed is run again where something that its result depends on has changed; all are by AGAIN=1.
 test:

@@ -35,7 +35,7 @@ FLOORS = [
     ("runtime", ["runtime/"], []),
 ]
 # What a reader meets first: the core's files, and a folder a room. Another entry is a decision to be made here.
-ENTRIES = ["Makefile", "README.md", "train_gpt.c", "gpt.cuh", "block.cuh", "attention.cuh", "recompute.cuh", "memory.cuh", "dataloader.h",
+ENTRIES = ["Makefile", "README.md", "CONTRIBUTING.md", "train_gpt.c", "gpt.cuh", "block.cuh", "attention.cuh", "recompute.cuh", "memory.cuh", "dataloader.h",
            "model", "optimizer", "zero", "memory", "config", "kernels", "run", "formats", "runtime"]
 MADE = {"build", "data", "out", "compile_commands.json"}  # what a build or a run leaves there
 EMULATOR = "test/emu/"  # a kernel's inline PTX has its model on the host there

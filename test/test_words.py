@@ -1,10 +1,11 @@
 """Comments can be understood at once: docs/style.md's rules, as far as a program can hold them. Python's standard library alone.
 
 A function's comment opens with a verb (VERBS), "Whether", "The number of" or a formula (`out (N) = ...`). No comment has one of VAGUE's
-phrases, which make a reader look for their noun.
+phrases, which make a reader look for their noun. docs/reading.md quotes what the sources have, where it says.
 
   test_words.py                 the test
   test_words.py --list FILE...  what is found in these files, a line each
+  test_words.py --write-lines   brings the line numbers of docs/reading.md up to date
 """
 import os
 import re
@@ -86,12 +87,63 @@ def faults(path, text):
             yield f"{path}:{line}: five pronouns or more in the comment of {function}: {words[:100]}"
 
 
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+# ---- docs/reading.md ----
+
+PAGE = "docs/reading.md"
+HEADING = re.compile(r"\[([\w/.]+):(\d+)\]\(\.\./[\w/.]+\) `(\w+)`")
+
+
+def line_of(path, function):
+    """The line at which a function's definition begins; 0: the file has none."""
+    lines = read(path).split("\n")
+    for i, line in enumerate(lines):
+        if re.match(r"[a-z].*\b%s\(" % function, line) and "{" in "".join(lines[i:i + 4]).split(";")[0]:
+            return i + 1
+    return 0
+
+
+def quotes(path, excerpt):
+    """Whether the file has the excerpt's lines, in which `...` stands for any."""
+    parts = [" ".join(part.split()) for part in re.split(r"^\s*\.\.\.$", excerpt, flags=re.M)]
+    text, at = " ".join(read(path).split()), 0
+    for part in parts:
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def write_lines():
+    text = HEADING.sub(lambda found: found.group().replace(":" + found.group(2), ":%d" % line_of(found.group(1), found.group(3))), read(PAGE))
+    with open(os.path.join(ROOT, PAGE), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+class Reading(unittest.TestCase):
+    def test_the_page_quotes_the_sources(self):
+        sections = re.split(r"^## ", read(PAGE), flags=re.M)[1:]
+        steps = [section for section in sections if HEADING.search(section.split("\n")[0])]
+        self.assertEqual(len(steps), 10)
+        for section in steps:
+            path, line, function = HEADING.search(section).groups()
+            self.assertEqual(int(line), line_of(path, function), f"{function}: test/test_words.py --write-lines")
+            for excerpt in re.findall(r"^```c\n(.*?)^```$", section, re.M | re.S):
+                self.assertTrue(quotes(path, excerpt), f"{path} does not have:\n{excerpt}")
+
+
+# ---- comments ----
+
 class Words(unittest.TestCase):
     def test_comments_can_be_understood_at_once(self):
         found = []
         for path in sources():
-            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-                found += faults(path, file.read())
+            found += faults(path, read(path))
         self.assertEqual(found, [], "\n" + "\n".join(found))
 
     def test_faults_are_found(self):
@@ -106,7 +158,8 @@ class Words(unittest.TestCase):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--list"]:
         for name in sys.argv[2:]:
-            with open(os.path.join(ROOT, name), encoding="utf-8") as source:
-                print("\n".join(faults(name, source.read())))
+            print("\n".join(faults(name, read(name))))
+    elif sys.argv[1:2] == ["--write-lines"]:
+        write_lines()
     else:
         unittest.main()
