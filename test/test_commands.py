@@ -15,7 +15,7 @@ from environment import ROOT
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 MODEL = os.path.join(ROOT, "test/golden/huggingface/llama")
-PAGES = [os.path.join(ROOT, "README.md"), *sorted(glob.glob(ROOT + "/docs/**/*.md", recursive=True))]
+PAGES = [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "CONTRIBUTING.md"), *sorted(glob.glob(ROOT + "/docs/**/*.md", recursive=True))]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 # Options of other programs that the pages name, and of examples.
 OTHERS = {"--allow-run-as-root",  # Open MPI's
