@@ -1,10 +1,9 @@
-// Attention as the model sees it: its backends, a row each, and the calls to them. run/attention_choice.cuh chooses
-// one.
+// Attention as the model sees it: its backends, a row each, and the calls to them. run/attention_choice.cuh chooses.
 //
 // All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
-// 9.0 and fused compute full attention too. Backends differ in what they keep for backward: flash and fused one
-// log-sum-exp per row, unfused the T x T probabilities. On the cuda target there are two flash backends; the one for
-// compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
+// 9.0 and fused also compute bidirectional attention (shape.full). For backward, flash and fused keep one log-sum-exp
+// per row, unfused the T x T probabilities. The cuda target has two flash backends; the one for compute capability 9.0
+// is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
 #include "kernels/attention/decode.cuh"  // attention_decode
 #include "kernels/attention/flash.cuh"   // what flash_* and sm90_* are
@@ -16,7 +15,7 @@
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
 // Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends. Where fused
-// does not take a call's shape (windows, prompts of some lengths), flash does.
+// does not take a call's shape (windows, prompts of some lengths), flash computes the call.
 enum attention_backend {
     ATTENTION_AUTO,
     ATTENTION_FLASH,
@@ -26,25 +25,26 @@ enum attention_backend {
 };
 
 enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
-// Frees what attention keeps from call to call; before device_close. May be called where nothing is kept.
+// Frees what attention keeps from call to call, before device_close. May be called where nothing is kept.
 static void attention_close(struct device *dev);
 
-// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
-// what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash, fused), or floatX (B, H, T, T) probabilities
-// (unfused). amax: kernels/amax.cuh's, of out; NULL: not taken.
+// Returns the bytes of what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash, fused), or floatX (B, H, T,
+// T) probabilities (unfused).
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
+// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). Ends the
+// program where the backend has no such shape or dropout. amax: kernels/amax.cuh's, of out; NULL: not taken.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
-// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
-// written. `dropout` and `saved` are forward's.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
+// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
+// written. `dropout` and `saved` are forward's.
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -72,10 +72,10 @@ struct attention_row {
     const char *variable;     // the environment variable of NeMo and TransformerEngine that forbids it
     unsigned provides;        // features beyond causal attention with grouped queries, bits of enum attention_feature
     bool keeps_probabilities; // for backward; else a log-sum-exp of each row
-    bool undoes_rope;         // in its backward; else a pass over dqkv does, behind it
+    bool undoes_rope;         // in its backward; else attention_backward does, by a pass over dqkv
     attention_forward_bytes *forward_workspace;
     attention_backward_bytes *backward_workspace;
-    int64_t (*bias_chunks)(struct attention_shape); // runs of rows that backward sums dqkv's columns over; NULL: none
+    int64_t (*bias_chunks)(struct attention_shape); // attention_bias_chunks; NULL: 0
     attention_forward_function *forward;
     attention_backward_function *backward;
 };
@@ -112,8 +112,8 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
     sm90_backward(dqkv, dout, qkv, out, (const float *)saved, s, options, workspace, dev);
 }
 
-// cuDNN's, with flash's: flash takes the calls whose shape cuDNN does not, which may not be known when memory is
-// planned.
+// Returns the larger of cuDNN's and flash's bytes: flash computes the calls whose shape cuDNN does not take, and when
+// memory is planned those shapes may not be known.
 static size_t attention_fused_forward_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
@@ -146,7 +146,7 @@ static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const f
     unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, s, dropout, options.amax, workspace, dev);
 }
 
-// The row of a backend; ATTENTION_AUTO, which is none, ends the program.
+// Returns the row of a backend; ATTENTION_AUTO, which has no row, ends the program.
 static const struct attention_row *attention_row(enum attention_backend backend) {
     static const struct attention_row flash = {"flash",
                                                "NVTE_FLASH_ATTN",
@@ -200,15 +200,15 @@ static const struct attention_row *attention_row(enum attention_backend backend)
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }
-// The first of the features asked for that a backend does not provide, in words; NULL: it provides all of them.
+// Returns a feature in `asked` (enum attention_feature) that the backend does not provide, in words; NULL: none.
 static const char *attention_refusal(enum attention_backend backend, unsigned asked) {
     return attention_feature_name(asked & ~attention_row(backend)->provides);
 }
 
 // ---- The calls ----
 
-// The row of one call. Where fused does not take its shape, flash does: what the two keep for backward is the same. A
-// shape or a dropout that the backend does not provide ends the program.
+// Returns the row of one call: flash's where fused does not take the shape, since flash and fused keep equal
+// log-sum-exps. A shape or a dropout that the row does not provide ends the program.
 static const struct attention_row *attention_row_of_call(enum attention_backend backend, struct attention_shape shape,
                                                          struct dropout dropout, struct device *dev) {
     const bool taken = backend != ATTENTION_FUSED || fused_takes(shape, dev);
@@ -233,7 +233,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// Runs of rows that the backend's backward sums dqkv's columns over; 0: it makes no such sums.
+// The number of runs of rows over which the backend's backward sums dqkv's columns; 0: it makes no such sums.
 static int64_t attention_bias_chunks(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_chunks ? row->bias_chunks(shape) : 0;
@@ -251,7 +251,7 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
     const struct attention_row *row = attention_row_of_call(backend, shape, dropout, dev);
     const bool rotates = options.rotary && !row->undoes_rope;
     struct attention_backward_options own = options;
-    own.amax = rotates ? NULL : options.amax; // of the last pass over dqkv
+    own.amax = rotates ? NULL : options.amax; // the last pass over dqkv takes it
     row->backward(dqkv, dout, qkv, out, saved, shape, dropout, own, workspace, dev);
     if (rotates)
         rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,

@@ -4,7 +4,7 @@
 #include "model/branch.cuh" // branch_norm, branch_end, d_projection, d_branch_input
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Waits for the layer's parameters, and begins to bring the next unit's.
+// Waits for the layer's parameters and, in a forward pass, begins to fetch the next unit's.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
@@ -45,9 +45,9 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     branch_end(at, &MLP_BRANCH);
 }
 
-// Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the middle of the residual
-// stream. With parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it
-// is, first.
+// Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the residual stream between
+// attention and MLP. With parallel branches d_residual stays as it is until attention's backward has read it, and the
+// gradient of the MLP's input waits in D_NORM2.
 static void mlp_branch_backward(struct at at) {
     mlp_backward(at, d_projection(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
@@ -66,7 +66,7 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
+// Adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into its input's.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

@@ -3,7 +3,7 @@
 // A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
 // within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
 //
-// The order of samples is one global sequence that depends on the shards, T and the seed alone: epoch after epoch, in
+// The order of samples is one global sequence that depends only on the shards, T and the seed: epoch after epoch, in
 // each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
 // order). The permutations are computed, not stored, so that a shard of any size costs no memory. The position is a
 // number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
@@ -40,23 +40,22 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of samples
 
-// The finalizer of splitmix64 (Steele, Lea, Flood 2014): every output bit depends on every input bit.
+// Hashes x so that every output bit depends on every input bit: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
 static inline uint64_t order_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-// The key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of one shard (stream: its
-// index).
+// Returns the key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
 static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
     return order_mix(order_mix(order_mix(seed) + epoch) + stream);
 }
 
-// The image of `index` under a keyed permutation of 0..n-1: the generalized Feistel network of Black and Rogaway
-// (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >=
-// n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A result of n or
-// more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
+// Returns the image of `index` under a keyed permutation of 0..n-1: the generalized Feistel network of Black and
+// Rogaway (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n),
+// with a*b >= n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A
+// result of n or more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
 static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
     enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
     uint64_t a = (uint64_t)sqrt((double)n);
@@ -77,14 +76,14 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The loader
 
-// The size and time by which a file that was written anew is known: rsync and cp -p keep both where they copy the same.
+// The size and modification time, which tell a file that was written anew; rsync and cp -p keep an unchanged file's.
 struct file_stamp {
     int64_t bytes;
     struct timespec modified;
 };
 // A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
 struct sample_reader {
-    struct file_stamp *stamps; // (num_files) when the loader was opened, or when a change was last said
+    struct file_stamp *stamps; // (num_files) of when the loader was opened, or a change was last warned of
     uint64_t epoch;            // of `order`; UINT64_MAX before the first sample
     int files;                 // of this epoch
     int *order;                // (files) the shards in this epoch's order
@@ -112,7 +111,7 @@ struct document_rule {
     enum document_boundary boundary;
     int delimiter; // the end-of-text token; -1: none is known
     // Targets that are the first token of another document, and are not the delimiter, become -1: they do not count.
-    // With BOUNDARY_BITS the shard's loss bits alone say which targets count.
+    // With BOUNDARY_BITS only the shard's loss bits say which targets count.
     bool mask_targets;
 };
 
@@ -147,7 +146,7 @@ struct dataloader {
     uint64_t position;                  // the next sample of the global sequence, over all ranks
     int32_t *sample, *sample_documents; // (T+1) where a sample is read to when there is no thread
     struct document_rule rule;
-    struct sample_reader reader; // used by the thread alone, if there is one
+    struct sample_reader reader; // used only by the thread, if there is one
     struct read_ahead ahead;
 };
 
@@ -171,7 +170,7 @@ static void reader_begin_epoch(struct sample_reader *reader, const struct datalo
     reader->files = files;
 }
 
-// The change that is in force at a sample of the global sequence.
+// Returns the change that is in force at a sample of the global sequence.
 static const struct data_change *dataloader_change_at(const struct dataloader *loader, uint64_t sample) {
     int i = loader->num_changes - 1;
     while (i > 0 && loader->changes[i].first_sample > sample)
@@ -179,7 +178,7 @@ static const struct data_change *dataloader_change_at(const struct dataloader *l
     return &loader->changes[i];
 }
 
-// Finds the file of a sample of the global sequence, and its first token in that file.
+// Finds the file of a sample of the global sequence, and the sample's first token in that file.
 static void reader_locate(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int *file,
                           uint64_t *first_token) {
     const struct data_change *change = dataloader_change_at(loader, sample);
@@ -216,7 +215,7 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     return low;
 }
 // documents (n) = the place in the sample at which the document of each of its n tokens begins. The sample's first
-// token is token `first` of the file.
+// token is token `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -262,9 +261,9 @@ static void reader_check_stamp(struct sample_reader *reader, const struct datalo
     stamp->modified = status.st_mtim;
 }
 
-// out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) = where their
-// documents begin, where the loader's rule asks for it, with BOUNDARY_BITS as finetune_shard_read marks it. Returns
-// NULL, or what is wrong, in `error`.
+// out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) =
+// sample_documents', with BOUNDARY_BITS finetune_shard_read's marks; unused with BOUNDARY_NONE. Returns NULL, or what
+// is wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -290,7 +289,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// The nth sample, counted from `start`, of a rank that takes B of every B*ranks.
+// Returns this rank's nth sample, counted from `start`, where each rank takes B of every B*ranks.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
@@ -321,7 +320,7 @@ static void *read_ahead_main(void *argument) {
     return NULL;
 }
 
-// Makes the thread read from the loader's position on, B samples at a time.
+// Switches the thread to a new plan, from the loader's position on, B samples at a time; drops what the ring holds.
 static void read_ahead_plan(struct dataloader *loader, int B) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -333,7 +332,7 @@ static void read_ahead_plan(struct dataloader *loader, int B) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-// Starts the thread with a ring of `capacity` samples; 0: none.
+// Starts the thread, with a ring of `capacity` samples, on a plan of B at a time; capacity 0: does nothing.
 static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
     struct read_ahead *ahead = &loader->ahead;
     if (capacity == 0)
@@ -401,7 +400,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
 
-// Opens every file once and counts its windows.
+// Opens every file once, checks that it fits the other files and the loader's sizes, and counts its windows.
 static void dataloader_open_files(struct dataloader *loader, char **paths) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -561,8 +560,7 @@ struct token_batch {
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Row b of a batch from a sample, (T+1) tokens and, where documents are told apart, the (T+1) places at which theirs
-// begin.
+// Fills row b of a batch from a sample, tokens (T+1). documents (T+1): reader_read's; unused with BOUNDARY_NONE.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -631,7 +629,7 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
     dataloader_read_batch(loader, batch, B);
 }
 
-// The next sample of the global sequence to be taken, which a checkpoint stores.
+// Returns the next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
 // Moves to a sample of the global sequence.
@@ -644,7 +642,7 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
 }
 
 // Moves to a sample of a run whose data had these changes (at least one; only first_epoch and files are read). Shards
-// that were added after those of the last change are used from the first epoch that has not begun.
+// that were added since the last change are used from the first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -681,7 +679,7 @@ static inline int dataloader_num_files(const struct dataloader *loader) { return
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {
     return loader->files[file].path;
 }
-// dataloader_path without the folder, which may differ between hosts and starts.
+// Returns dataloader_path without the folder, which may differ between hosts and starts.
 static inline const char *dataloader_name(const struct dataloader *loader, int file) {
     const char *path = dataloader_path(loader, file), *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;

@@ -16,7 +16,7 @@
 
 // ---- The step ----
 
-// Forward and backward of scale times the loss.
+// Runs forward and backward of scale times the uploaded micro-batch's loss.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -48,7 +48,7 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues what gpt_micro_step does, but for its end. Returns as enqueue_as_graph does.
+// Enqueues gpt_micro_step but for its end. Returns false where the work was only recorded: CUDA refused the graph.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
 }
-// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
-// losses overwrite those of the step before where index is 0, and are added to the step's where it is not; gpt_update
-// makes up for targets that are not counted.
+// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of its
+// losses overwrite the previous step's gradients where index is 0; else they are added to the step's sum. gpt_update
+// rescales the sum to the mean over the targets that count.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,7 +71,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Fills in this rank's report and, with several ranks, all-gathers the reports.
+// Fills in this rank's report and, with several ranks, all-gathers the reports. ws: optimizer_squares_workspace_bytes.
 static void gather_reports(struct gpt *m, void *ws) {
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
     if (!m->zero.grads_on_host) // else the last micro-step has summed them
@@ -90,8 +90,8 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step` (from 1) with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
-// the gradient norm is NaN or infinite nothing is updated, and gpt_results says so.
+// Enqueues update `step` (from 1) with learning rate lr and gradients clipped to --clip-grad. Where a loss or the
+// gradient norm is not finite, or no target counts, nothing is updated and gpt_results' check.finite is 0.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -129,8 +129,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
     }
 }
-// With --ema-decay: puts the moving averages into the parameters' place, and at the next call back. No step may be
-// enqueued in between.
+// Swaps the parameters with their moving averages (--ema-decay); a second call swaps them back. No step may be enqueued
+// in between. Without moving averages does nothing.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -148,14 +148,14 @@ static void gpt_fetch_results(struct gpt *m, int slot) {
                           m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
-// Waits for gpt_fetch_results of that slot. *reports (ranks, report_width) stays valid until the slot's next fetch.
+// Waits for gpt_fetch_results of the slot. *reports (ranks, report_width) stays valid until the slot's next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->io.host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     return m->io.host_results[slot];
 }
 
-// The losses of a batch, without gradients and dropout. Waits for the device.
+// Returns the sum of a batch's losses and how many targets count; no gradients, no dropout. Waits for the device.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
@@ -167,19 +167,19 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// gpt_evaluate of a run that scores tasks, which also gives what it finds of each target.
+// Does what gpt_evaluate does, and fills in `scores`. Only a run that scores (config_scores) has planned the buffers.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
     const struct loss_sum loss = gpt_evaluate(m, batch);
     m->scores = false;
-    const float *losses = losses_buffer(m, PASS_EVALUATE); // of the last phase
+    const float *losses = losses_buffer(m, PASS_EVALUATE); // live in the last phase
     const int32_t *largest = largest_buffer(m, PASS_EVALUATE);
     RUN(m, device_download(scores.losses, losses, N * sizeof *losses, m->dev));
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;
 }
-// Plans what the run evaluates by; in a dry run, calls its matmuls.
+// Plans the run's evaluation (gpt_score or gpt_evaluate); in a dry run, calls its matmuls.
 static void gpt_evaluate_nothing(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))
@@ -190,7 +190,7 @@ static void gpt_evaluate_nothing(struct gpt *m) {
 
 // ---- The plan ----
 
-// The library that does the collectives, on a GPU that is planned for NCCL where nothing else is asked for.
+// Returns what does the collectives: on a GPU what --collectives asks for; auto: NCCL, where the build has it.
 static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
     if (!device_is_gpu(dev))
         return COLLECTIVES_HOST;
@@ -218,7 +218,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the memory plan: runs the timeline in planning mode. Allocates no memory of the model.
+// Records the memory plan: runs the timeline in planning mode. keeps_copy: with a copy for checkpoints in host memory.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -285,7 +285,7 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
-// The lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has.
+// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has.
 static int lowest_trained(const struct parameters *table) {
     int lowest = table->L;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -298,8 +298,8 @@ static int lowest_trained(const struct parameters *table) {
     }
     return lowest;
 }
-// Makes a model whose plan is recorded and not placed; gpt_destroy frees it. frozen: parameters_create's. Takes over
-// the policy.
+// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. frozen: as parameters_create reads it;
+// the caller frees it. Takes over the policy.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -341,8 +341,8 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
         m->kinds[l].windowed = config_layer_is_windowed(config, l);
         m->kinds[l].rotary = config_layer_is_rotary(config, l);
     }
-    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no
-    // frozen parameters, which are in a checkpoint unless it is one of adapters.
+    // Checkpoints before the run's end are written from a copy, on every rank that writes a part of the state. The copy
+    // has no frozen parameters, which a checkpoint needs unless it is of adapters.
     gpt_record_plan(m, m->trains && config->checkpoints.checkpoint_async && !*config->finetuning.freeze &&
                            config->checkpoints.checkpoint_every > 0 &&
                            config->checkpoints.checkpoint_every < config->training.train_steps &&
@@ -352,7 +352,7 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
 
 // ---- Memory ----
 
-// Allocates the arenas and fills in initial parameters.
+// Allocates the arenas of the placed plan and fills in initial parameters. Waits for the device.
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.states.bus_gbps, m->dev);
@@ -385,13 +385,13 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Gives the model the collectives that connect it with the other ranks' models. The collectives must outlive the model.
+// Gives the allocated model the collectives between the ranks' models. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
-// Makes the state that a checkpoint holds complete, and copies this rank's part of it where there is a copy.
+// Waits for updates in flight, then copies this rank's part of the state where the model keeps a copy for checkpoints.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);

@@ -2,10 +2,10 @@
 //
 // The schedule of a step runs once in plan mode: each op starts a phase, each access of a buffer is a touch, nothing is
 // computed. So the lifetimes come from the code that will run. plan_place then finds an offset for every buffer, such
-// that buffers that never live together share bytes; then each arena is one allocation, and there is no other.
+// that buffers that never live together may share bytes. Each arena is then one allocation.
 //
 // What is offloaded has a buffer in host memory too, planned in the same way; the plan counts the bytes that are copied
-// between both.
+// between device and host.
 #pragma once
 #include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
@@ -19,7 +19,7 @@
 #include <stdlib.h>                        // calloc, realloc, free, qsort
 #include <string.h>                        // memcpy, memset, strncmp, strnlen
 
-// Where an arena lies. On the cpu target both are the host's memory: what is offloaded there saves nothing.
+// Where an arena lies. On the cpu target the device's memory is the host's, and offloading saves nothing.
 enum plan_memory { MEMORY_DEVICE, MEMORY_HOST, MEMORY_COUNT };
 
 // An arena is one allocation. Columns: id; name; memory; whether its buffers are packed by their lifetimes. Packed
@@ -73,7 +73,7 @@ struct plan_prediction {
     const char *rates;                     // what it is predicted by
 };
 
-// A phase of a step. group: the number of a kind of phases, the caller's; layer: -1 where the phase is of none.
+// A phase of a step. group: the caller's number of a kind of phases; layer -1: of no layer.
 struct plan_phase {
     int group, layer;
     char name[PLAN_NAME_CHARS];
@@ -100,7 +100,7 @@ struct plan {
     size_t arena_bytes[ARENA_COUNT];
     size_t peak_bytes;        // of all arenas of the device together: what is allocated
     size_t lower_bound_bytes; // the largest sum of live buffers in any phase, plus the other arenas: no plan is lower
-    size_t host_peak_bytes;   // the same two of the host's arenas
+    size_t host_peak_bytes;   // of all arenas of the host together
     size_t host_lower_bound_bytes;
     struct plan_prediction predicted;
     int peak_phase; // the first phase with the largest sum; -1: no buffer of ARENA_ACTIVATIONS is live
@@ -108,7 +108,7 @@ struct plan {
 
 // ---- recording ----
 
-// Makes an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
+// Begins an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
 // ends the program.
 static void plan_begin(struct plan *plan);
 static void plan_free(struct plan *plan);
@@ -121,12 +121,12 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
 // Begins a phase and returns its index.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Says that the phases from `first` to the current one are a loop's. A buffer that is touched in it and before it, or
-// in it and after it, is live in all of its phases.
+// Declares the phases from `first` to the current one a loop. A buffer that is touched in the loop and also before or
+// after it is live in all phases of the loop.
 static void plan_add_loop(struct plan *plan, int first);
 
-// Makes a buffer live in the current phase and in all since its first touch. A negative id, of a buffer that this
-// configuration does not have, is ignored.
+// Extends a buffer's life from its first touch to the current phase. A negative id, of a buffer that this configuration
+// does not have, is ignored.
 static void plan_touch(struct plan *plan, int id);
 
 // Records that the current phase begins to copy `bytes` of what is called `name`. Returns its index in transfers.
@@ -141,12 +141,11 @@ static void plan_place(struct plan *plan);
 // Sets the lower bounds and the peak phase, and places nothing.
 static void plan_bound_bytes(struct plan *plan);
 
-// "activations"
 static const char *plan_arena_name(enum plan_arena arena);
 static enum plan_memory plan_arena_memory(enum plan_arena arena);
 static bool plan_arena_is_packed(enum plan_arena arena);
 
-// Whether the buffer takes bytes of its arena: all do but those of packed arenas that no phase touched.
+// Whether the buffer takes bytes of its arena: in a packed arena only where a phase touched it.
 static bool plan_owns_bytes(const struct plan_buffer *buffer);
 
 // Whether the buffer's offset depends on its lifetime: it is of a packed arena, touched, and not empty.
@@ -163,17 +162,17 @@ struct arenas {
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// The address of a buffer; NULL for a negative id, and for a buffer that owns no bytes, whose
-// use then crashes instead of overwriting another.
+// Returns the address of a buffer; NULL for a negative id, and for a buffer that owns no bytes, whose use then crashes
+// instead of overwriting another.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
-// Bytes of the device's memory that a plan may take now, and the peak that the run has held so far: on the cpu target
-// the peak resident set size.
+// Returns the bytes of the device's memory that a plan may take now.
 static size_t device_available_bytes(struct device *dev);
+// Returns the peak of the device's memory that the run has held so far; on the cpu target the peak resident set size.
 static size_t device_peak_bytes(struct device *dev);
-// Bytes of the host's memory that the plan of one of `ranks_on_host` ranks may take now, by what the machine has, the
-// cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas are of the same
-// memory.
+// Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what the
+// machine has, the cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas
+// share this memory.
 static size_t host_available_bytes(int ranks_on_host);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ static void plan_copy_name(char *out, const char *name) {
     out[n] = 0;
 }
 
-// The index of a category; a new one is added.
+// Returns the index of a category, which is added where it is new.
 static int plan_category(struct plan *plan, const char *name) {
     for (int i = 0; i < plan->category_count; i++)
         if (strncmp(plan->categories[i], name, PLAN_NAME_CHARS - 1) == 0)
@@ -336,8 +335,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// slot_of[p] = the last slot of an arena's buffers that began up to phase p; zeroed before. Returns the number of
-// slots.
+// slot_of[p] = the last of an arena's slots (memory/skyline.cuh) up to phase p; -1: none. The caller has zeroed
+// slot_of. Returns the number of slots.
 static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -350,9 +349,8 @@ static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_
     return slots;
 }
 
-// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase]
-// is the slot that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can
-// overflow.
+// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns the number of items. slot_of:
+// plan_slots'. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -370,7 +368,7 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
     return count;
 }
 
-// The largest sum of live items, in bytes; *slot: the first slot that reaches it.
+// Returns the largest sum of live items, in bytes; *slot = the first slot that reaches it.
 static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     size_t *change = (size_t *)plan_allocate((size_t)packing->slots + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
@@ -388,8 +386,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size. Returns its lower bound, and where not `places` finds
-// no more than that. *peak_phase: the first phase with the largest sum of live buffers; -1: no buffer is live.
+// Places a packed arena: sets its buffers' offsets and its size. Returns the arena's lower bound; without `places` does
+// only that. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
     struct plan_packing packing;
@@ -460,14 +458,13 @@ static void plan_bound_bytes(struct plan *plan) { plan_place_arenas(plan, false)
 // ---------------------------------------------------------------------------------------------------------------------
 // Arenas
 
-// Buffers are touched one by one: each is divided among the threads as the ops that use it divide it.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan) {
     for (int a = 0; a < ARENA_COUNT; a++) {
         const bool host = plan_arena_memory((enum plan_arena)a) == MEMORY_HOST;
         arenas->bytes[a] = plan->arena_bytes[a];
         arenas->base[a] = (char *)(host ? host_reserve(plan->arena_bytes[a]) : device_reserve(plan->arena_bytes[a]));
     }
-    for (int i = 0; i < plan->count; i++) {
+    for (int i = 0; i < plan->count; i++) { // each is divided among the threads as the ops that use it divide it
         const struct plan_buffer *b = &plan->buffers[i];
         if (plan_owns_bytes(b) && plan_arena_memory(b->arena) == MEMORY_DEVICE)
             device_touch(plan_pointer(plan, arenas, i), b->bytes);

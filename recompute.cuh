@@ -33,7 +33,7 @@ struct layer_shape {
     enum kept_input fp8_input;    // of a model: in the training of layers [fp8_first, fp8_end)
     int fp8_first, fp8_end;
 };
-// The shape of a model's layer l in training.
+// Returns the shape of a model's layer l in training.
 static inline struct layer_shape layer_shape_at(const struct layer_shape *model, int l) {
     struct layer_shape s = *model;
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
@@ -42,8 +42,8 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
 // What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads, floatX or
 // FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_SAVED };
-// Bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the weight reads
-// it; with scales of blocks, 4 bytes for each 128 tokens.
+// Returns the bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the
+// weight reads it; scales of blocks add 4 bytes an element every 128 tokens.
 static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
     case KEPT_FLOATX: return width * s->x;
@@ -52,7 +52,7 @@ static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     }
     return 0;
 }
-// Bytes per token of an activation of `width` elements a token.
+// Returns the bytes per token of an activation of `width` elements a token.
 static inline int64_t elements_bytes(const struct layer_shape *s, enum elements elements, int64_t width) {
     switch (elements) {
     case ELEMENTS_FLOATX: return width * s->x;
@@ -63,7 +63,7 @@ static inline int64_t elements_bytes(const struct layer_shape *s, enum elements 
     return 0;
 }
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
-// Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
+// The number of columns of the MLP's first matmul; with a gated activation the gate's, then the up projection's.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
 // The modules of --recompute-modules. Columns: id; name. A module drops the activations that name it in their rows
@@ -104,11 +104,11 @@ static const char *const module_names[NUM_MODULES] = {
 // OUT of its own layer, so full recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both
 // whenever either is needed; its cost is in ATT's row. RoPE rotates q and k in place, in the phase that makes what
 // attention reads: QKV, or QKN where q and k are normed. An activation that a shape does not have is a row of 0
-// elements; with parallel residuals the sum after attention is one, since only the next op reads it. A row alone makes
-// nothing: block.cuh's block_forward makes it, and where one op makes two, activation_cost says so.
+// elements, as is MID with parallel residuals, where only the next op reads the sum. A row by itself makes nothing:
+// block.cuh's block_forward makes the activation, and where one op makes two, activation_cost says so.
 //
-// What is kept in FP8 is kept in its column form. A product that is computed again reads its input in row form,
-// ROWS_OF: from the activation, or, where that is kept in FP8, made again from its own source.
+// ROWS_OF is what a product that is computed again is made from. The product reads its input's row form. FP8 keeps only
+// the column form: then the input is made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
 #define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
 #define ACTIVATION_ROWS(ROW)                                                                                           \
@@ -190,7 +190,7 @@ static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
 // The activations that the backward of a layer reads, besides the layer's input.
 static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
 
-// The activations that this shape has.
+// Returns the activations that this shape has.
 static uint32_t activation_present(const struct layer_shape *s) {
     uint32_t present = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -198,7 +198,7 @@ static uint32_t activation_present(const struct layer_shape *s) {
             present |= 1u << id;
     return present;
 }
-// Bytes per token of a set of one layer's activations.
+// Returns the bytes per token of a set of one layer's activations.
 static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -207,8 +207,7 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// The set that must be produced to have `wanted`, given that `kept` is there: both its members and what they are made
-// from.
+// Returns what must be produced to have `wanted` where `kept` is there: the missing activations and their sources.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     produce &= activation_present(s);
@@ -244,7 +243,7 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// The set of modules that an option lists; an empty list means the default. An unknown name ends the program.
+// Returns the set of modules that an option lists; an empty list means the default. An unknown name ends the program.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
@@ -267,14 +266,14 @@ static inline uint32_t recompute_modules_of(const char *list) {
     return recompute_read_modules("--recompute-modules", list);
 }
 
-// An entry of --recompute-layer-modules, a list such as norm,activation:0-11;full:12-15,20. Its layers: all ranges of
-// `layers`, by recompute_next_layers.
+// An entry of --recompute-layer-modules, a list such as norm,activation:0-11;full:12-15,20. recompute_next_layers reads
+// the ranges of `layers`.
 struct recompute_entry {
-    bool full;        // the layers keep their input alone
-    uint32_t modules; // else these modules are dropped
+    bool full;        // the layers keep only their input
+    uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
-// Reads the next entry, at *at, which moves past it and its semicolon. Text that is no such list ends the program.
+// Reads the entry of `list` at *at and moves *at behind it. Text that is no such list ends the program.
 static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
@@ -301,55 +300,56 @@ static inline struct recompute_entry recompute_next_entry(const char *list, cons
 struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward
-    int *group_first; // (num_layers) the first layer of the group that layer l is recomputed with; l: alone
+    int *group_first; // (num_layers) the first layer of the group that layer l is recomputed with
     char description[256];
 };
 
-// Every activation is kept.
+// Returns a policy that keeps every activation.
 static struct recompute_policy policy_none(int num_layers);
-// Full, uniform: groups of `group` layers keep the input of their first layer alone. The last group may be short.
+// Returns a full, uniform policy: groups of `group` layers keep only the first layer's input. The last may be short.
 static struct recompute_policy policy_uniform(int num_layers, int group);
-// Full, block: the first n layers keep their input alone.
+// Returns a full, block policy: the first n layers keep only their input.
 static struct recompute_policy policy_block(int num_layers, int n);
-// Full: the layers of a list such as 0-3,8 keep their input alone. A malformed list, or one with layers that the model
-// does not have, ends the program.
+// Returns a full policy: the layers of a list such as 0-3,8 keep only their input. A malformed list, or one with layers
+// that the model does not have, ends the program.
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
-// Selective: all layers drop the activations of a set of modules.
+// Returns a selective policy: all layers drop the activations of a set of modules.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
-// Selective by layers: as a list such as norm,activation:0-11;full:12-15 says; all other layers keep everything. A
-// malformed list, or one with layers that the model does not have, ends the program.
+// Returns a selective policy by layers, as a list such as norm,activation:0-11;full:12-15 says; other layers keep all.
+// A malformed list, or one with layers that the model does not have, ends the program.
 static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
-// The list of a policy of layers that are recomputed alone, in the `n` bytes of `out`: ranges of equal layers in order.
+// Writes a policy, whose groups are single layers, into the `n` bytes of `out` as policy_of_layer_modules reads it:
+// ranges of equal layers in order; "" where all keep everything. Returns `out`.
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s);
-// Layers [0, n) keep `kept_first`, the others `kept_rest`; without a description.
+// Returns a policy whose layers [0, n) keep `kept_first` and the others `kept_rest`, with policy_none's description.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
-// Whether the next layer is in another group, or there is none.
+// Whether layer l is the last of its group.
 static bool policy_is_group_last(const struct recompute_policy *policy, int l);
-// The activations of layer l that its backward must recompute before it runs.
+// Returns what is recomputed of layer l: for its backward and, where its group goes on, for the next layer's input.
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
-// Bytes per token that all layers keep from forward to backward.
+// Returns the bytes per token that all layers together keep from forward to backward.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// The cost of computing a set of a layer's activations, as flops per token: a byte of memory traffic counts as
+// Returns the cost of computing a set of a layer's activations, in flops per token: a byte of memory traffic counts as
 // `flops_per_byte` flops, the machine's balance.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
-// The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of
-// the time of a layer that is recomputed in full; 0: sequences of `tokens` tokens are no longer.
+// Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks
+// cost at most 1 % of the time of a layer that is recomputed in full; 0: a micro-batch of `tokens` tokens has no more.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
 
-// The activations that a set of modules drops. The statistics of a norm are always kept: 4 or 8 bytes per token.
+// Returns the activations that a set of modules drops. No module drops the statistics of a norm, which are small.
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
-// A set of modules as "norm,activation", in the `n` bytes of `out`.
+// Writes a set of modules as "norm,activation" into the `n` bytes of `out`, and returns `out`.
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
-// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their
-// number. The candidates drop each subset of the modules, or all but the output; those on the lower convex hull of
-// bytes and cost, which no mixture of two others beats in both, are returned by falling bytes and rising cost. The
-// first keeps all.
 enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
+// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their
+// number. The candidates drop each subset of the modules, or all but the output. Returned are the candidates on the
+// lower convex hull of bytes and cost, which no mixture of two others beats in both, by falling bytes and rising cost.
+// The first keeps all.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {
@@ -384,7 +384,7 @@ static uint32_t policy_missing(const struct recompute_policy *policy, int l, con
     return activation_closure(wanted, policy->kept[l], &layer);
 }
 
-// Makes layer l keep nothing but its output, which is the next layer's input.
+// Drops what layer l keeps but for its output, which is the next layer's input.
 static void policy_drop_layer(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
 static struct recompute_policy policy_uniform(int num_layers, int group) {
@@ -507,7 +507,7 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
 }
 
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte) {
-    if (set & BIT(SOFTMAX)) // one op makes both
+    if (set & BIT(SOFTMAX)) // one op makes SOFTMAX and ATT
         set |= BIT(ATT);
     double cost = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -518,14 +518,13 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
     return cost;
 }
 
-// A chunk reads each weight of the MLP in the products of forward, recomputation and backward, x bytes each, and reads
-// and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is
-// not counted in favor). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's
-// time is four forwards': forward, recomputation, and backward as two.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte) {
     const double weights = (double)s->C * (fc_width(s) + s->F);
+    // A chunk reads each weight in the products of forward, recomputation and backward, x bytes each, and reads and
+    // writes its fp32 gradient: 3 x + 8 bytes an element. Recomputation skips the second projection, which is not
+    // counted in favor. The estimate hides none of these bytes behind the products; a GPU hides most.
     const double chunk = weights * (3 * s->x + 8) * flops_per_byte;
-    const double token = 4 * activation_cost(ACT_ALL, s, flops_per_byte);
+    const double token = 4 * activation_cost(ACT_ALL, s, flops_per_byte); // forward, recomputation, backward as two
     int64_t n = 256;
     while (n < tokens && chunk > 0.01 * token * (double)n)
         n *= 2;
@@ -544,7 +543,7 @@ static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_sh
         all[n].bytes = (double)activation_bytes(set, s);
         all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, flops_per_byte);
     }
-    // Starts with the candidate that keeps all, and goes on to the one with the lowest cost per byte saved.
+    // Starts with the candidate that keeps all, and goes on to the candidate of the lowest cost per byte saved.
     int count = 0, at = 0;
     kept[count++] = all[at].kept;
     for (;;) {

@@ -2,8 +2,8 @@
 //
 // This file is compiled several times. Without ENGINE it is main, which reads the options and calls one copy of the
 // engine. With ENGINE defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy:
-// floatX has the copy's precision, and the one entry point is named ENGINE.
-#include "config/resolve.h" // config_parse, config_resolve
+// floatX has the copy's precision, and the entry point is named ENGINE.
+#include "config/resolve.h" // config_read, config_resolve
 #include "run/engine.h"     // the copies of the engine
 
 #ifndef ENGINE
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
 #include "run/tune.cuh"         // the matrix products' algorithms
 #include "run/validate.cuh"     // validation
 
-// A run that trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
+// Trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -112,12 +112,12 @@ static int run_training(struct run *r) {
     }
     long_wait_close(r->device_watch);
     report_save(r);
-    parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end the others with the first that ends
+    parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends
     log_close(&r->log);
     return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
-// A run of --eval-only: prints the validation loss, and the scores of tasks and texts.
+// Prints the validation loss, and the scores of tasks and texts (--eval-only).
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -135,21 +135,21 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// A run of --generate: continues each prompt by at most new_tokens tokens.
+// Continues each prompt of --generate by at most new_tokens tokens.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
 
-// A run of --chat: answers of at most new_tokens tokens.
+// Answers the turns of --chat by at most new_tokens tokens each.
 static int run_chat(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return chat_only(r, new_tokens);
 }
 
-// A run of --plan: prints the memory plan and allocates nothing.
+// Prints the memory plan (--plan) and allocates no memory of the model.
 static int run_plan(const struct run *r) {
     if (r->config->memory.plan == PLAN_SUMMARY) {
         plan_summary(r);

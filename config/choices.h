@@ -57,11 +57,11 @@
     X(FP8_RECIPE_BLOCKWISE, "blockwise")
 #define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
 #define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
-// MAIN_, MOMENT_: BF16 alone would be a macro of some compilers' headers.
+// MAIN_, MOMENT_: without a prefix BF16 would be a macro of some compilers' headers.
 #define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
 #define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
 #define OPTIMIZERS(X) X(OPTIMIZER_ADAM, "adam") X(OPTIMIZER_MUON, "muon")
-// X(enumerator, name, by what the update of a matrix (rows, cols) is multiplied).
+// X(enumerator, name, the factor of the update of a matrix (rows, cols)).
 #define MUON_SCALE_MODES(X)                                                                                            \
     X(MUON_SCALE_SPECTRAL, "spectral", sqrt(rows > cols ? rows : cols))                                                \
     X(MUON_SCALE_UNIT_RMS_NORM, "unit_rms_norm", sqrt(rows / cols))                                                    \
@@ -106,7 +106,7 @@ enum config_muon_split_qkv { MUON_QKV_SPLITS(CHOICE_ENUMERATOR) };
 enum config_frozen_weights_format { FROZEN_WEIGHTS_FORMATS(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
-// Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
+// Whether the MLP has a gate beside its up projection.
 static inline bool activation_is_gated(enum activation activation) {
     switch (activation) {
 #define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
@@ -126,7 +126,7 @@ static inline const char *activation_name(enum activation activation) {
     __builtin_unreachable();
 }
 
-// What Muon multiplies the update of a matrix by, before the extra scale factor.
+// Returns the factor of Muon's update of a matrix, before the extra scale factor.
 static inline double muon_scale(enum config_muon_scale_mode mode, double rows, double cols) {
     switch (mode) {
 #define MUON_SCALE_CASE(enumerator, name, scale)                                                                       \

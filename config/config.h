@@ -54,10 +54,10 @@ struct config {
 
 // Flags of a row: how a resumed run, several ranks and config.json treat the option.
 enum config_flag {
-    CONFIG_FIXED = 1,      // a resumed run can't change it: its data or random numbers would be others
+    CONFIG_FIXED = 1,      // a resumed run can't change it: data or random numbers would be others
     CONFIG_BLOCKS = 2,     // shape of the blocks: fixed, and in config.json by this name for ARCHITECTURE_OURS
     CONFIG_EMBEDDING = 4,  // shape of embedding and head: as CONFIG_BLOCKS, written after these
-    CONFIG_THIS_START = 8, // of one start alone: a resumed run does not take it from the checkpoint
+    CONFIG_THIS_START = 8, // of one start only: a resumed run does not take it from the checkpoint
     CONFIG_PER_RANK = 16,  // may differ between the ranks
     CONFIG_EXTENDS = 32,   // --init-from: the command line may give another value, as to train for longer sequences
 };
@@ -505,7 +505,6 @@ static inline void config_write_json(const struct config *config, const char *pa
         fail("%s: cannot be written: %s", path, strerror(errno));
 }
 
-// The learning-rate schedule that the options describe.
 static inline struct schedule config_schedule(const struct config *c) {
     struct schedule schedule;
     schedule.style = c->training.lr_decay_style;
@@ -518,13 +517,13 @@ static inline struct schedule config_schedule(const struct config *c) {
     return schedule;
 }
 
-// What a run does beside training.
+// Whether the run generates text and does nothing else: --generate, --chat.
 static inline bool config_generates(const struct config *c) { return *c->evaluation.generate || c->evaluation.chat; }
 // Whether the run updates parameters.
 static inline bool config_trains(const struct config *c) {
     return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
-// The option that makes a run one that does not train.
+// Returns the name of the option that keeps the run from training; config_trains is false.
 static inline const char *config_other_run(const struct config *c) {
     return c->evaluation.eval_only     ? "eval-only"
            : *c->finetuning.lora_merge ? "lora-merge"

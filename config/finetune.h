@@ -19,7 +19,7 @@ enum lora_module {
 static inline double config_lora_alpha(const struct config *c) {
     return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
-// The factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
+// Returns the factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
 // 2312.03732).
 static inline double config_lora_scale(const struct config *c) {
     const double alpha = config_lora_alpha(c);

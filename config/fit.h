@@ -10,17 +10,17 @@ static inline double config_main_bytes(enum config_main_dtype dtype) {
     __builtin_unreachable();
 }
 
-// Whether gradients may be in host memory or bf16, parameters in host memory: their units must have buffers of their
-// own, or one rank must hold them all.
+// Whether gradients may be in host memory or bf16: their units must have buffers, or one rank must hold them all.
 static inline bool config_may_move_gradients(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 2;
 }
+// Whether parameters may be in host memory: their units must have buffers, or one rank must hold them all.
 static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// A copy that a checkpoint is written from meanwhile would take the host's memory that states were sent to: it is off
-// with offload unless it was asked for.
+// Switches --checkpoint-async off with offload, unless the user gave it: the copy that checkpoints are written from
+// would take the host's memory that states were sent to.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))

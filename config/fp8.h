@@ -7,7 +7,7 @@
 struct config_fp8_option {
     int row;
     bool used;
-    const char *needs; // what would give it one
+    const char *needs; // what would give the option a use
 };
 enum { CONFIG_FP8_OPTIONS = 8 };
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
@@ -55,7 +55,7 @@ static inline void config_check_fp8_use(const struct config *c) {
     }
 }
 
-// The widths of the operands of the products, and their tokens: cuBLASLt multiplies FP8 matrices of such alone.
+// Fails unless operands' widths and the tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires of FP8.
 static inline void config_check_fp8_sizes(const struct config *c) {
     const bool blocks = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE;
     const long long unit = blocks ? 128 : 16, tokens = (long long)c->training.micro_batch_size * c->model.seq_length;

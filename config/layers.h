@@ -12,8 +12,8 @@ static inline bool config_next_number(const char **at, double *value) {
     *at = *end ? end + 1 : end;
     return true;
 }
-// out (n) = the numbers of a list, which are finite and at least `least`; another list ends the program. option: its
-// name, for the message.
+// out (n) = the numbers of a list, which are finite and at least `least`; another list ends the program. option: the
+// option's name, for the message.
 static inline void config_numbers(double *out, int n, const char *option, const char *list, double least) {
     const char *at = list;
     for (int i = 0; i < n; i++)
@@ -24,8 +24,8 @@ static inline void config_numbers(double *out, int n, const char *option, const 
 }
 
 // Whether `layer` of num_layers is marked by an option that is none, a number N, or a list with a 0 or 1 for each
-// layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all the others.
-// none marks every layer with `others`, else none.
+// layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all other
+// layers. The text none marks every layer with `others`, else no layer. Any other text ends the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;
@@ -51,7 +51,7 @@ static inline bool config_marks_layer(const char *option, const char *text, int 
     return marked;
 }
 
-// Keys that a query of a windowed layer sees, its own included; 0: there is no window.
+// The number of keys that a query of a windowed layer sees, its own included; 0: there is no window.
 static inline int config_window(const struct config *c) {
     const char *at = c->model.window_size;
     double size = 0, right = 0;
@@ -91,13 +91,13 @@ static inline bool config_layer_is_rotary(const struct config *c, int layer) {
     return config_rotates(c) &&
            !config_marks_layer("--no-rope-freq", c->model.no_rope_freq, layer, c->model.num_layers, false);
 }
-// Elements of a head that RoPE rotates.
+// The number of a head's elements that RoPE rotates.
 static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// The layers whose linear layers train in FP8: from *first to before *end. Both are 0 where there are none: without
-// --fp8-format, and in a run that only validates or generates.
+// Finds the layers whose linear layers train in FP8: from *first to before *end. Without any *first and *end are 0:
+// without --fp8-format, and in a run that does not train.
 static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
     const bool ends = c->fp8.first_last_layers_bf16;
     *first = ends ? c->fp8.num_layers_at_start_in_bf16 : 0;

@@ -28,7 +28,7 @@ struct preset {
     PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=500000", "norm-placement=post", "qk-layernorm=true",               \
         "qk-layernorm-width=full", "vocab-size=100352", "seq-length=4096", "max-position-embeddings=4096",             \
         "untie-embeddings-and-output-weights=true"
-// Scores are over sqrt(256), as heads of 256 have it anyway.
+// Scores are divided by sqrt(256), the default of heads of 256.
 #define PRESET_GEMMA3                                                                                                  \
     "normalization=RMSNorm", "norm-epsilon=1e-6", "apply-layernorm-1p=true", "norm-placement=sandwich",                \
         "qk-layernorm=true", "position-embedding-type=rope", "rotary-base=1000000", "rotary-base-local=10000",         \
@@ -55,7 +55,7 @@ struct preset {
       "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true")                                             \
     X("llama3.1-8b", PRESET_LLAMA31("8"), "num-layers=32", "hidden-size=4096", "num-attention-heads=32",               \
       "num-query-groups=8", "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true")                       \
-    /* of v0.3: 32768 tokens in the vocabulary, and no window, which v0.1 alone had */                                 \
+    /* of v0.3: 32768 tokens in the vocabulary, and no window, which only v0.1 had */                                  \
     X("mistral-7b", PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=1000000", "num-layers=32", "hidden-size=4096",     \
       "num-attention-heads=32", "num-query-groups=8", "ffn-hidden-size=14336", "vocab-size=32768", "seq-length=4096",  \
       "max-position-embeddings=32768", "untie-embeddings-and-output-weights=true")                                     \

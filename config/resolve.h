@@ -8,7 +8,7 @@
 #include "config/layers.h"            // the lists of layers
 #include "runtime/machine/text_add.h" // text_add
 
-// The divisors of n as a text: "1, 2, 3, 4, 6, 12".
+// Writes the divisors of n as a text: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
     text[0] = 0;
     for (int d = 1; d <= n; d++)
@@ -37,8 +37,7 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Settings that the type of scaling does not use: one that the user gave ends the program, a preset's becomes the
-// default again.
+// Resets settings that the type of RoPE scaling does not use to their defaults; fails where the user gave one.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
@@ -73,7 +72,7 @@ static inline void config_resolve_scaling(struct config *c) {
     }
 }
 
-// The rotary settings: each must be one that the positions and the type of scaling can use.
+// Fails where a rotary setting is one that the positions or the type of scaling can't use.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
@@ -127,14 +126,14 @@ static inline void config_check_model(const struct config *c) {
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
 
-// Where the user takes a preset's window away, what the preset sets beside it goes too.
+// Resets what a preset sets beside its window, where the user takes the window away.
 static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.window_attn_skip_freq))
         c->model.window_attn_skip_freq = "none";
     if (config_window(c) == 0 && !config_given(c, model.rotary_base_local))
         c->model.rotary_base_local = 0;
 }
-// Switches the option of a row on where `all`, an option for several, is on and the user did not give the row's own.
+// Switches a row's option on where `all`, an option for several, is on and the user did not give the row's own.
 static inline void config_imply(struct config *c, bool all, int row) {
     if (all && !c->given[row])
         *(bool *)option_field(&config_rows[row], c) = true;
@@ -251,7 +250,7 @@ static inline void config_resolve_schedule(struct config *c) {
              c->training.lr_wsd_decay_steps, c->training.lr_warmup_steps, c->training.lr_decay_steps);
 }
 
-// Settings of Muon without it.
+// Fails where a setting of Muon is given without Muon.
 static inline void config_check_optimizer(const struct config *c) {
     char name[OPTION_NAME];
     for (int row = 0; row < CONFIG_ROWS && c->training.optimizer != OPTIMIZER_MUON; row++)
@@ -312,7 +311,7 @@ static inline void config_resolve_data(struct config *c) {
         c->evaluation.val_every = 0;
     }
     if (c->evaluation.sample_tokens > c->model.seq_length &&
-        (!*c->evaluation.generate || c->memory.plan)) { // those of --generate follow from its prompts
+        (!*c->evaluation.generate || c->memory.plan)) { // with --generate its prompts decide
         if (config_given(c, evaluation.sample_tokens))
             fail("--sample-tokens %d is more than --seq-length %d; lower it", c->evaluation.sample_tokens,
                  c->model.seq_length);
@@ -388,7 +387,6 @@ static inline void config_resolve(struct config *config) {
     config_resolve_fit(config);
     config_resolve_finetune(config);
 }
-// config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);

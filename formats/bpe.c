@@ -23,7 +23,7 @@ uint64_t bpe_hash(uint64_t value) {
     return value ^ (value >> 31);
 }
 
-// The slot of a pair, or the free slot for it.
+// Returns the slot that holds a pair, or the free slot where it belongs.
 static struct bpe_merge *bpe_slot(const struct bpe *bpe, uint64_t pair) {
     uint64_t slot = bpe_hash(pair) & bpe->mask;
     while (bpe->merges[slot].id >= 0 && bpe->merges[slot].pair != pair)
@@ -59,14 +59,13 @@ void bpe_work_free(struct bpe_work *work) {
     free(work->heap);
     memset(work, 0, sizeof *work);
 }
-// The heap has room for 3 entries per symbol: n - 1 pairs at the start, and two for each of n - 1 merges.
 bool bpe_work_reserve(struct bpe_work *work, size_t n) {
     if (n <= work->room)
         return true;
     const size_t room = n > 2 * work->room ? n : 2 * work->room;
     bpe_work_free(work);
     work->symbols = (struct bpe_symbol *)malloc(room * sizeof *work->symbols);
-    work->heap = (uint64_t *)malloc(3 * room * sizeof *work->heap);
+    work->heap = (uint64_t *)malloc(3 * room * sizeof *work->heap); // n - 1 pairs, and 2 more for each of n - 1 merges
     work->room = work->symbols && work->heap ? room : 0;
     return work->room > 0;
 }

@@ -31,12 +31,12 @@ void bpe_free(struct bpe *bpe);
 // package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
-// Makes room for a piece of n symbols and drops the content; false when out of memory.
+// Reserves room for a piece of n symbols; the content is lost. False: out of memory.
 bool bpe_work_reserve(struct bpe_work *work, size_t n);
 void bpe_work_free(struct bpe_work *work);
 // Merges ids (n) in place; `work` has room for n symbols. Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
-// A hash for tables of 2^k slots: the finalizer of splitmix64, in which every output bit depends on every input bit.
+// Returns a hash for tables of 2^k slots: splitmix64's finalizer, in which every output bit depends on every input bit.
 uint64_t bpe_hash(uint64_t value);
 __END_DECLS

@@ -19,7 +19,6 @@ void chat_format_free(struct chat_format *format) {
     memset(format, 0, sizeof *format);
 }
 
-// *to = a copy of a text.
 static const char *chat_copy(char **to, const char *text, const char *name, struct error_text *error) {
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);

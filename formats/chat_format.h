@@ -4,7 +4,7 @@
 //   {"version": 1, "begin": "<|begin_of_text|>", "roles": {"system": {"before": "..", "after": ".."}, "user": {..},
 //    "assistant": {..}}, "default_system": null, "trim": true, "stop": ["<|eot_id|>"]}
 //
-// A chat is `begin`, then of each turn before, content, after; roles.assistant.before asks for an answer.
+// A chat is `begin`, then each turn's before, content and after; roles.assistant.before asks for an answer.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -14,22 +14,22 @@
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
 enum { CHAT_MAX_STOPS = 16 };
 
-// The texts are owned by chat_format_free.
+// chat_format_free frees the texts.
 struct chat_format {
     char *begin;
     struct {
         char *before, *after;
     } roles[CHAT_ROLES];
-    char *default_system; // the content of the system turn where none is given; NULL: there is none then
+    char *default_system; // content of the system turn that a chat without one gets; NULL: it gets none
     bool trim;            // white space around contents is left out
     char *stops[CHAT_MAX_STOPS];
     int stop_count; // 1 at least
 };
 
 __BEGIN_DECLS
-// Reads the file at `path`, or parses its bytes, of which nothing is trusted. Returns NULL, or what is wrong, in
-// `error`; after an error there is nothing to free.
+// Reads the file at `path`. Returns NULL, or what is wrong, in `error`; after an error there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
+// Parses the file's bytes, of which nothing is trusted; returns as chat_format_read. `name`: the file, for messages.
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 void chat_format_free(struct chat_format *format);

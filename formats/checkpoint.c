@@ -12,7 +12,7 @@
 
 // ---- verifying ----
 
-// Opens a file and gets its length; anything but a regular file is refused, a pipe without blocking. 0 or an errno.
+// Opens a regular file and sets its length. Anything else is refused, a pipe without blocking. Returns 0 or an errno.
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -29,7 +29,7 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
-// Why checkpoint_open_regular opened no file.
+// Returns why checkpoint_open_regular opened no file.
 static const char *checkpoint_reason(int problem) {
     return problem == EINVAL ? "is not a regular file" : strerror(problem);
 }
@@ -43,7 +43,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     const int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, MANIFEST_NAME);
     if (problem)
         return error_format(error, "%.500s: %s; it is no complete checkpoint", name, checkpoint_reason(problem));
-    // Of a file that is too long, one byte more than the limit is read, so that the parser refuses it.
+    // Of a file that is too long, one byte beyond the limit is read, so that the parser refuses it.
     const size_t room = bytes <= MANIFEST_BYTES ? (size_t)bytes : MANIFEST_BYTES + 1;
     char *const text = (char *)malloc(room + 1);
     const ssize_t got = text ? checkpoint_read(fd, (unsigned char *)text, room) : -1;
@@ -57,7 +57,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     return failed;
 }
 
-// Checks a file against its entry; `hash` false: its presence and length alone.
+// Checks a file against its manifest entry; `hash` false: only that it is there, and its length.
 static const char *checkpoint_check_file(const struct manifest_file *file, int folder_fd, const char *folder, bool hash,
                                          struct error_text *error) {
     int fd;
@@ -85,12 +85,12 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
 
 // The files of a folder that checkpoint_check looks at, and how closely.
 struct checkpoint_look {
-    bool hash;           // files' contents, else only their lengths
-    bool only_model;     // no file of the optimizer, nor of the trainer's state
-    bool needs_manifest; // else a folder without one is right as it is
+    bool hash;           // check the files' hashes; false: only their lengths
+    bool only_model;     // check no file of the optimizer or of the trainer's state
+    bool needs_manifest; // false: a folder without a manifest passes
 };
 
-// Whether a file belongs to the model: not to the optimizer, nor to the state of a trainer.
+// Whether a file belongs to the model, not to the optimizer or the trainer's state.
 static bool checkpoint_file_is_of_model(const char *name) {
     return strncmp(name, "optimizer", strlen("optimizer")) != 0 &&
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
@@ -166,8 +166,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// checkpoint_newest, from the names that checkpoint_list gave, the newest first. Without candidates `path` stays as the
-// caller set it and NULL is returned; where all candidates are damaged, an error is.
+// Finds the newest checkpoint that verifies among `entries`, the newest first. Without candidates `path` stays as it is
+// and NULL is returned; where all candidates are damaged, an error is.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -241,7 +241,7 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // ---- keeping few ----
 
-// The newest step whose checkpoint verifies, hashes included; -1: none.
+// Returns the newest step whose checkpoint verifies, hashes included; -1: none.
 static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
     struct error_text unused;
     struct manifest manifest;

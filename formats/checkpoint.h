@@ -11,7 +11,7 @@
 #include <stdint.h>                     // int64_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-// The caller's callback, which is told why something newer than the checkpoint found was passed over, and of leftovers.
+// The caller's callback: it is told why newer checkpoints were passed over, and which leftovers were seen.
 struct checkpoint_listener {
     void (*say)(void *context, const char *text); // may be NULL
     void *context;
@@ -21,22 +21,22 @@ __BEGIN_DECLS
 // Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the
 // hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
-// Checks the files of a model's folder that its manifest lists, where the folder has one: of a checkpoint of this program.
-// `optimizer`: the optimizer's files too.
+// Checks the files that the manifest of a model's folder lists. A folder without a manifest passes: this program did
+// not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
 const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
-// Finds the newest checkpoint in a root that verifies: its folder and its manifest. NULL with an empty path: the root
-// holds nothing that looks like a checkpoint. If it does but none verifies, that is an error: whether to begin anew
-// beside them is for the user to decide. `listener` may be NULL.
+// Finds the newest checkpoint in a root that verifies: *path and *manifest. NULL with an empty path: the root is
+// missing, or holds nothing that looks like a checkpoint. Checkpoints of which none verifies are an error: whether to
+// begin anew beside them is for the user to decide. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
 // Finds the checkpoint that a user gives: a checkpoint's folder, which must verify; or a root or a run's --out folder,
-// of which the newest is taken. Having none is an error.
+// whose newest checkpoint is taken. Having none is an error.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
 // Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: removes none). `newest`: the step that was
-// just saved, and so is known to be complete; -1: the newest that verifies, which is read for that. That checkpoint
-// always stays, and newer ones are not touched: after a run went back to an earlier step they may still be wanted.
+// just saved, and so is known to be complete; -1: the newest that verifies, found by reading it. The checkpoint of that
+// step always stays. Newer ones are not touched: after a run went back to an earlier step they may still be wanted.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

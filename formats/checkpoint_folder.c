@@ -62,8 +62,8 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// The byte of the process's number. Of a folder, which is open for reading alone, no lock can exclude others; two
-// writers with one number, of two containers, then both have it.
+// Locks the byte of the process's number. A folder is open for reading only, and a read lock excludes no other: two
+// writers with one number, of two containers, can hold it at once.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
@@ -82,7 +82,7 @@ static int checkpoint_compare_entries(const void *a, const void *b) {
                                 : strcmp(x->name, y->name);
 }
 
-// A directory stream over an open folder; `folder_fd` stays the caller's.
+// Opens a directory stream over an open folder, which stays the caller's. NULL with errno: it can't.
 static DIR *checkpoint_open_stream(int folder_fd) {
     const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *const stream = fd < 0 ? NULL : fdopendir(fd);
@@ -126,8 +126,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
 
 // ---- removing ----
 
-// checkpoint_remove_tree at `depth` folders below its start. The descent is relative to open folders and follows no
-// links, so that it can't leave the root whatever is renamed meanwhile.
+// Removes a file or a folder that is `depth` folders below the start of checkpoint_remove_tree. The descent is relative
+// to open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)

@@ -7,9 +7,9 @@
 //
 // One process writes into a root, from one thread at a time; any number may read. A writer holds a lock while it may
 // have temporary folders there: the byte of the root whose offset is its PID, by an open-file-description lock, which
-// ends with the process. Whether a process of that number exists would say too little: a killed one exists as a zombie
-// until its parent asks for its status, which in a container without an init is never, and numbers are used again.
-// File systems of several hosts keep a folder's locks to each host. Functions that return int return 0 or an errno.
+// ends with the process. The existence of a process with that PID would say too little: a killed process stays as a
+// zombie until its parent asks for its status (never, in a container without an init), and PIDs are used again. File
+// systems of several hosts keep a folder's locks to each host. Functions that return int return 0 or an errno.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // int64_t
@@ -35,18 +35,17 @@ static const int64_t CHECKPOINT_LAST_STEP = 999999999999999999; // 18 digits: wh
 
 __BEGIN_DECLS
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
-// Parses a name; false where it is not exactly one that checkpoint_entry_of makes. Others are neither read nor removed.
+// Parses a name; false where checkpoint_entry_of makes no such name. Files of other names are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Without an
-// effect where the file system has no locks: leftovers of any process are removed there.
+// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Has no effect
+// where the file system has no locks: leftovers of any process are removed there.
 void checkpoint_lock(int root_fd);
-// Whether a process writes that temporary folder: one of its number holds its lock, by another descriptor than
-// `root_fd`. What has the number of the process that locked `root_fd` is left by a failed save or by a process before
-// it.
+// Whether a process is writing the temporary folder: another descriptor than `root_fd` holds the lock of the entry's
+// PID. An entry with the PID of the process that locked `root_fd` is thus a leftover.
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
-// The file in a partial folder that stands for the part of process `number` until it is written, when that process
-// removes it; where it can't be written, the process gives it the name of a failed one. Neither takes room on a disk
-// that is full. No file of a checkpoint has such a name.
+// name = the file in a partial folder that stands for the part of process `number`. The process removes the file when
+// its part is written; where the part can't be written, it renames the file to the name with `failed`. Neither takes
+// room on a full disk. No file of a checkpoint has such a name.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
 // Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all,
 // after an error too.

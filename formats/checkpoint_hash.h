@@ -9,6 +9,6 @@
 __BEGIN_DECLS
 // Reads `count` bytes, fewer only at the end of the file, and returns how many; -1 and errno where it can't be read.
 ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count);
-// Hashes the rest of the file and counts its bytes. 0 or an errno.
+// hash = the hash of the rest of the file, *bytes = the bytes read. Returns 0 or an errno.
 int checkpoint_hash_file(char hash[HASH128_DIGITS + 1], uint64_t *bytes, int fd);
 __END_DECLS

@@ -72,9 +72,9 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
     return part->file_fd >= 0 ? NULL : part_fail(part, name, "cannot be opened", errno);
 }
 
-// After each window of bytes, starts writing them to the disk and waits until those before are written: a save of many
-// gigabytes then neither fills the memory with dirty pages nor leaves all the work to the fsync at its end. They stay
-// in the page cache, where they are hashed. 0 or an errno.
+// Starts to write each full window of bytes to the disk, and waits until the former window is written: a save of many
+// gigabytes then neither fills the memory with dirty pages nor leaves all the work to the fsync at its end. The bytes
+// stay in the page cache, where they are hashed. Returns 0 or an errno.
 static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_t end) {
     part->dirty = part->dirty_end == 0 || begin < part->dirty ? begin : part->dirty;
     part->dirty_end = end > part->dirty_end ? end : part->dirty_end;

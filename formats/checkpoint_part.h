@@ -19,21 +19,21 @@
 #include <stdint.h>                     // uint64_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-struct checkpoint_part { // for checkpoint_part.c alone
+struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest is checkpoint_part.c's
     char root[PATH_MAX];
     struct checkpoint_entry partial;
     int number;             // of the process
     int folder_fd, file_fd; // -1: not open
     bool failed;            // `error` says why
-    bool given_up;          // it failed since process 0 had given up the checkpoint, and says why
-    bool unheard;           // it failed, and process 0 could not be told, which waits for it
+    bool given_up;          // process 0 had given up the checkpoint before, and says why
+    bool unheard;           // it failed, and process 0, which waits for it, could not be told
     struct error_text error;
     char file[MANIFEST_FILE_NAME];
     unsigned char *buffer;
     uint64_t at; // offset of the buffer's first byte in the file
     size_t buffered;
-    uint64_t begun, begun_end; // range that is on its way to the disk since the last window of bytes
-    uint64_t dirty, dirty_end; // range that was written since then; empty: dirty_end 0
+    uint64_t begun, begun_end; // range that is on its way to the disk
+    uint64_t dirty, dirty_end; // range that was written since then; dirty_end 0: empty
     uint64_t dirty_bytes;
 };
 
@@ -44,7 +44,7 @@ const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
 // Writes `count` bytes at `offset` of the open file. Ranges in the order of the file are written together.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
-// Closes the file when all that this process wrote of it is on the disk.
+// Closes the file once all that this process wrote of it is on the disk.
 const char *checkpoint_part_close(struct checkpoint_part *part);
 // Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned.
 const char *checkpoint_part_end(struct checkpoint_part *part);

@@ -1,6 +1,6 @@
 // A thread that writes checkpoints while the training goes on, one job at a time.
 //
-// All signals are blocked in the thread, so that the thread that trains receives them. A process that ends by exit(), as
+// All signals are blocked in the thread, so that the training thread receives them. A process that ends by exit(), as
 // by fail(), waits for the job that is under way (runtime/machine/before_exit.h).
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
@@ -11,12 +11,12 @@
 // A job returns NULL, or what went wrong, in `error`.
 typedef const char *checkpoint_job(void *argument, struct error_text *error);
 
-struct checkpoint_thread { // for checkpoint_thread.c alone
+struct checkpoint_thread { // used only by checkpoint_thread.c
     checkpoint_job *job;   // NULL: none is running, and no result is waiting to be taken
     void *argument;
     bool has_thread; // false: the job has run already, in the caller's thread
     pthread_t thread;
-    pthread_mutex_t mutex; // over `done`; the join is what makes the rest visible
+    pthread_mutex_t mutex; // guards `done`; the join makes the rest visible
     bool done;
     const char *result;
     struct error_text error; // holds the job's text until the next start
@@ -28,9 +28,8 @@ void checkpoint_thread_init(struct checkpoint_thread *worker);
 // result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
 // delays the training is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// The same in the caller, which waits for the job.
+// Runs a job in the caller's thread, and otherwise does as checkpoint_thread_start.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Whether a job is running.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 // Whether a job has ended and its result is waiting: checkpoint_thread_wait returns at once.
 bool checkpoint_thread_done(struct checkpoint_thread *worker);

@@ -54,14 +54,14 @@ static int checkpoint_fsync(int fd) {
             return errno;
     return 0;
 }
-// fsync of a folder. The error of file systems that don't need it is ignored.
+// Flushes a folder to the disk. The error of file systems that don't need it is ignored.
 static int checkpoint_fsync_folder(int fd) {
     const int error = checkpoint_fsync(fd);
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-// Makes the root, and the folder above it, the run's --out, where that was removed or renamed since the run began: its
-// checkpoints are all that is left of it. 0, or an errno.
+// Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
+// that too: the checkpoints are all that is left of the run. Returns 0 or an errno.
 static int checkpoint_make_root(const char *root) {
     char above[PATH_MAX];
     const char *const slash = strrchr(root, '/');
@@ -72,8 +72,8 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 with errno on
-// failure.
+// Opens the root; where it is missing, creates it and fsyncs the folder above it, the run's --out. -1: an error, in
+// errno.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -143,10 +143,10 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// After each window of the file, starts writing it to the disk and waits until the window before is written: a save of
+// Starts to write each full window of the file to the disk, and waits until the former window is written: a save of
 // many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
 // all the work to the fsync at its end. Written pages are dropped from the page cache, in favor of the training data.
-// 0 or an errno.
+// Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -189,7 +189,6 @@ static const char *checkpoint_flush(struct checkpoint_writer *writer) {
     return count ? checkpoint_write_chunk(writer, writer->buffer, count) : NULL;
 }
 
-// All chunks but a file's last have one size, so that the windows stay aligned.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count) {
     const unsigned char *rest = (const unsigned char *)bytes;
     const char *problem = NULL;
@@ -197,7 +196,7 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
         return writer->error.text;
     if (writer->file_fd < 0)
         return checkpoint_fail(writer, "", "written to with no file begun", EINVAL); // a fault of the program
-    while (count > 0 && !problem) {
+    while (count > 0 && !problem) { // all chunks but the file's last have one size, so that windows stay aligned
         const size_t room = CHECKPOINT_CHUNK - writer->buffered, part = count < room ? (size_t)count : room;
         if (part == CHECKPOINT_CHUNK) {
             problem = checkpoint_write_chunk(writer, rest, part);
@@ -252,7 +251,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's first bytes and gives it its length, then closes it: the process's own part flushes it to the disk.
+// Writes the file's first bytes, sets its length and closes it: this process's own part flushes the file to the disk.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -305,7 +304,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Each name is looked up by itself: a listing of a folder from which names are removed may miss others.
+// Looks each name up by itself: a listing of a folder from which names are removed may miss others.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -418,7 +417,7 @@ const char *checkpoint_commit(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
     if (!error)
         return NULL;
-    writer->failed = true; // both are complete, but which of them a power cut leaves is not known: neither is removed
+    writer->failed = true; // a power cut may leave the new folder or the displaced one, each complete: both stay
     return error_format(
         &writer->error,
         "%.500s: cannot be written to the disk: %s; step %" PRId64

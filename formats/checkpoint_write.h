@@ -6,8 +6,8 @@
 // can't, by two renames, between which the .replaced folder is the checkpoint.
 //
 // Several processes may write a checkpoint together: this writer lays out the files that they share, each of them
-// writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. The hash of a shared
-// file is that of what its writers left in it, read back.
+// writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. A shared file is read
+// back for its hash.
 //
 // No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
 // state the checkpoints are in, so that the training goes on after a failed save. After a failure the writer holds
@@ -23,12 +23,12 @@
 #include <stdint.h>                     // uint64_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-struct checkpoint_writer { // for checkpoint_write.c alone
+struct checkpoint_writer { // others read only `failed`
     char root[PATH_MAX];
     struct checkpoint_entry step, partial; // the folder's final name, and its name during the save
     struct manifest manifest;              // of the files that are complete
     int root_fd, folder_fd, file_fd;       // -1: not open
-    bool failed;                           // the save failed; `error` says why
+    bool failed;                           // `error` says why
     int parts;                             // other processes that write a part, 1 to `parts`
     struct error_text error;
     // the file that is being written
@@ -41,24 +41,24 @@ struct checkpoint_writer { // for checkpoint_write.c alone
 };
 
 __BEGIN_DECLS
-// Begins the checkpoint of `step`. Makes the root where it is missing; the folder above it must exist. Also removes
-// what earlier writers left unfinished, since the disk may be full.
+// Begins the checkpoint of `step`. Creates the root, and the folder above it, where they are missing. Also removes what
+// earlier writers left unfinished, since the disk may be full.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Write the files, one after the other: begin, any number of writes of any size, end. After the end the file is on the
-// disk.
+// Begins a file; any number of writes of any size follow, then checkpoint_file_end. One file is open at a time.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
+// Ends the file, which is then on the disk.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a file whose bytes are all in memory.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Makes a file of `bytes` that begins with these `count`; processes write the rest as parts.
+// Creates a file of `bytes` that begins with the `count` bytes at `begin`; processes write the rest as parts.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// To be called after the shared files are made, and before any other process begins its part: processes 1 to `parts`
-// will. The writer's own part is number 0.
+// Prepares for the parts of processes 1 to `parts`; the writer's own part is number 0. Call it after the shared files
+// are made, and before any other process begins its part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
-// Waits until all of them have written their parts; that one of them could not is an error. A process that ends
-// without a word is waited for: who watches over the processes ends this one too.
+// Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
+// that ends without a word is waited for: who watches over the processes ends this one too.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
 // Ends the save and publishes the checkpoint of this step. The writer has ended, whatever is returned.
 const char *checkpoint_commit(struct checkpoint_writer *writer);

@@ -23,7 +23,7 @@ static const char *check_members(const json_t *root, const char *where, struct e
     return NULL;
 }
 
-// The texts that vary: `key` is an array of one text at least.
+// Reads the texts that vary, from the array `key`, which has at least one.
 static const char *read_varied(struct eval_item *item, const char *key, const char *where, struct error_text *error) {
     RETURN_PROBLEM(json_get_array(item->root, key, &item->varied, where, error));
     const size_t count = json_array_size(item->varied);

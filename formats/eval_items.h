@@ -20,7 +20,7 @@ struct eval_item {
     char *task;
     json_t *root;      // the line
     json_t *varied;    // in root: the choices, or the contexts; NULL: there is one continuation, without alternatives
-    const char *fixed; // in root: the context of choices, or the continuation of contexts
+    const char *fixed; // in root: the context where choices vary, else the continuation
     const char *delimiter, *context; // in root, or constant; context: where nothing varies
     bool contexts_vary;
     int gold;  // -1 where nothing varies
@@ -38,15 +38,16 @@ const char *eval_items_parse(struct eval_items *items, const unsigned char *data
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine
 
-// Text `i` of an item, i < count: the context, and what follows the delimiter.
+// Returns the context of text `i` of an item, i < count.
 const char *eval_item_context(const struct eval_item *item, int i);
+// Returns what follows the delimiter in text `i`.
 const char *eval_item_continuation(const struct eval_item *item, int i);
-// The text whose length acc_norm and acc_bytes divide by: of those that vary, number i.
+// Returns text `i` of those that vary, else the continuation: acc_norm and acc_bytes divide by its length.
 const char *eval_item_choice(const struct eval_item *item, int i);
 
-// The characters of a UTF-8 text.
+// The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The length of a text without the white space that ends it, as Python's str.rstrip finds it: that of Unicode, and the
-// separators U+001C to U+001F.
+// The number of bytes of a text without the white space that ends it, as Python's str.rstrip finds it: Unicode's white
+// space, and the separators U+001C to U+001F.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

@@ -5,11 +5,11 @@
 //                (uint64), [6..7] learned tokens (uint64), [8..9] documents (uint64), [10] vocabulary, a number above
 //                every token, [16..23] SHA-256 of tokenizer.json (zeros: none); the others are 0
 //   tokens       rows * (tokens of a row) + 1, then zeros up to a multiple of 8 bytes
-//   loss bits    one for each token, in bytes from the lowest bit on: as a target it counts; padded alike
-//   start bits   one for each token: it begins a document; padded alike
+//   loss bits    for each token, from the lowest bit of a byte on, whether it counts as a target; padded alike
+//   start bits   for each token, whether it begins a document; padded alike
 //
-// A row is a sample. Its first token begins a document, as padding at its end does. What begins a document is predicted
-// by nothing and has no loss bit, so that a row's last target, the first token of the next row, never counts.
+// A row is a sample. Its first token begins a document, as padding at its end does. A token that begins a document is
+// predicted by nothing and has no loss bit, so that a row's last target, the first token of the next row, never counts.
 #pragma once
 #include "formats/token_file.h" // struct token_file
 #include <stdbool.h>            // bool
@@ -22,9 +22,9 @@ bool finetune_shard_is(const unsigned char *data, uint64_t data_bytes);
 // Parses a header as llmc_shard_parse does; also sets the file's row_tokens and the places of its bits.
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);
-// marks (n) = of tokens first..first+n-1 of the file, open as `fd`, the place in the sample, counted from `first`, at
-// which the token's document begins; its bitwise complement where the token does not count as a target. raw: room for
-// n / 8 + 2 bytes.
+// marks (n) = for tokens first..first+n-1 of the file, open as `fd`, the index, counted from `first`, of the token that
+// begins the token's document; the bitwise complement where the token does not count as a target. raw: room for n / 8 +
+// 2 bytes.
 const char *finetune_shard_read(int32_t *marks, const struct token_file *file, int fd, uint64_t first, int n,
                                 unsigned char *raw, struct error_text *error);
 __END_DECLS

@@ -43,7 +43,7 @@ bool architecture_find(enum architecture *a, const char *type) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Which architecture fits
 
-// The same model in one way of saying it: options without an effect have their default, lists their shortest form.
+// A model in its plainest form: options without an effect have their default, lists their shortest form.
 struct plain_model {
     struct config config;
     char *no_rope, *windows, *window, *factors[2]; // owned
@@ -83,7 +83,7 @@ static char *plain_numbers(const char *list) {
         text_add(text, room, "%s%s", *text ? "," : "", huggingface_show(value).text);
     return text;
 }
-// Rotary options that have no effect with this type of scaling, or without rotary positions, get the default's value.
+// Resets rotary options that have no effect with this type of scaling, or without rotary positions, to their defaults.
 static void plain_rope(struct plain_model *m, const struct config *defaults) {
     struct config *c = &m->config;
     const enum rope_scaling_type type = c->model.rope_scaling_type;
@@ -252,7 +252,7 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json as read
 
-// Biases of a file that was written before each linear layer had an option of its own: those of add_bias_linear.
+// Sets the projection's and the MLP's bias options from add_bias_linear, in a file that is older than these options.
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {
@@ -269,7 +269,7 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
     const int count = huggingface_own_options(rows);
     for (int i = 0; i < count; i++) {
         const char *option = rows[i]->name, *value = "";
-        // A file of a version before an option lacks it; sizes were there from the first on.
+        // A file that is older than an option lacks it; sizes were always there.
         if (!json_object_get(root, option) && strcmp(option, "num_layers") != 0 && strcmp(option, "hidden_size") != 0)
             continue;
         RETURN_PROBLEM(json_get_string(root, option, &value, name, error));

@@ -57,33 +57,32 @@ struct huggingface_config {
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// The architecture that a model of these options, which are resolved, is saved as: ARCHITECTURE_OURS where no other
-// fits. Where this gives another for a model with a parameter that it has no tensor for, run/tensor_names.cuh ends the
-// run at its start.
+// Returns the architecture that a model of these options, which are resolved, is saved as: ARCHITECTURE_OURS where no
+// other fits. Where it has no tensor for a parameter of the model, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
 // Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
 bool architecture_fits(enum architecture a, const struct config *c);
-// Names of an architecture in config.json, constant texts: its class, as LlamaForCausalLM, and its model_type, as
-// llama.
+// Returns the class of an architecture in config.json, as LlamaForCausalLM; a constant.
 const char *architecture_class(enum architecture a);
+// Returns an architecture's model_type in config.json, as llama; a constant.
 const char *architecture_model_type(enum architecture a);
 // *a = the architecture of a model_type; false: unknown.
 bool architecture_find(enum architecture *a, const char *type);
-// A note for the start-up report about the form of the checkpoints; "": none.
+// Returns a note for the start-up report about the form of the checkpoints; "": none.
 const char *huggingface_note(const struct config *c);
 
 // Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. All options of the
-// model's shape are set: those that the file does not say have their default. `name`: the file, for messages. On
-// success the caller calls huggingface_free; on failure nothing is held, and that is harmless.
+// model's shape are set: an option that the file does not say has its default. `name`: the file, for messages. On
+// success the caller calls huggingface_free; on failure nothing is held, and the call is harmless.
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
 // Adds a setting, OPTION=VALUE.
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// The value that an option, by its name with dashes, is set to, valid until h is freed; NULL: it is not set.
+// Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
 // Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not
 // set.

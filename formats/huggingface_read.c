@@ -1,7 +1,7 @@
 // The members of config.json, read: sizes, norms, biases, windows, factors. huggingface_rope.c has rotary settings.
 //
-// What a class does by default, where a member is absent, is its row of architecture_traits. null is as absent, except
-// where it says "none": of windows and caps.
+// Where a member is absent, the class's default holds, a field of its row of architecture_traits. null counts as
+// absent, except for windows and caps, where it says "none".
 #include <math.h>   // sqrt
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -111,7 +111,7 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
 
 // ---- which layers ----
 
-// The architecture's own pattern: gemma3's may be another, by sliding_window_pattern.
+// marks (layers) = which layers have a window by default; Gemma 3's files may set the period.
 static const char *usual_windows(bool *marks, int64_t layers, const json_t *root, const struct architecture_traits *t,
                                  enum architecture a, const char *name, struct error_text *error) {
     int64_t full_each = t->full_each;
@@ -181,7 +181,7 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
                ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
-// marks (layers): which have a window of `window` keys, 0: none. without_rope (layers): of SmolLM3.
+// marks (layers) = which layers have a window, of `window` keys; 0: none. without_rope (layers): SmolLM3's.
 static const char *read_windows(bool *marks, int64_t window, const bool *without_rope, int64_t layers,
                                 const json_t *root, const struct architecture_traits *t, enum architecture a,
                                 const char *name, struct error_text *error) {
@@ -243,7 +243,7 @@ static const char *read_layers(struct huggingface_config *h, const json_t *root,
 
 // ---- biases, factors ----
 
-// Sets the options of the biases: attention_bias is of q, k, v and the projection after, mlp_bias of the MLP.
+// Sets the options of the biases: attention_bias says q, k, v and the projection behind them, mlp_bias the MLP.
 static const char *read_biases(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool qkv = t->qkv_bias, proj = t->proj_bias, mlp = t->mlp_bias;
@@ -271,7 +271,7 @@ static const char *read_cap(struct huggingface_config *h, const json_t *root, co
                ? NULL
                : read_number(h, root, key, 1e-6, 1e30, usual, option, name, error);
 }
-// The scale of scores; that of the size of a head is left to the engine.
+// Sets the scale of scores, except the engine's default, 1 / sqrt(head_dim).
 static void set_softmax_scale(struct huggingface_config *h, double scale, int64_t head_dim) {
     if (scale != 1 / sqrt((double)head_dim))
         huggingface_set(h, "softmax-scale=%s", huggingface_show(scale).text);
@@ -340,8 +340,8 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     huggingface_set(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
-// The activation's member: hidden_act, in Gemma 2 and 3 hidden_activation. Gemma 1 has either, and means the tanh form
-// by all of them.
+// Sets the activation from hidden_act, in Gemma 2 and 3 from hidden_activation. Gemma 1 has either, and means the tanh
+// form by "gelu" too.
 static const char *read_activation(struct huggingface_config *h, const json_t *root,
                                    const struct architecture_traits *t, const char *name, struct error_text *error) {
     const bool gemma1 = t->gemma && !t->query_pre_attn_scalar;

@@ -1,6 +1,6 @@
 // The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling,
 // later all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for
-// each kind of layer in rope_parameters, and what is said for none of them is of the full layers.
+// each kind of layer in rope_parameters; what stands outside of these objects is the full layers'.
 //
 // Members: transformers' modeling_rope_utils.py.
 #include <stdlib.h> // atoi
@@ -13,7 +13,7 @@ static bool values_equal(const json_t *a, const json_t *b) {
         return json_number_value(a) == json_number_value(b);
     return json_equal((json_t *)a, (json_t *)b);
 }
-// Members that no reader knows may say that the frequencies are others. `finetuned` is a remark.
+// Whether a member is known: an unknown one may say that the frequencies are others. `finetuned` is a remark.
 static bool rope_member_is_known(const char *key) {
     static const char *const known[] = {
         "rope_type",      "type",
@@ -31,7 +31,7 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to *rope; null ones are absent ones. `where`: its place in the file.
+// Adds the members of `from`, which may be NULL, to *rope; null counts as absent. `where`: its place in the file.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -63,7 +63,7 @@ static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope
     } words[] = {
         {"default", SCALING_NONE, true},  {"linear", SCALING_LINEAR, false},    {"llama3", SCALING_LLAMA3, false},
         {"yarn", SCALING_YARN, false},    {"longrope", SCALING_LONGROPE, true}, {"su", SCALING_LONGROPE, true},
-        {"yarn", SCALING_LONGROPE, true}, // older names, of Phi-3 alone
+        {"yarn", SCALING_LONGROPE, true}, // older names, only Phi-3's
     };
     const char *word;
     RETURN_PROBLEM(json_opt_string(rope, "rope_type", "default", &word, name, error));
@@ -91,7 +91,7 @@ static const char *rope_needs(struct huggingface_config *h, const json_t *rope, 
     huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
-// A list with a number for each pair of rotated elements.
+// Sets an option from a list with a number for each pair of rotated elements.
 static const char *rope_list(struct huggingface_config *h, const json_t *rope, const char *key, size_t pairs,
                              const char *option, const char *name, struct error_text *error) {
     json_t *list;
@@ -116,8 +116,8 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before the scaling: the member at the top first, as transformers does. Phi-3's class
-// has that member even where the file has not.
+// *original = the longest sequence before the scaling: the member at the top is read first, as transformers does.
+// Phi-3's class has that member even where the file has not.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
@@ -134,7 +134,7 @@ static const char *rope_original(int64_t *original, const json_t *root, const js
                                              "transformers takes; make them equal",
                                              name, key, (long long)inner, (long long)*original);
 }
-// The factor, or where it is absent the ratio of the lengths.
+// Sets the factor; where it is absent, the ratio of the lengths.
 static const char *rope_factor(struct huggingface_config *h, const json_t *root, const json_t *rope, int64_t original,
                                const char *name, struct error_text *error) {
     int64_t longest;
@@ -216,7 +216,8 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Rotary settings of the layers with a window: those of the full ones, or another theta without scaling.
+// Sets the theta of the layers with a window, where their settings are not the full layers': they may have another
+// theta, without scaling.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -246,7 +247,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope = the settings of all layers, or of the full ones; *sliding = the object of the others, NULL: none.
+// rope = the settings of all layers, or of the full layers; *sliding = those with a window's object, NULL: none.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -267,7 +268,7 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     RETURN_PROBLEM(json_opt_object(parameters, "full_attention", &full, name, error));
     RETURN_PROBLEM(json_opt_object(parameters, "sliding_attention", sliding, name, error));
     RETURN_PROBLEM(rope_add(rope, full, "rope_parameters.full_attention", name, error));
-    // transformers takes truncate from the outer object alone.
+    // transformers takes truncate only from the outer object.
     bool inner, outer;
     RETURN_PROBLEM(json_opt_bool(rope, "truncate", true, &inner, name, error));
     RETURN_PROBLEM(json_opt_bool(parameters, "truncate", true, &outer, name, error));
@@ -279,7 +280,7 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
-// What CWM's class has where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at the top.
+// Sets CWM's settings where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at the top.
 static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "rope_type", json_string("llama3"));
     json_object_set_new(rope, "rope_theta", json_real(1e6));

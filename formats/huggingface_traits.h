@@ -26,8 +26,8 @@ struct architecture_traits {
     double epsilon, theta;
     // Biases: whether there are any by default, and whether attention_bias and mlp_bias say so.
     bool qkv_bias, proj_bias, mlp_bias, has_attention_bias, has_mlp_bias;
-    // Windows: sliding_window (0: null), and where layer_types is absent each layer full_each has none; 0: all have
-    // one.
+    // Windows. window: sliding_window where absent, 0: null. full_each: where layer_types is absent, each full_each-th
+    // layer has no window, 0: all have one.
     enum huggingface_windows windows;
     int window, full_each;
     // Norms.
@@ -38,7 +38,7 @@ struct architecture_traits {
     // Rotary positions.
     bool no_rope_layers;   // no_rope_layers, no_rope_layer_interval
     bool rope_by_layers;   // layers with a window have rotary settings of their own
-    double local_theta;    // of these, where absent; 0: as the others
+    double local_theta;    // theta of the layers with a window, where absent; 0: the other layers' theta
     double partial_rotary; // rotary_pct, partial_rotary_factor; 0: there is no such member
     // Factors.
     bool multipliers;           // Granite's four
@@ -57,20 +57,21 @@ struct huggingface_number huggingface_show(double value);
 
 // marks (num_layers) = which layers --no-rope-freq (others: false) or --window-attn-skip-freq (true) marks.
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
-// The shortest text that gives these marks: none, N or a list. The caller frees it.
+// Returns the shortest text that gives these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
-// Adds the defaults of options that are not set: a command line that says otherwise then contradicts the file.
+// Adds the defaults of options that are not set, so that a command line that says otherwise contradicts the file.
 void huggingface_set_defaults(struct huggingface_config *h);
 
-// Write and read the members of rotary settings. `root`: the config.json, whose sizes and windows are set already.
+// Writes the members of rotary settings.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);
+// Reads the members of rotary settings from `root`, the config.json, whose sizes and windows are set already.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
-// Reads the members of the root of that architecture, which is not ARCHITECTURE_OURS.
+// Reads the members of `root`, a config.json of h->architecture, which is not ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
-// Writes them.
+// Writes what huggingface_read_members reads.
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
 __END_DECLS

@@ -1,5 +1,5 @@
-// The members of config.json, written. What an architecture has no member for is not written, and what is no value of
-// its member is written as another: architecture_fits finds that it reads back otherwise.
+// The members of config.json, written. An option without a member in an architecture is not written, and a value that
+// its member can't have is written as another value: architecture_fits finds that the file reads back otherwise.
 #include <math.h>   // sqrt, nextafter
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -53,12 +53,12 @@ static void write_yarn(struct json *json, const struct config *c) {
         json_decimal_double(json, "mscale_all_dim", c->model.yarn_mscale_all_dim);
     }
 }
-// longrope's factor follows from the lengths, unless it is another.
+// Whether longrope's factor follows from the lengths.
 static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
 }
-// The members of the scaling. Phi-3 of transformers 4 takes the type under its older name, the lists, and no more.
+// Writes the members of the scaling. Phi-3 of transformers 4 takes only the type, under its older name, and the lists.
 static void write_scaling(struct json *json, const struct config *c, bool phi3) {
     const int original = c->model.rope_original_max_position_embeddings;
     switch (c->model.rope_scaling_type) {
@@ -102,7 +102,7 @@ static void write_parameters(struct json *json, const char *key, const struct co
         json_decimal_double(json, "partial_rotary_factor", c->model.rotary_percent);
     json_object_end(json);
 }
-// Of the layers with a window: never scaled.
+// Writes the theta of the layers with a window, which are never scaled.
 static void write_local(struct json *json, const char *key, const struct config *c) {
     if (c->model.rotary_base_local == 0)
         json_decimal(json, key, c->model.rotary_base);
@@ -110,8 +110,8 @@ static void write_local(struct json *json, const char *key, const struct config 
         json_decimal_double(json, key, c->model.rotary_base_local);
 }
 
-// Before transformers 5 rope_theta is at the top and the rest in rope_scaling, which transformers 5 reads first where
-// both are there; both say the same.
+// Writes the settings for old and new readers, twice alike: before transformers 5, rope_theta at the top and the rest
+// in rope_scaling, which transformers 5 reads first where it is there.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a) {
     const bool neox = t->form == FORM_GPT_NEOX, phi3 = a == ARCHITECTURE_PHI3;
@@ -148,7 +148,7 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
 
 // ---- which layers ----
 
-// layer_types and sliding_window. Where a class makes both masks whatever its layers, it needs a number for the window.
+// Writes layer_types and sliding_window, a number even without windows where the class makes both masks in any case.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
@@ -190,7 +190,7 @@ static void write_no_rope_layers(struct json *json, const struct config *c) {
 
 // ---- factors ----
 
-// x with 1 / x == reciprocal, the shortest there is; where there is none, a number near it.
+// Returns the shortest x with 1 / x == reciprocal; where there is none, a number near it.
 static double reciprocal_of(double reciprocal) {
     const double near = 1 / reciprocal;
     const double tries[3] = {near, nextafter(near, 0), nextafter(near, 2 * near)};

@@ -14,7 +14,7 @@
 #define MANIFEST_NAME "manifest.json"
 enum {
     MANIFEST_FILE_NAME = 128,     // bytes with the terminating 0
-    MANIFEST_FILES = 4096,        // most: shards of a model and of an optimizer over a thousand ranks are fewer
+    MANIFEST_FILES = 4096,        // at most; a thousand ranks' shards of a model and an optimizer are fewer
     MANIFEST_BYTES = 4096 * 1024, // limit of the text: MANIFEST_FILES files stay below it, without added white space
 };
 
@@ -34,14 +34,14 @@ __BEGIN_DECLS
 // raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then empty.
 const char *manifest_parse(struct manifest *manifest, const char *text, size_t bytes, const char *name,
                            struct error_text *error);
-// The manifest as JSON text of *bytes, which the caller frees; NULL: out of memory.
+// Returns the manifest as JSON text of *bytes, which the caller frees; NULL: out of memory.
 char *manifest_text(const struct manifest *manifest, size_t *bytes);
 void manifest_free(struct manifest *manifest);
 
 // Whether a file of a checkpoint may have the name: letters, digits, '_', '-' and '.', no '.' in front, and not the
 // manifest's own. Such a name can't lead out of the folder or be hidden, and is portable between file systems.
 bool manifest_name_is_allowed(const char *name);
-// The entry of that name; NULL: none.
+// Returns the entry of that name; NULL: none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
 // Adds an entry of that name, its other fields zero, and returns it; NULL: out of memory.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);

@@ -42,6 +42,6 @@ __BEGIN_DECLS
 const char *matmul_algorithms_parse(struct matmul_algorithms *algorithms, const char *const *key_names,
                                     const unsigned char *data, uint64_t bytes, const char *name,
                                     struct error_text *error);
-// The text, of *bytes, which the caller frees; NULL: out of memory.
+// Returns the text, of *bytes, which the caller frees; NULL: out of memory.
 char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes);
 __END_DECLS

@@ -58,9 +58,9 @@ static int nfc_decompose(uint32_t code, uint32_t *out) {
     return unicode_decompositions[low][2] ? first + nfc_decompose(unicode_decompositions[low][2], out + first) : first;
 }
 
-// The character that two compose to, 0 where they do not.
+// Returns the character that two compose to; 0: they do not.
 static uint32_t nfc_compose(uint32_t first, uint32_t second) {
-    const uint32_t lead = first - HANGUL_LEADS, vowel = second - HANGUL_VOWELS; // those below wrap around
+    const uint32_t lead = first - HANGUL_LEADS, vowel = second - HANGUL_VOWELS; // a code below wraps around
     const uint32_t syllable = first - HANGUL_SYLLABLES, trail = second - HANGUL_TRAILS;
     if (lead < HANGUL_LEAD_COUNT && vowel < HANGUL_VOWEL_COUNT)
         return HANGUL_SYLLABLES + (lead * HANGUL_VOWEL_COUNT + vowel) * HANGUL_TRAIL_COUNT;
@@ -111,7 +111,7 @@ static void nfc_sort(uint32_t *codes, size_t count, uint32_t *scratch) {
     }
 }
 
-// Composes in place; returns how many characters remain. A mark joins the last starter (character of class 0) unless a
+// Combines characters in place; returns how many remain. A mark joins the last starter (character of class 0) unless a
 // mark of its own or a higher class stands between and blocks it.
 static size_t nfc_compose_all(uint32_t *codes, size_t count) {
     size_t out = 0, starter = SIZE_MAX;

@@ -45,7 +45,7 @@ static bool is_off(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
 }
-// A value in a form for messages.
+// Returns a value in a form for messages.
 static struct json_shown shown(const json_t *value) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
     struct json_shown s = json_show(text ? text : "?");
@@ -77,7 +77,7 @@ static const char *check_text(const json_t *root, const char *key, const char *w
         return error_format(error, "%s: %s is '%s'; expected '%s'", name, key, json_show(value).text, wanted);
     return NULL;
 }
-// Initial values that peft takes from the base's weights change these, or need more than the two matrices.
+// Refuses initial values for which peft changes the base's weights, or needs more than the two matrices.
 static const char *check_initialization(const json_t *root, const char *name, struct error_text *error) {
     static const char *const plain[] = {"gaussian", "orthogonal", "eva"};
     const json_t *value = json_object_get(root, "init_lora_weights");
@@ -93,7 +93,6 @@ static const char *check_initialization(const json_t *root, const char *name, st
 
 // ---- which modules ----
 
-// Adds a name to c->targets.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];
@@ -195,7 +194,7 @@ const char *peft_config_open(struct peft_config *c, const char *folder, struct e
 
 // ---- writing ----
 
-// peft declares lora_alpha as an integer, and takes any number.
+// Writes lora_alpha, as an integer where it is one: peft declares it so, and takes any number.
 static void write_alpha(struct json *json, float alpha) {
     if (alpha == floorf(alpha))
         json_int(json, "lora_alpha", (int64_t)alpha);

@@ -1,7 +1,7 @@
 // adapter_config.json of a folder of LoRA adapters as peft has it. run/adapters.cuh does the same for its tensors.
 //
-// Read is what this program computes alike; a setting that changes the result and that the program does not have is
-// refused by its name, as is a setting that it does not know unless that is off (null, false, an empty list or object).
+// A setting that changes the result and that this program does not have is refused by its name, as is an unknown
+// setting, unless it is off (null, false, an empty list or object).
 //
 // Names: peft's src/peft/tuners/lora/config.py. Functions that return a text return NULL when all is well, else what is
 // wrong, in `error` (runtime/machine/error_text.h).
@@ -22,17 +22,17 @@ struct peft_config {
     int rank;
     float alpha, dropout;
     bool rslora;         // adapters are scaled by alpha / sqrt(rank), else by alpha / rank
-    bool fan_in_fan_out; // the base's weights are (in, out), as GPT-2's are; the adapters' shapes are the same
+    bool fan_in_fan_out; // the base's weights are (in, out), as GPT-2's are; the adapters' shapes do not change
     char *targets;       // PEFT_ALL_LINEAR, or names of modules with commas between them; owned
     char *base;          // name or path of the base model; "": the file does not say; owned
 };
 
 __BEGIN_DECLS
 // Reads an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success the caller
-// calls peft_config_free; on failure nothing is held, and that is harmless.
+// calls peft_config_free; on failure nothing is held, and the call is harmless.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
-// Reads that file of a folder, likewise.
+// Reads the adapter_config.json of a folder; returns as peft_config_parse.
 const char *peft_config_open(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
 // Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.

@@ -187,7 +187,7 @@ static const char *safetensors_check_offsets(struct safetensors *file, const cha
                                 ", the end of the tensor before it: there is %s; the file is damaged",
                                 name, json_show(tensor->name).text, tensor->begin, next,
                                 tensor->begin > next ? "a hole" : "an overlap");
-        next += tensor->bytes; // both below 2^63
+        next += tensor->bytes; // each is below 2^63
         if (next > file->data_bytes)
             return error_format(error,
                                 "%s: tensor '%s' ends at byte %" PRIu64 " of the data, which has only %" PRIu64

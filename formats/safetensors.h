@@ -67,17 +67,17 @@ uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an e
 // harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// safetensors_open for untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`,
-// with the whole header where the file has it, and is not needed afterwards.
+// Parses untrusted bytes in memory, otherwise as safetensors_open: `data` holds the first `available` bytes of a file
+// of `file_bytes`, with the whole header where the file has it, and is not needed afterwards.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
-// The tensor of that name; NULL: none.
+// Returns the tensor of that name; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor of that name, which must have exactly that shape. `name`: the file, for messages.
+// *result = the tensor of that name, which must have exactly that shape (dims). `name`: the file, for messages.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
-// The value of a key of __metadata__; NULL: none.
+// Returns the value of a key of __metadata__; NULL: none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
 // out (bytes) = bytes of a tensor of an open file, from `offset` in the tensor on. Several threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
@@ -94,8 +94,8 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Lays out a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and
-// bytes. `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for
+// Plans a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and bytes.
+// `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for
 // messages.
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
@@ -118,7 +118,7 @@ const char *safetensors_index_open(struct safetensors_index *index, const char *
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);
 void safetensors_index_close(struct safetensors_index *index);
-// The file that holds a tensor; NULL: none.
+// Returns the file that holds a tensor; NULL: none.
 const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor);
 // Writes an index as transformers does: indented, tensors sorted. Sorts the entries.
 void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count, uint64_t total_bytes);

@@ -99,7 +99,7 @@ static void split_put_category(struct split_rewrite *r, const char *category, si
     split_puts(r, r->in_class ? "" : "]");
 }
 
-// How many of the next bytes of the pattern are in `of`.
+// The number of the pattern's next bytes that are in `of`.
 static size_t split_span(const struct split_rewrite *r, const char *of) {
     const char *c = r->in;
     while (c < r->end && strchr(of, *c))

@@ -22,7 +22,7 @@ const char *split_pattern_compile(struct split_pattern **pattern, const char *re
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// Makes the memory for searching texts of at most `longest` bytes; NULL when out of memory.
+// Allocates the memory for searching texts of at most `longest` bytes; NULL: out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
 // Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end); 0: none; below 0: the search

@@ -98,7 +98,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
     return NULL;
 }
 
-// *type = the type of a dtype code of Megatron's; the floating-point ones (6, 7) are refused.
+// *type = the type of a dtype code of Megatron's; the floating-point codes (6, 7) are refused.
 static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
                                        struct error_text *error) {
     switch (code) {
@@ -113,8 +113,8 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that every sequence begins where the one before ends, so that the .bin is one run of tokens, documents in
-// order. Megatron's writers produce nothing else.
+// Checks that every sequence begins where the sequence before it ends, so that the .bin is one run of tokens, documents
+// in order. Megatron's writers produce nothing else.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -244,7 +244,7 @@ static void unmap_index(const unsigned char *index, uint64_t bytes) {
         munmap((void *)index, bytes);
 }
 
-// Opens a dataset of Megatron's. The index is mapped only while it is read: at 12 bytes per sequence it may have
+// Opens a dataset of Megatron's. The index is mapped only while it is read: with 12 bytes a sequence it may have
 // gigabytes.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {

@@ -37,26 +37,26 @@ uint64_t token_type_bytes(enum token_type type);
 // llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file owns.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
-// *digest = a hash, above 0, of the file's length and of a few parts of it, the header among them: of what a file that was
-// written anew in its place almost always has otherwise. Its cost does not depend on the length.
+// *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
+// was written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; without an .idx a file has none.
+// Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; files of other formats have none.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
-// `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
+// Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
 // ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path and its documents ----
 // `data` holds the first `data_bytes` of a shard, at least its header where the file is that long.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
-// `index` is a whole .idx file, `bin_bytes` the length of its .bin.
+// Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Fills in the documents of `file`, from the index that megatron_index_parse took.
+// Fills in the documents of `file`, from an index that megatron_index_parse has accepted.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
 // out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the

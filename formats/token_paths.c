@@ -7,7 +7,7 @@
 #include <string.h>                // strdup, strcmp
 #include <unistd.h>                // access
 
-// Adds the file whose name has exactly this text, as one with brackets that a shell completed. Returns glob's status.
+// Adds the file of exactly this name, as one with brackets that a shell completed. Returns glob's status.
 static int glob_name(glob_t *found, const char *name, int flags) {
     char *const escaped = (char *)malloc(2 * strlen(name) + 1), *end = escaped;
     if (!escaped)
@@ -20,7 +20,7 @@ static int glob_name(glob_t *found, const char *name, int flags) {
     free(escaped);
     return status;
 }
-// Adds the files that match one pattern or, where none does, the one of that name. Returns glob's status.
+// Adds the files that match one pattern or, where none does, the file of that name. Returns glob's status.
 static int glob_pattern(glob_t *found, const char *pattern, int flags) {
     const int status = glob(pattern, flags | GLOB_BRACE | GLOB_TILDE, NULL, found);
     return status == GLOB_NOMATCH ? glob_name(found, pattern, flags) : status;
@@ -40,7 +40,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The length of the first of a list of patterns, which ends at a comma outside {a,b} that no backslash precedes.
+// The number of bytes of a list's first pattern, which ends at a comma outside {a,b} that no backslash precedes.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))
@@ -52,7 +52,6 @@ static size_t pattern_length(const char *patterns) {
     return n;
 }
 
-// Adds the files of all patterns.
 static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
     for (const char *at = patterns;; at++) {
         const size_t length = pattern_length(at);

@@ -1,6 +1,6 @@
 // Text to token ids and back, by a tokenizer.json of Hugging Face: byte-level BPE, as in GPT-2, Llama 3 and Qwen2.
 //
-// Ids are those of the `tokenizers` package. Supported are BPE with ignore_merges; added tokens with lstrip and rstrip;
+// Ids are the `tokenizers` package's. Supported are BPE with ignore_merges; added tokens with lstrip and rstrip;
 // normalizer NFC or none; split patterns that PCRE2 reads as Oniguruma does (formats/split_pattern.h), or GPT-2's;
 // ByteLevel; a template that puts tokens before and after the text. Anything else is refused by name and never ignored:
 // another model, dropout, byte_fallback, an unknown member. Only `truncation` and `padding` are ignored, as in
@@ -32,16 +32,14 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// tokenizer_read, tokenizer_parse and tokenizer_of_bytes fill *tokenizer, which tokenizer_free frees; after an error
-// there is nothing to free.
-// Reads the tokenizer.json at `path`; eos_token and bos_token from the tokenizer_config.json beside it, else the
-// special_tokens_map.json.
+// Reads the tokenizer.json at `path` into *tokenizer, which tokenizer_free frees; after an error there is nothing to
+// free. eos_token and bos_token are from the tokenizer_config.json beside it, else from the special_tokens_map.json.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// Parses the bytes of a tokenizer.json. `name`: the file, for messages.
+// Parses the bytes of a tokenizer.json, and otherwise does as tokenizer_read. `name`: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>, an added token.
-// Other sizes than 256 and 257 are an error.
+// Creates, as tokenizer_read does, a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is
+// <|endoftext|>, an added token. Other sizes than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
 // end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text
@@ -65,8 +63,8 @@ const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text
                              int32_t **ids, int64_t *count, struct error_text *error);
 // Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// The *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id. A
-// character may be spread over several tokens.
+// Returns the *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id.
+// A character may be spread over several tokens.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
 // *vocabulary = the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,

@@ -27,7 +27,7 @@ static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes)
     return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
 }
 
-// Makes room for `more` ids.
+// Reserves room for `more` ids.
 static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     if (more <= work->room - work->count)
         return NULL;
@@ -121,7 +121,7 @@ static const char *encode_plain(struct tokenizer_work *work, const unsigned char
     return problem;
 }
 
-// The byte at which the white space that ends at `end` begins, at `least` or later.
+// Returns the byte at which the white space that ends at `end` begins, at `least` or later.
 static size_t spaces_before(const unsigned char *text, size_t least, size_t end) {
     while (end > least) {
         size_t begin = end - 1;
@@ -134,7 +134,7 @@ static size_t spaces_before(const unsigned char *text, size_t least, size_t end)
     }
     return end;
 }
-// The byte at which the white space that begins at `begin` ends.
+// Returns the byte at which the white space that begins at `begin` ends.
 static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes) {
     uint32_t code;
     for (int length; begin < bytes; begin += (size_t)length) {

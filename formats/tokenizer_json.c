@@ -17,8 +17,8 @@ enum {
     TOKENIZER_LONGEST_ADDED = 1024 // bytes of an added token; a text is searched for all of them at every byte
 };
 
-// The byte that a character stands for in GPT-2's alphabet, -1: none. Printable bytes stand for themselves, the others
-// are numbered from U+0100 on.
+// Returns the byte that a character stands for in GPT-2's alphabet; -1: none. Printable bytes stand for themselves, the
+// others are numbered from U+0100 on.
 static int byte_of_character(uint32_t code) {
     if ((code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xff && code != 0xad))
         return (int)code;
@@ -28,8 +28,8 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has. Returns how many they are, -1
-// where a character is not of the alphabet.
+// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has. Returns their number; -1: a
+// character is not of the alphabet.
 static int64_t bytes_of_entry(const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
     for (size_t i = 0; i < bytes;) {
@@ -98,7 +98,7 @@ static const char *refuse_text(struct tokenizer_reader *r, const json_t *object,
         return NULL;
     return error_format(r->error, "%s: %s.%s is set, which is not supported", r->name, where, key);
 }
-// The "type" of a component, "" where it has none.
+// Returns the "type" of a component; "": it has none.
 static const char *type_of(const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "type"));
     return type ? type : "";
@@ -186,7 +186,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// The id of one half of a merge, -1: none. Appends the half's bytes to the *scratch_bytes of `scratch`.
+// Returns the id of one half of a merge; -1: none. Appends the half's bytes to the *scratch_bytes of `scratch`.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -274,7 +274,7 @@ static const char *read_model(struct tokenizer_reader *r, const json_t *model, c
 
 // ---- added tokens ----
 
-// The id that the vocabulary gives the text of an added token, -1: none.
+// Returns the id that the vocabulary gives the text of an added token; -1: none.
 static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     const json_t *id = json_object_get(vocab, content);
     return id ? (int32_t)json_integer_value(id) : -1;
@@ -485,7 +485,7 @@ static const char *read_template(struct tokenizer_reader *r, const json_t *proce
 }
 
 static const char *read_processor(struct tokenizer_reader *r, const json_t *processor) {
-    if (strcmp(type_of(processor), "ByteLevel") == 0) // changes offsets alone
+    if (strcmp(type_of(processor), "ByteLevel") == 0) // changes only offsets
         return only_members(r, processor, "post_processor", " type add_prefix_space trim_offsets use_regex ");
     if (strcmp(type_of(processor), "TemplateProcessing") == 0)
         return read_template(r, processor);
@@ -512,7 +512,6 @@ static const char *read_decoder(struct tokenizer_reader *r, const json_t *decode
 
 // ---- the file ----
 
-// Reads the whole file.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const char *problem = only_members(r, root, "the file",
@@ -537,7 +536,7 @@ static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root
     return NULL;
 }
 
-// The JSON of a file, which the caller releases; NULL with *problem.
+// Returns the JSON of a file, which the caller releases; NULL with *problem.
 static json_t *tokenizer_json(const unsigned char *data, size_t bytes, const char *name, struct error_text *error,
                               const char **problem) {
     json_error_t json_error;
@@ -564,7 +563,7 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
-// The text of a special token that a file names; NULL: it names none.
+// Returns the text of a special token that a file names; NULL: it names none.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);

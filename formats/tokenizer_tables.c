@@ -39,7 +39,7 @@ void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text
         tables->longest = bytes;
 }
 
-// FNV-1a, finalized so that the low bits depend on all others.
+// Hashes by FNV-1a, finalized so that the low bits depend on all others.
 static uint64_t tokenizer_hash(const unsigned char *text, size_t bytes) {
     uint64_t hash = bytes;
     for (size_t i = 0; i < bytes; i++)
@@ -68,7 +68,8 @@ int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text) {
     return tables->ids_by_text ? tokenizer_id_of_bytes(tables, (const unsigned char *)text, bytes) : -1;
 }
 
-// The list is sorted, so each byte of the text narrows the range [low, high) of those that still match.
+// Searches byte by byte: the list is sorted, so each byte of the text narrows the range [low, high) of tokens that
+// still match.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
                                                 size_t bytes) {
     const struct added_token *longest = NULL;
@@ -88,7 +89,7 @@ const struct added_token *tokenizer_match_added(const struct added_token *list, 
         }
         low = left;
         right = high;
-        while (left < right) { // the same for the first token whose byte is above the text's
+        while (left < right) { // then for the first token whose byte is above the text's
             const size_t middle = (left + right) / 2;
             if (list[middle].text[place] <= text[place])
                 left = middle + 1;

@@ -50,18 +50,18 @@ struct tokenizer_tables {
 };
 
 __BEGIN_DECLS
-// An empty tokenizer with empty tables; false when out of memory.
+// Begins an empty tokenizer with empty tables; false: out of memory.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Appends the text of token `id`, for which tables->text has room, and sets its kind. `text` may be its place already.
+// Appends the text of token `id`, for which tables->text has room, or where it is already, and sets the token's kind.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
-// The slot of ids_by_text that holds the token of these bytes, or the free slot for it.
+// Returns the slot of ids_by_text that holds the token of these bytes, or the free slot for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// The TOKEN_BPE of these bytes, -1: none.
+// Returns the id of the TOKEN_BPE of these bytes; -1: none.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// The added token of this text, else the TOKEN_BPE of its bytes, -1: none.
+// Returns the id of the added token of this text, else of the TOKEN_BPE of its bytes; -1: none.
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);
-// The longest of a sorted list of added tokens that `text` begins with; NULL: none.
+// Returns the longest of a sorted list of added tokens that `text` begins with; NULL: none.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
                                                 size_t bytes);
 __END_DECLS

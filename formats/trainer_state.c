@@ -109,7 +109,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Reads the data changes: the first must begin at epoch 0, each have more files than the one before, and the last have
+// Reads the data changes: the first must begin at epoch 0, each have more files than its predecessor, and the last have
 // all.
 static const char *trainer_state_read_changes(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *changes;

@@ -9,7 +9,7 @@
 #include <stdio.h>                      // FILE
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-// What must be the same of a token shard when the run goes on.
+// What a token shard must still have when the run goes on.
 struct trainer_file {
     const char *name; // without its folder, which may change
     uint64_t tokens;
@@ -31,20 +31,19 @@ struct trainer_state {
     int64_t best_val_step;
     bool validation_due;   // this step's validation was stopped by a signal
     const char *precision; // bf16 or fp32
-    // The base model of adapters, of which a checkpoint has the adapters alone: its folder, and model_folder_digest
-    // (run/model_folder.h). NULL: the checkpoint has all parameters.
+    // Where the checkpoint has only adapters, their base model's folder, and model_folder_digest (run/model_folder.h).
+    // NULL: the checkpoint has all parameters.
     const char *base_folder, *base_digest;
     struct trainer_file *files;
     int num_files;
     struct trainer_data_change *changes;
     int num_changes;
-    json_t
-        *root; // of a state that was read: holds names and options; then root, files and changes are owned; else NULL
+    json_t *root; // set by reading, and owned, as files and changes then are: holds names and options; else NULL
 };
 
 __BEGIN_DECLS
-// Writes the state and the options, as a user would write them: those of `asked` that were `given`, and all of
-// `resolved`. Errors stay in `out`.
+// Writes the state and the options, as a user would write them: as "given" the options of `asked` whose given[i] is
+// true, as "resolved" all of `resolved`. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
 // Parses a state from the file's text, which is not needed afterwards. Returns NULL, and the caller frees the state; or
@@ -54,7 +53,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
 struct trainer_state trainer_state_open(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// The text of an option (name with underscores) in the state: which = "given" (by the user) or "resolved" (all
+// Returns the text of an option (name with underscores) in the state: which = "given" (by the user) or "resolved" (all
 // options); NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

@@ -49,7 +49,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     return NULL;
 }
 
-// Makes the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text.
+// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text.
 static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);

@@ -21,8 +21,8 @@ struct vocabulary {
 
 __BEGIN_DECLS
 // Opens the vocabulary in a file. path NULL: for a vocab_size of 256 or 257 the vocabulary of bytes (256 = end of
-// text), for any other one without text, which prints ids. Ends the process where the file is no vocabulary.
-// vocabulary_close frees it.
+// text), for any other size a vocabulary without text, which prints ids. Ends the process where the file is no
+// vocabulary. vocabulary_close frees it.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
 // Parses `data`, any bytes, which stay the caller's; vocabulary->data is not set. `name`: the file, for messages.
@@ -37,13 +37,13 @@ bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
 // too short.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes);
 
-// The *length bytes of a token, owned by the vocabulary and not ended by a zero; NULL where it has no such token.
+// Returns the *length bytes of a token, owned by the vocabulary, without a zero at the end; NULL: it has no such token.
 const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length);
 // Prints tokens as text; a token without text as its id in brackets. Malformed bytes and control characters are printed
 // as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 
-// The same as tokens come, one at a time: a character is printed when its last byte is there. Begins with zeroes but
+// Prints tokens as they come, one at a time: a character is printed when its last byte is there. Begins with zeroes but
 // for `out`.
 struct terminal_text {
     FILE *out;

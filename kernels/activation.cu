@@ -9,8 +9,8 @@
 
 #ifdef TARGET_CUDA
 
-// Every kernel here moves 4 to 10 bytes of bf16 an element and is to be bound by memory: scripts/count_sass.py holds
-// their instructions an element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
+// Every kernel here moves 4 to 10 bytes of bf16 per element and is meant to be bound by memory: scripts/count_sass.py
+// checks the instructions per element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
 enum { ACTIVATION_THREADS = 256 };
 
 DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
@@ -34,8 +34,7 @@ static inline bool activation_whole(int64_t width, const void *a, const void *b,
                          : kernel<false, false>),                                                                         \
            grid, ACTIVATION_THREADS, amax != NULL ? AMAX_BLOCK_BYTES : 0, __VA_ARGS__, amax)
 
-// Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs of columns, a warp every eighth
-// row.
+// Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs, a warp every eighth row.
 enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
 // Five blocks a multiprocessor, each thread with two loads in flight, have 5 MB in flight on an H200. Left to itself
 // ptxas takes six, and registers for one load at a time.
@@ -46,7 +45,7 @@ static inline dim3 activation_bias_grid(int64_t N, int F) {
 static inline size_t activation_bias_shared_bytes(void) {
     return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
 }
-DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) { // of the block's rows
+DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) { // behind the block's last row
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;
 }
@@ -144,7 +143,7 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, s
                          : kernel<false, false>),                                                                         \
            activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), __VA_ARGS__, amax)
 
-// A row takes grid.x blocks; the grid's second and third dimensions are the rows.
+// Returns the block's row, which grid.x blocks share: the grid's second and third dimensions count rows.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
 
 static inline dim3 activation_grid(int64_t N, int F) {
@@ -175,7 +174,7 @@ struct packed_gate_up {
         ACTIVATION_LAUNCH(name##_forward_kernel, activation_whole(F, out, gate_up, NULL), activation_grid(N, F), out,  \
                           gate_up, N, F);                                                                              \
     }                                                                                                                  \
-    /* of row n, columns from f on */                                                                                  \
+    /* Stores a pack of dgate and of dup, at column f of row n, and returns what it stored. */                         \
     template <bool WHOLE>                                                                                              \
     DEVICE_FUNCTION struct packed_gate_up name##_backward_pack(floatX *dgate_up, const floatX *dout,                   \
                                                                const floatX *gate_up, int64_t n, int64_t f, int F) {   \
@@ -238,7 +237,7 @@ struct packed_gate_up {
 
 #else
 
-// A loop of its own, since on the CPU products sum the bias gradient while they pack it, and nothing asks for it here.
+// Reads din again: on the CPU the model leaves these sums to the wgrad GEMM, which packs dout anyway, and passes NULL.
 void activation_bias_sums(float *partial, const floatX *din, int64_t N, int width, struct device *dev) {
     if (partial == NULL)
         return;

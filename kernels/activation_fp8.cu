@@ -6,7 +6,7 @@
 
 #ifdef TARGET_CUDA
 
-// Merges the amax of a source's elements into the scale's, where the cast that follows takes its scale from that.
+// Merges the amax of `from` (M, N) into scale->amax; does nothing where the scale is delayed, and so known before.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     activation_amax_kernel(struct fp8_scale *scale, const source from, int64_t M, int64_t N) {
@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     }
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
-// Casts N rows of F elements of each output.
+// Casts all outputs of the source, each (N, F).
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {
@@ -43,7 +43,7 @@ static void activation_cast(struct fp8_cast to, const source &from, int64_t N, i
     fp8_cast_tiles(to, from, N, F, workspace, dev);
 }
 
-// What the sources below read: of a pointwise activation `in` is x, of a gated one gate and up.
+// What the sources below read: dout (N, F), NULL in forward; in (N, F), of a gated activation gate and up (N, 2F).
 struct activation_arrays {
     const floatX *dout, *in;
     int64_t F;
@@ -159,7 +159,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts N rows of F elements of each output.
+// Casts all outputs of the source, each (N, F).
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;
@@ -169,11 +169,11 @@ static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void
 }
 
 struct activation_arrays {
-    const floatX *dout, *in; // in: of a gated activation gate and up
+    const floatX *dout, *in; // dout: NULL in forward; in: of a gated activation gate and up (N, 2F)
     int64_t F;
 };
 
-// Elements are taken by groups, as in activation.cuh: each has the bits that it has there.
+// Elements are taken by groups of FLOATX_GROUP, as in the ops of activation.cuh, so that results have the same bits.
 #define POINTWISE_ACTIVATION_FP8(name)                                                                                 \
     static __attribute__((noinline)) void name##_forward_fill(floatX *tiles, const void *from, int64_t row,            \
                                                               int64_t column, int rows, int columns) {                 \

@@ -4,16 +4,16 @@
 // unlike 1 + tanh, loses nothing to cancellation where x is negative.
 //
 // In bf16 the cuda target takes the exponential and the division from the units for them: sigma(y) = 1 / (1 + 2^t),
-// t = -y / ln 2. Each of t's roundings, at most four with those of constants, changes 2^t by |t| ln 2 2^-24 at most,
+// t = -y / ln 2. Each of t's roundings, at most four with the constants', changes 2^t by |t| ln 2 2^-24 at most,
 // relatively; ex2.approx errs by 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where
 // sigma is not nearly 1, |t| < 40, that is 4 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 = 119 * 2^-24 = 7.1e-6 of sigma, a
-// 275th of bf16's rounding. Farther left sigma < 2^-40. fp32 takes a polynomial and a division, with their branches: 45
-// instructions an element forward are fewer than its bytes leave room for.
+// 275th of bf16's rounding. Farther left sigma < 2^-40. In fp32 it takes a polynomial and a division, with their
+// branches: 45 instructions an element forward are fewer than the element's bytes leave room for.
 //
-// GELU by the error function has Phi(-z) = e^(-z^2 / 2) t P(t) there, t = 1 / (1 + 0.38 z), as in Abramowitz and Stegun
-// 7.1.26, P of degree 4: minimax in the relative error, by Lawson's iteration; 3.6e-5 for z <= 13.3, behind which the
-// exponential underflows. Its exponent's two roundings add 125 ln 2 2^-23 = 1.1e-5 there, all else less than 1e-6: 5e-5
-// in all, a 39th of bf16's rounding.
+// In bf16 GELU by the error function has Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz and
+// Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, behind
+// which the exponential underflows. The two roundings of the exponent add 125 ln 2 2^-23 = 1.1e-5, all else less than
+// 1e-6: 5e-5 in all, a 39th of bf16's rounding.
 #pragma once
 #include "kernels/activation.cuh" // ACTIVATION_OPS
 #include "kernels/device.cuh"     // floatX
@@ -21,28 +21,29 @@
 #include "kernels/ptx.cuh"         // exp2_approx, reciprocal_approx
 #include "kernels/vector_math.cuh" // vector_expf
 
-// 1 / (1 + e^-x)
+// logistic(x) = 1 / (1 + e^-x)
 DEVICE_FUNCTION float logistic(float x) {
     if (sizeof(floatX) == 2)
         return reciprocal_approx(1.0f + exp2_approx(-LOG2E * x));
     return 1.0f / (1.0f + vector_expf(-x));
 }
 
-// Of f(x) = x s(x).
+// Of f(x) = x s(x), at one x.
 struct gate_gradient {
     float s, derivative; // s(x), f'(x)
 };
 
-// silu(x) = x sigma(x); silu'(x) = s + x s (1 - s). Where x > 64, s (1 - s) < 2^-92; of an s that the reciprocal has a
-// unit in the last place beside 1 it would be 2^-23, times any x.
+// silu(x) = x sigma(x)
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
+// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). x counts up to 64, from where on s (1 - s) < 2^-92: an s that
+// the approximate reciprocal leaves a unit in the last place beside 1 would give 2^-23, times any x.
 DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
     const float s = logistic(x), product = fminf(x, 64.0f) * s;
     const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
     return result;
 }
 
-// sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), of x and its square
+// Returns sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3); square: x^2.
 DEVICE_FUNCTION float gelu_logistic(float x, float square) {
     if (sizeof(floatX) == 2) // 2u and -log2(e) in one: -1.5957691216 log2(e), and that times 0.044715
         return reciprocal_approx(1.0f + exp2_approx(x * fmaf(-0.1029432397f, square, -2.3022081987f)));
@@ -50,8 +51,8 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 }
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u)
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
-// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x > 8, s (1 - s) < 2^-70, and as for silu' a larger x does not
-// count; where x^2 > 2^20, s is 0: times an infinite u' it would be NaN.
+// Returns s = sigma(2u) and gelu'(x) = s + x s (1 - s) 2u'. x counts up to 8, as in silu_gradient: from there on s (1 -
+// s) < 2^-70. x^2 counts up to 2^20, from where on s is 0 for a negative x: times an infinite u' it would be NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
     const float s = gelu_logistic(x, square), product = least * s;
@@ -85,8 +86,8 @@ DEVICE_FUNCTION float gelu_erf(float x) {
     const struct normal_tail tail = normal_tail_of(x);
     return fmaf(-tail.z, tail.below, fmaxf(x, 0.0f));
 }
-// gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi): in bf16 d = Phi(-z) - z phi(z) where x is
-// negative, else 1 - d
+// Returns gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi). In bf16, with d = Phi(-z) - z phi(z),
+// that is d where x is negative, else 1 - d.
 DEVICE_FUNCTION float gelu_erf_derivative(float x) {
     if (sizeof(floatX) == 2) {
         const struct normal_tail tail = normal_tail_of(x);
@@ -103,10 +104,9 @@ DEVICE_FUNCTION float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2
 #else
 #include "kernels/vectors_floatx.cuh" // vecs_exp, vecs_logistic, vec_divide
 
-// The functions above, of vectors: x[i] <- NAME(x[i]).
-//
-// On two cores of a Zen 4 GELU's multiplications take 13 cycles for 16 elements of bf16, the memory 11: a further
-// operation would show in the time.
+// The functions above, of vectors: vecs_NAME has x[i] <- NAME(x[i]). On two cores of a Zen 4 GELU's multiplications
+// take 13 cycles for 16 elements of bf16, the memory 11: a further operation would show in the time.
+
 ALWAYS_INLINE void vecs_gelu(vec x[FLOATX_VECS]) {
     vec e[FLOATX_VECS];
     EACH_VEC e[i] = -1.5957691216f * x[i] * (1.0f + 0.044715f * x[i] * x[i]);
@@ -134,12 +134,12 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
     EACH_VEC derivative[i] = s[i] + x[i] * s[i] * (1.0f - s[i]);
 }
 
-// |x|, but no more than 20, from where on e^(-x^2 / 2) is 0: an infinity times it would be NaN.
+// Returns min(|x|, 20): from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
-// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|) the quotient of the two is t P(t), as in
-// Abramowitz and Stegun 7.1.26, and P a polynomial: minimax in the relative error for |x| <= 13.3, where e underflows,
-// by Lawson's iteration; that error is 2.5e-8, in bf16 7.3e-6.
+// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), below / e is t P(t), as in Abramowitz and
+// Stegun 7.1.26. P is a polynomial, minimax in the relative error for |x| <= 13.3, where e underflows, by Lawson's
+// iteration: the error is 2.5e-8, in bf16 7.3e-6.
 ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], const vec x[FLOATX_VECS]) {
 #ifdef PRECISION_BF16
     enum { TERMS = 6 };
@@ -162,14 +162,14 @@ ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], 
         EACH_VEC below[i] = below[i] * t[i] + coefficients[k];
     EACH_VEC below[i] = below[i] * t[i] * e[i];
 }
-// x Phi(x) = max(x, 0) - |x| Phi(-|x|), which has no subtraction where x is negative
+// gelu_erf(x) = x Phi(x) = max(x, 0) - |x| Phi(-|x|), which has no subtraction where x is negative
 ALWAYS_INLINE void vecs_gelu_erf(vec x[FLOATX_VECS]) {
     vec below[FLOATX_VECS], e[FLOATX_VECS];
     vecs_normal_tail(below, e, x);
     EACH_VEC below[i] *= vec_magnitude(x[i]);
     EACH_VEC x[i] = vec_max(vec_set(0.0f), x[i]) - below[i];
 }
-// Phi(x) + x phi(x): d = Phi(-|x|) - |x| phi(x) where x is negative, else 1 - d
+// x[i] <- Phi(x[i]) + x[i] phi(x[i]), by d = Phi(-|x|) - |x| phi(x): d where x is negative, else 1 - d.
 ALWAYS_INLINE void vecs_gelu_erf_derivative(vec x[FLOATX_VECS]) {
     vec d[FLOATX_VECS], e[FLOATX_VECS];
     vecs_normal_tail(d, e, x);

@@ -16,10 +16,10 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// A thread takes four elements, the first `count` of [at, at + 4), of a warp's block of one tensor, which are less
-// where the tensor ends. What is loaded is loaded first: waiting for `check` or for the tensor's row before would
-// double the time in which a thread has nothing under way. Returns the largest magnitude of the parameters, or, without
-// AMAX, 0.
+// Updates the first `count` of elements [at, at + 4) of the range, fewer where their tensor ends, and sets *index to
+// the tensor's row: a warp has one block of one tensor. Returns the largest fp8_magnitude of the four parameters, or
+// without AMAX 0. Loads come first: waiting for `check` or for the tensor's row before would double the time in which a
+// thread has nothing under way.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,
@@ -61,7 +61,7 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
-// Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
+// Updates four elements a thread. Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
     adamw_kernel(struct adamw_range r, struct flat_tensors tensors, struct adamw_factors factors,
@@ -83,7 +83,7 @@ void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adam
 
 #else
 
-// Gradients and moments of `count` elements in fp32, or with `narrow` all in bf16.
+// Part of a tensor, `count` elements of each: g, m and v are fp32, or with `narrow` bf16.
 struct adamw_part {
     floatX *params;
     uint16_t *remainder; // NULL: none
@@ -91,8 +91,8 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// One loop, compiled for each `split` and `narrow`: a loop more over a part, though the nearest cache holds it, costs a
-// fifth of the time.
+// Updates a part in one loop, compiled for each `split` (there is a remainder) and `narrow`: a second loop over the
+// part, though the nearest cache holds it, costs a fifth of the time.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
@@ -147,7 +147,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
-// Elements [begin, end) of the range, tensor by tensor.
+// Updates elements [begin, end) of the range where `finite`, and takes their amaxes, tensor by tensor.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
     int row = -1;

@@ -16,7 +16,7 @@ struct adamw {
 // FORMAT_8BIT_ROOT (v).
 struct adamw_range {
     floatX *params;      // (n)
-    uint16_t *remainder; // (n) FORMAT_REMAINDER, bf16 builds alone; NULL: none
+    uint16_t *remainder; // (n) FORMAT_REMAINDER, only in bf16 builds; NULL: none
     const void *grads;   // (n) FORMAT_FP32 or FORMAT_BF16
     enum state_format grads_format;
     void *m; // state_bytes(m_format, n)
@@ -27,14 +27,14 @@ struct adamw_range {
     int64_t begin; // the range's first element in the flat buffers, a multiple of STATE_BLOCK
 };
 
-// What is the same for all elements.
+// Factors of a step; adamw_tensor_factors makes a tensor's of them.
 struct adamw_factors {
     float grad_scale, beta1, rest1, beta2, rest2, eps; // rest = 1 - beta
     float step_size;                                   // lr / (1 - beta1^step)
     float inverse_root;                                // 1 / sqrt(1 - beta2^step)
     float decay, keep;                                 // lr weight_decay, 1 - lr weight_decay
 };
-// In double: 1 - beta2^step loses three digits to cancellation at step 1.
+// Computes in double: 1 - beta2^step loses three digits to cancellation at step 1.
 static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     const double correction1 = 1 - pow((double)a.beta1, (double)a.step);
     const double correction2 = 1 - pow((double)a.beta2, (double)a.step);
@@ -51,7 +51,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
-// One element: its new value; *m and *v are updated.
+// Returns an element's new value; updates *m and *v.
 HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, struct adamw_factors f) {
     const float g = grad * f.grad_scale;
     const float first = f.beta1 * *m + f.rest1 * g, second = f.beta2 * *v + f.rest2 * (g * g);
@@ -65,16 +65,15 @@ __BEGIN_DECLS
 // With g = grads * grad_scale:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   value = (1 - lr weight_decay) value - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
-// in fp32. value is the fp32 parameter, the bf16 parameter joined with its remainder (exact), or, without one, the bf16
-// parameter, which is then rounded stochastically: nearest would lose changes under 2^-9 of it. The moments of the step
-// are the unrounded ones. bf16 m is rounded to nearest; bf16 v stochastically, since it falls by less than nearest
-// notices at beta2 = 0.998 and more; 8-bit codes are the nearest.
-// One pass and one launch: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
-// tensors: of the flat buffers. They say by what each one's lr is multiplied, which elements decay (weight_decay is 0 of
-// the others), by what key each is rounded, and where amaxes are taken: of parameters as they are afterwards, also where
+// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder (exact). Without a remainder it
+// is the bf16 parameter, which is rounded stochastically: to nearest it would lose changes under 2^-9 of it. The step
+// takes the moments before they are rounded. bf16 m is rounded to nearest; bf16 v stochastically, since at
+// beta2 = 0.998 and more v falls by less than nearest notices; 8-bit codes are the nearest.
+// One launch moves 20 bytes per parameter for fp32 gradients and moments, and 8 for the parameter with its remainder.
+// tensors: the table of the flat buffers. A row says what lr is multiplied by, whether the tensor decays (weight_decay
+// is 0 where not), the key of rounding, and where the amax is taken: of the parameters after the update, also where
 // nothing is changed, so that an amax may be cleared before each update. Gaps between tensors are not written.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is
-// changed; NULL: neither.
+// check: its grad_scale multiplies adamw.grad_scale; where it is not finite no byte is changed. NULL: scale 1, finite.
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                   const struct gradient_check *check, struct device *dev);
 __END_DECLS
@@ -94,10 +93,11 @@ HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, co
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-// Whether parameters are rounded stochastically, and whether anything is.
+// Whether parameters are rounded stochastically.
 HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }
+// Whether an update needs random numbers.
 HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
     return adamw_rounds_params(r) || r->v_format == FORMAT_BF16;
 }

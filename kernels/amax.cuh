@@ -1,6 +1,6 @@
-// The largest magnitude among the elements that an op stores, for the scale of their cast to FP8 (kernels/fp8/fp8.cuh):
-// the op takes it on the way, at *amax in the device's memory, which becomes the larger of what it holds and
-// fp8_magnitude of each element as it was rounded and stored. A maximum of integers, so that no order changes its bits.
+// The amax of what an op stores: the largest magnitude among the elements, for the scale of their cast to FP8
+// (kernels/fp8/fp8.cuh). The op merges it on the way into *amax, in the device's memory: the maximum of *amax and
+// fp8_magnitude of each element as rounded and stored. A maximum of integers, so that no order changes its bits.
 #pragma once
 #include "kernels/device.cuh"  // floatX
 #include "kernels/fp8/fp8.cuh" // fp8_magnitude
@@ -12,7 +12,7 @@ HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(
 
 #ifdef TARGET_CUDA
 
-// The maximum with the first `count` elements of a pack.
+// Returns the larger of `largest` and the magnitudes of a pack's first `count` elements.
 DEVICE_FUNCTION uint32_t amax_with_packed(uint32_t largest, const struct packed &x, int64_t count = PACK) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)
@@ -27,8 +27,8 @@ DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
     if (threadIdx.x % 32 == 0)
         atomicMax(amax, largest);
 }
-// The same of a block of whole warps, all of whose threads call. shared: AMAX_BLOCK_BYTES of shared memory, which no
-// thread has used since the last barrier, and which are free again after the next one.
+// Merges a maximum of each thread of a block into *amax, by one atomic operation. All threads call, in whole warps.
+// shared: AMAX_BLOCK_BYTES of shared memory, unused since the last barrier, free again after the next.
 enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
 DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -42,8 +42,8 @@ DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t
 
 #else
 
-// The maximum over n elements, read again where they lie: an op calls it for what it has just stored, a part that the
-// nearest cache still holds, so that its own loops stay as they are without an amax.
+// Returns the maximum over x (n). An op calls this for the part that was just stored, which the nearest cache still
+// holds: the op's own loops stay as they are without an amax.
 static inline uint32_t amax_elements(const floatX *x, int64_t n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)

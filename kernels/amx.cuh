@@ -29,7 +29,8 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// The hardware adds the even products of a pair, then the odd ones, each with one rounding; denormals count as zero.
+// c += a . b. The hardware adds the even products of a pair, then the odd ones, with one rounding each; denormals are
+// 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)
@@ -45,7 +46,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// True where the CPU has AMX-BF16 and the kernel lets this process use it (Linux asks for the permission, once).
+// Whether the CPU has AMX-BF16 and Linux lets this process use it, which a process asks for once.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))
@@ -68,8 +69,7 @@ static inline void amx_begin(void) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
-// Own asm instead of gcc's intrinsics: those loads don't say that they read memory, so that gcc may move a store behind
-// a load that follows it.
+// Own asm: the loads of gcc's intrinsics don't say that they read memory, so gcc may move a store behind a later load.
 #define AMX_TILE(tile) "%%tmm" #tile
 #define amx_load(tile, base, stride_bytes)                                                                             \
     __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))      \

@@ -3,7 +3,7 @@
 #include "kernels/gradients.cuh" // struct gradient_check
 #include <sys/cdefs.h>           // __BEGIN_DECLS
 
-// A range of the flat buffers.
+// A range of n elements of the flat buffers.
 struct averages_range {
     floatX *params;
     uint16_t *remainder; // FORMAT_REMAINDER, which bf16 parameters must have; NULL: they are fp32
@@ -14,7 +14,7 @@ __BEGIN_DECLS
 // averages = decay averages + (1 - decay) value, with value as adamw_update has it. Where the check is not finite
 // nothing changes; check NULL: there is none.
 void averages_update(struct averages_range r, float decay, const struct gradient_check *check, struct device *dev);
-// The averages become the parameters and the parameters the averages, to the bit, so that a second time undoes it.
+// Swaps the averages and the parameters, to the bit, so that a second call undoes the first.
 void averages_swap(struct averages_range r, struct device *dev);
 __END_DECLS
 

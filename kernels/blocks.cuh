@@ -1,10 +1,10 @@
-// Blocks of 32 x 32 on the CPU: packed operands, and their product, of which attention is made. Matrix products
-// (kernels/matmul/tiles.cuh) take the same bf16 blocks, and the product by dot products of pairs.
+// Blocks of 32 x 32 on the CPU: packed operands, and their product, of which attention is made.
+// kernels/matmul/tiles.cuh takes the bf16 blocks and block_product_dot too.
 //
 // An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
-// row-major in both. A right one (B) is row-major in fp32, and in bf16 two VNNI tiles of words, columns 0 to 15 and 16
-// to 31: row r of a tile holds the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks are 64-byte
-// aligned. The unit that multiplies them is chosen once a call of attention, by what the CPU has.
+// row-major in both layouts. A right operand (B) is row-major in fp32; in bf16 it is two VNNI tiles of words, columns 0
+// to 15 and 16 to 31: row r of a tile holds the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks are
+// 64-byte aligned. The unit that multiplies them is chosen once a call of attention, by what the CPU has.
 #pragma once
 #include "kernels/amx.cuh"     // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh"  // floatX, bf16
@@ -40,13 +40,13 @@ static inline enum block_unit blocks_unit(void) {
         return UNIT_AMX;
     return BF16_DOT ? UNIT_DOT : UNIT_FP32;
 }
-// The result is a constant, so that only one layout is compiled, unless AMX alone multiplies bf16 here.
+// Returns the unit's layout, a constant so that only one is compiled, unless only AMX multiplies bf16 here.
 static inline enum block_layout blocks_layout(enum block_unit unit) {
     if (sizeof(floatX) != sizeof(bf16))
         return LAYOUT_FP32;
     return BF16_DOT || unit == UNIT_AMX ? LAYOUT_BF16 : LAYOUT_FP32;
 }
-// Every thread calls these before its first product and after its last one.
+// Prepares the thread, before its first product; after its last one the thread calls blocks_end.
 static inline void blocks_begin(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_begin();
@@ -63,8 +63,8 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
-// C (32 x 32) = or += sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count
-// blocks.
+// C (32 x 32) = the sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32), or +=
+// where `accumulate`; steps count blocks.
 // 8 x 32 sums stay in registers (4 x 16 without AVX-512): 16 independent chains hide the latency of two FMA units.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
@@ -97,8 +97,8 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 }
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
 #define UNIT_DOT_NAME "NEON bf16 mmla"
-// BFMMLA adds the product of 2 x 4 and 4 x 2 bf16 to 2 x 2 sums: twice the work of BFDOT. Its operands have two rows of
-// A, or two columns of B, one after the other. A's are put in order once for all columns: left[step][k / 4][row / 2].
+// Sums as block_product_fp32 does, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2 bf16, twice the work of BFDOT. Operands are
+// two rows of A, or two columns of B, one after the other. A is put in that order once: left[step][k / 4][row / 2].
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
@@ -162,7 +162,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
 }
 #else
 #define UNIT_DOT_NAME VEC_DOT_NAME
-// As block_product_fp32; k counts pairs.
+// Sums as block_product_fp32 does; k counts pairs.
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum {
@@ -262,8 +262,8 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n of a row's elements to a block's row (row_load) and back, times factor (row_store). Full rows are the rule:
-// with a constant count the compiler makes straight lines of vectors.
+// Copies n elements to a block's row. row_load and row_store call it, and row_store_some, with a constant n for full
+// rows, which are the rule: the compiler then makes straight lines of vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -304,7 +304,7 @@ ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const
     }
 }
 
-// out = one block of bf16, whose rows are `stride` apart, as VNNI pairs of rows.
+// out = a block of bf16 whose rows are `stride` apart, as VNNI pairs of rows.
 static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
     for (int c = 0; c < BLOCK; c += 16)
         for (int r = 0; r < 16; r++) {
@@ -316,8 +316,8 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may
-// be NULL. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
+// Packs X (count rows padded to 32, D) to x and X^T to `transposed`, as left operands of roundup(D, 32) / 32 blocks;
+// NULL: not that one. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
@@ -336,7 +336,7 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
     }
 }
 
-// As pack_left, to right operands.
+// Packs as pack_left does, to right operands.
 ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                               int64_t stride, int count, int D) {
     if (layout == LAYOUT_FP32) {

@@ -7,8 +7,8 @@
 //
 // A collective begins when all work that was enqueued on the device before it is done. Until collective_wait nobody
 // else may touch its buffers. Every rank begins the same collectives in the same order, none while a graph is recorded,
-// and none at all where there is one rank. Work that is recorded in segments is cut where a collective begins, and where
-// one is waited for, whether it is in flight or not.
+// and none at all where there is one rank. Work that is recorded in segments is cut where a collective begins and at
+// each collective_wait, also of a collective that is done.
 #pragma once
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device
@@ -25,18 +25,17 @@ enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 
 struct collectives; // one per process; its members are the target's own
 
-// Bytes of the device's memory that collectives need as scratch. largest_shard: elements of a rank's shard of the
-// largest reduce-scatter; wire_bf16: gradients travel as bf16; largest_exchanged_bytes: of the messages that a rank
-// sends and receives in the largest exchange, the same on all ranks, 0: there is none.
+// Returns the bytes of the device's memory that collectives need as scratch. largest_shard: elements of a rank's shard
+// in the largest reduce-scatter. wire_bf16: gradients travel as bf16. largest_exchanged_bytes: of the messages that a
+// rank sends and receives in the largest exchange, the same on all ranks; 0: there is none.
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
                                         size_t largest_exchanged_bytes, const struct device *dev);
-// Opens the collectives between the ranks of `parallel`, by all ranks. largest_gathered_bytes: what a rank contributes
-// to the largest all-gather. On return all memory of the device that collectives of any size up to the largest hold is
-// taken.
+// Opens the collectives between the ranks of `parallel`, on all ranks. largest_gathered_bytes: what a rank contributes
+// to the largest all-gather. On return NCCL has all device memory that it will hold for collectives up to these sizes.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
                              size_t largest_exchanged_bytes, struct device *dev);
-// Sets the scratch memory, before the first collective: collectives_scratch_bytes, aligned to 16, the caller's own.
+// Sets the scratch (collectives_scratch_bytes, aligned to 16), the caller's own, before the first collective.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
 // Waits for the collectives in flight, such as all-gathers of the last step's parameters, and closes.
 static void collectives_close(struct collectives *c, struct device *dev);
@@ -46,8 +45,8 @@ static void collectives_close(struct collectives *c, struct device *dev);
 // call. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);
-// Begins an all-gather: buffer (ranks, bytes) = every rank's `own`, which is its place in `buffer`, or elsewhere.
-// `name` and the result are as collective_reduce_scatter's.
+// Begins an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), which is this rank's place in `buffer`, or
+// elsewhere. `name` and the result are as collective_reduce_scatter's.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
 // Begins an exchange of lists of messages, as host_exchange has it, of the device's memory. The lists are copied. Every
@@ -55,17 +54,17 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);
-// Makes the collectives that begin from here on wait for a transfer to the device, without making the device wait where
+// Holds back the collectives that begin from here on until a transfer to the device is done, and not the device where
 // collectives run beside it. The caller waits for the transfer too, as for any.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Makes all work that is enqueued from here on wait for the collective of the ticket. 0: nothing to wait for.
+// Holds back all work enqueued from here on until the ticket's collective is done. Ticket 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
-// Seconds so far in collectives that are done: in which they ran, waiting for other ranks included, and in which the
-// device waited for them. Some may be of a step that is enqueued already.
+// Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
+// *waited_s in which the device waited for them. Some may be of a step that is enqueued already.
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s);
 
-// Bytes that a rank sends in a collective, by the direct algorithm and by the ring alike: (ranks - 1) shards.
+// Returns the bytes that a rank sends in a collective, (ranks - 1) shards, by the direct algorithm or by the ring.
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
 }
@@ -80,7 +79,7 @@ static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
 
-// collectives_scratch_bytes of GPUs: what travels as bf16 is rounded into it. COLLECTIVES_HOST has its own in the host's memory.
+// Returns collectives_scratch_bytes of a GPU, for rounding to bf16. COLLECTIVES_HOST has its own in the host's memory.
 static inline size_t gpu_collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind,
                                                    bool wire_bf16) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
@@ -95,7 +94,7 @@ struct collectives {
     uint64_t sent_bytes; // so far
     void *scratch;       // in the device's memory
     struct nccl_queue nccl;
-    // COLLECTIVES_HOST alone. Memory is the host's, pinned.
+    // Only of COLLECTIVES_HOST, in the host's memory, pinned.
     char *staging; // the buffer of a collective, all ranks' shards
     size_t staging_bytes;
     void *host_scratch;
@@ -138,9 +137,9 @@ static void collectives_close(struct collectives *c, struct device *dev) {
     memset(c, 0, sizeof *c);
 }
 
-// Collectives by way of the staging memory, synchronous: a wait for one finds it done. The last copy reads the staging
-// memory after the function returned; the next collective's download waits for the device's stream before it writes
-// there.
+// Collectives through the staging memory are synchronous: collective_wait finds them done. Their last copy reads the
+// staging memory after they return; the next collective's download waits for it on the device's stream.
+
 static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t shard,
                                   const char *name, struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -167,7 +166,7 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// A copy of a list whose messages are in the staging memory, from *at on. The caller frees it.
+// Returns a copy of a list, its messages in the staging memory from *at on, and advances *at. The caller frees it.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)
@@ -201,8 +200,8 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// To be called before anything of a collective is enqueued. Fails while a graph is recorded, which would wait for the
-// same collective each time that it runs, and begin none.
+// Cuts recorded segments, before anything of a collective is enqueued. Fails while a graph is recorded: the graph would
+// wait for the same collective each time that it runs, and begin none.
 static void collectives_leave_graph(struct device *dev, const char *what) {
     segments_cut(dev);
     if (dev->recording)
@@ -356,8 +355,7 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
 }
-// A transfer that seems to take its time on the bus is done for the work thread, which can't wait for it: the device
-// does.
+// Finishes the copy now: the work thread can't wait for a transfer that seems to take time on the bus; the device does.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
     transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }

@@ -1,6 +1,6 @@
 // Collectives by NCCL, on a stream of their own beside the device's: a collective begins when all work enqueued on the
 // device's stream by then is done, and the device's stream waits for the collective where its result is needed. The
-// host waits for nothing, so a step is enqueued as it is on one GPU.
+// host waits for nothing, so a step is enqueued as on one GPU.
 //
 // Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come:
 // the control thread queries the events of this queue, and tells the others how far this rank's GPU is
@@ -24,7 +24,7 @@
 #endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
-// Most collectives in flight, which have events each: where so many are, the host waits for the oldest. llama3-8b at
+// Collectives in flight, at most, as each has its own events: with so many the host waits for the oldest. llama3-8b at
 // stage 1 begins about 1980 in a step (990 buckets of 32 MiB, each reduced and gathered). The GPU does not wait for a
 // host that is still half a step ahead of it.
 enum { NCCL_EVENTS = 1024 };
@@ -60,7 +60,7 @@ static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call
 
 // --- What the control thread sees ---------------------------------------------------------------------------------
 
-// Seconds from one event to another: negative where `to` came first, 0 where one of them has not happened yet.
+// Returns the seconds from one event to another: negative where `to` came first, 0 where one has not happened yet.
 static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
     return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
@@ -85,8 +85,8 @@ static uint64_t nccl_queue_count(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return in_flight;
 }
-// Called by the control thread, now and then. A failure that NCCL finds by itself leaves its kernels waiting for ever,
-// and with them the thread that trains: the process ends here, which the other ranks' control threads notice.
+// Polls the collectives and NCCL's error, on the control thread. A failure that NCCL finds leaves its kernels waiting
+// for ever, and with them the thread that trains: the process ends, which the other ranks' control threads notice.
 static void nccl_queue_poll(void *argument) {
     struct nccl_queue *const q = (struct nccl_queue *)argument;
     cudaSetDevice(q->device_index); // for this thread, whose queries would otherwise open the first device
@@ -103,13 +103,13 @@ static void nccl_queue_poll(void *argument) {
 
 // --- Opening and closing ------------------------------------------------------------------------------------------
 
-// The numbers of the first collectives, which each rank knows of every other, so that a wrong one is found. Of a sum all but
-// one of the addends are 0 and that one is exact in bf16: what is left out, added twice or moved shows.
+// The first collectives carry numbers that every rank knows of every other, so that a wrong one is found. In a sum all
+// addends but one are 0, and the other is exact in bf16: an addend that is left out, added twice or moved shows.
 enum { KNOWN_THREADS = 256 };
 static __host__ __device__ inline float known_addend(int64_t i, int rank, int ranks) {
     return (i + 1) % ranks == rank ? (float)(1 + i % 97) : 0;
 }
-// Byte i of what rank `from` sends, to rank `to` or to all (-1).
+// Returns byte i of what rank `from` sends to rank `to`, or to all (-1).
 static __host__ __device__ inline uint8_t known_byte(int64_t i, int from, int to) {
     return (uint8_t)(131 * i + 29 * from + 11 * to + 7);
 }
@@ -122,7 +122,7 @@ template <typename T> static __global__ void known_fill_addends_kernel(T *buffer
     if (i < n)
         known_store(&buffer[i], known_addend(i, rank, ranks));
 }
-// *wrong += the elements of the sum's shard from element `begin` on that are wrong.
+// *wrong += the number of wrong elements in shard (n) of the sum, which begins at its element `begin`.
 template <typename T>
 static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, int64_t n, int64_t begin, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -140,8 +140,8 @@ static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *
         atomicAdd(wrong, 1u);
 }
 
-// Ends the program where *wrong (of the device), which is 0 again then, counts wrong elements of the first collective
-// `name`.
+// Ends the program where *wrong, in the device's memory, counts wrong elements of the first collective `name`, of
+// `elements` elements a rank; sets *wrong to 0.
 static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
     unsigned count = 0;
     cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));
@@ -177,8 +177,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
                (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
-// Exchanges a message of known bytes with each other rank, of a byte or as large as fits into the buffer's `bytes`: NCCL
-// connects each pair when it first sends.
+// Exchanges a message of known bytes with each other rank, of one byte, or with `largest` as large as fits into buffer
+// (bytes): NCCL connects each pair of ranks when it first sends.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -230,8 +230,8 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
     control_collective_done(q->control);
     device_free(memory, COUNTER_BYTES + bytes);
 }
-// The stream has the greatest priority: when a matmul's blocks are done and both streams have work, NCCL's few blocks
-// go first. Behind a matmul's many they would begin when the overlap is over.
+// Creates the queue's stream with the greatest priority: when a matmul's blocks are done and both streams have work,
+// NCCL's few blocks go first. Behind a matmul's many blocks they would begin when the overlap is over.
 static void nccl_queue_make_stream(struct nccl_queue *q) {
     int least, greatest;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -281,7 +281,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// All that is enqueued on the queue's stream from here to nccl_queue_end is one collective.
+// Begins a collective, which is all that is enqueued on the queue's stream until nccl_queue_end.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_count(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -297,8 +297,8 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Makes the device's stream wait for a collective. One whose events were recorded again since is done: nccl_queue_begin
-// waited for it.
+// Enqueues a wait of the device's stream for a collective. One whose events were recorded again since is done:
+// nccl_queue_begin waited for it.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -311,7 +311,7 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
     pthread_mutex_unlock(&q->mutex);
     cuda_check(cudaStreamWaitEvent(dev->stream, q->done[i], 0));
 }
-// Makes the collectives that begin from here on wait for an event, beside the device's work.
+// Enqueues a wait for an event on the queue's stream: collectives from here on wait for it, the device does not.
 static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
     cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
 }
@@ -347,8 +347,8 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
         to[i] = bf16_to_float(from[i]);
 }
 
-// wire (ranks, shard): scratch for a sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in
-// fp32.
+// Enqueues a reduce-scatter; returns its ticket. wire (ranks, shard): scratch for a sum in bf16, in which NCCL's ring
+// rounds after each addition; NULL: the sum is in fp32.
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
@@ -371,7 +371,7 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Copies the messages of this rank to itself: its i-th in one list to its i-th in the other.
+// Copies this rank's messages to itself: its i-th of `sends` to its i-th of `receives`.
 static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                 const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
@@ -385,7 +385,7 @@ static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_mess
                                    q->device.stream));
     }
 }
-// One group: NCCL sends and receives all messages at a time.
+// Enqueues an exchange, as one group: NCCL sends and receives all messages at a time. Returns its ticket.
 static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev) {

@@ -1,6 +1,5 @@
-// Sums over the rows of a matrix, in two stages. The first leaves the partial sums of chunks of rows; it is part of the
-// kernels that make the matrix, or read it. The second, column_sums, adds those up in an order that depends on the
-// number of chunks alone.
+// Sums over the rows of a matrix, in two stages. The kernels that make or read the matrix leave partial sums of chunks
+// of rows. Then column_sums adds the partial sums up, in an order that depends only on the number of chunks.
 #pragma once
 #include "kernels/device.cuh"        // struct device, LAUNCH
 #include "kernels/packed_floats.cuh" // struct packed_floats
@@ -14,19 +13,20 @@ __END_DECLS
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
 
-// The first stage. column_sums_take adds a lane's pack of a row to the lane's sums. Then all threads call
-// column_sums_of_warps: to[c] = the sum over the block's warps, for the first `columns` columns of the lanes' 32 packs.
-// It uses COLUMN_SUMS_OF_WARPS_BYTES at the beginning of shared memory, which are free again after the next barrier.
+// The first stage: column_sums_take for each pack, then column_sums_of_warps.
 //
 // COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
 enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
 #define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
+// Adds a lane's pack of a row to the lane's sums.
 DEVICE_FUNCTION void column_sums_take(struct packed_floats *sums, const struct packed &x) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)
         sums->x[i] += to_float(x.x[i]);
 }
+// to[c] = the sum over the block's warps, for the first `columns` columns of the lanes' 32 packs. All threads call. It
+// uses COLUMN_SUMS_OF_WARPS_BYTES at the beginning of shared memory, which are free again after the next barrier.
 DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const uint32_t shared = shared_memory(); // (warps, PACK, COLUMN_SUMS_LINE)

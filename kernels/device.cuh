@@ -5,9 +5,9 @@
 // PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA
 // kernels, else OpenMP loops.
 //
-// An op is two files. NAME.cuh declares it: one documented prototype for both targets. NAME.cu defines it, kernel and loop
-// side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the tests
-// link the same object. Headers without a .cu of their name hold what several ops inline, and the device itself.
+// An op is two files. NAME.cuh declares it: one documented prototype for both targets. NAME.cu defines it, kernel and
+// loop side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the
+// tests link the same object. Headers without a .cu of their name hold what several ops inline, and the device itself.
 //
 // What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
 // (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are
@@ -86,8 +86,8 @@ struct work_segments;  // kernels/work_segments.cuh
 
 enum { DEVICE_EVENTS = 5 }; // points in the device's queue that the host can wait for, and take the time of
 
-// What an op runs on. One per process; passed to every op as its last argument. Beside its members each target says:
-//   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
+// What an op runs on. One per process; passed to every op as its last argument. Besides its members each target says:
+//   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the previous step's results
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
 //   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take
@@ -99,11 +99,11 @@ struct device;
 struct device {
     int threads;                       // OpenMP threads of the host
     struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
-    struct fused_library *fused;       // the same of cuDNN, made where attention first asks for it; attention_close
+    struct fused_library *fused;       // handle and plans of cuDNN, made when attention first asks; attention_close
     cudaStream_t stream;               // all work goes here, in order
     cudaEvent_t events[DEVICE_EVENTS]; // device_event_record, device_event_wait
     int index;                         // of the GPU
-    size_t free_bytes;                 // of its memory when it was opened
+    size_t free_bytes;                 // of the GPU's memory when the device was opened
     bool recording;                    // what is enqueued becomes part of a graph
     uint32_t recordings;               // begun so far
     bool graphs_refused;               // CUDA did not take a graph: none is made any more
@@ -123,7 +123,7 @@ static bool cuda_is_late(cudaError_t status) {
            status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
            (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
 }
-#define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message on a late one
+#define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message about a late fault
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     char last[512];
     if (status == cudaSuccess)
@@ -149,7 +149,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launched_note(#kernel);                                                                                        \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
-// Blocks of a grid that covers n elements, `each` a block.
+// The number of blocks of a grid that covers n elements, `each` a block.
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
 
 #else

@@ -1,8 +1,8 @@
-// Memory of the device: allocation, which happens at start-up alone, and copies.
+// Memory of the device: allocation, which happens only at start-up, and copies.
 //
 // Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
-// until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run
-// by itself.
+// until the copy is done (device_event_record, device_event_wait), and must be pinned (host_allocate, host_reserve) for
+// the host not to wait for the copy.
 #pragma once
 #include "kernels/device.cuh"              // struct device, cuda_check
 #include "runtime/machine/error.h"         // fail
@@ -15,35 +15,35 @@
 #include <sys/resource.h>                  // getrlimit
 #include <unistd.h>                        // sysconf
 
-// `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; NULL for 0 bytes.
-// The caller frees them, and says how many they are. Fails where there are not so many.
+// Allocates `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; returns
+// NULL for 0 bytes. The caller frees it by device_free, with the same `bytes`. Fails where there is too little.
 static void *device_allocate(size_t bytes);
 static void device_free(void *memory, size_t bytes);
-// device_allocate in two steps, for memory that holds several buffers: on the cpu target a page lies on the NUMA node of
-// the thread that touches it first. device_reserve touches nothing. device_touch divides the pages of `bytes` among the
-// threads by a static loop, as ops divide their operands; it writes, and so comes before all use of the memory.
+// Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
+// that touches it first. Memory for several buffers is reserved, and each buffer touched by device_touch.
 static void *device_reserve(size_t bytes);
+// Touches the pages of `bytes`, divided among the threads by a static loop, as ops divide their operands. It writes,
+// and so comes before all use of the memory.
 static void device_touch(void *memory, size_t bytes);
 
-// Memory of the host, zeroed, pinned on the cuda target; never NULL. The caller frees it. Fails where there is too
-// little.
+// Allocates zeroed memory of the host, pinned on the cuda target; never NULL. The caller frees it. Fails if none is
+// left.
 static void *host_allocate(size_t bytes, struct device *dev);
 static void host_free(void *memory);
 
-// Memory of the host in one mapping of whole pages, zeroed, for what is offloaded; NULL for 0 bytes. Each page is
-// resident when it returns: divided among the threads, on the cuda target on the NUMA node of the GPU, where that is
-// known, and then pinned. The caller releases it, and says how many bytes they are. Fails where there is too little, or
+// Allocates zeroed memory of the host in one mapping of whole pages, for what is offloaded; returns NULL for 0 bytes.
+// Each page is resident on return: touched by all threads, on the cuda target on the NUMA node of the GPU, where that
+// is known, and then pinned. The caller releases the memory, with the same `bytes`. Fails where there is too little, or
 // where it can't be pinned: pageable memory would make each copy wait for the host.
 static void *host_reserve(size_t bytes);
 static void host_release(void *memory, size_t bytes);
 
-// Each enqueues one copy of `bytes`: from host to device, from device to host, within the device.
+// Enqueues a copy of `bytes` to the device; device_download_begin one to the host, device_copy one within the device.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev);
-// As device_download_begin; returns when the copy, and all work enqueued before it, is done.
+// Copies `bytes` to the host; returns when the copy, and all work enqueued before it, is done.
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev);
-// Enqueues the zeroing of `bytes`.
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev);
 
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const char *why) {
@@ -71,7 +71,7 @@ static size_t mapping_bytes(size_t bytes) { // whole pages
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;
 }
-// Maps `bytes` > 0, with huge pages where the kernel has them, and touches none; NULL with errno set where that fails.
+// Maps `bytes` > 0, with huge pages where the kernel has them, and touches none; returns NULL where errno says why.
 static char *mapping_reserve(size_t bytes) {
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
     const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
@@ -92,8 +92,8 @@ static char *mapping_reserve(size_t bytes) {
     madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
     return base;
 }
-// Writes to each page, divided among the threads by a static loop; node: the NUMA node whose CPUs they run on meanwhile,
-// and whose memory they so take, -1: any.
+// Writes to each page, the pages divided among the threads by a static loop. node: the NUMA node whose CPUs the threads
+// run on meanwhile, and whose memory the pages so take; -1: any.
 static void mapping_touch(void *memory, size_t bytes, int node) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
     const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;
@@ -143,7 +143,7 @@ static void host_free(void *memory) {
         cuda_check(cudaFreeHost(memory));
 }
 
-// The NUMA node of this thread's GPU; -1: not known.
+// Returns the NUMA node of this thread's GPU; -1: not known.
 static int device_numa_node(void) {
     int index;
     char address[32]; // domain:bus:device.function
@@ -151,7 +151,7 @@ static int device_numa_node(void) {
     cuda_check(cudaDeviceGetPCIBusId(address, sizeof address, index));
     return numa_node_of_pci(PCI_DEVICES, address);
 }
-// Pinning what is resident takes 21 s for 500 GB; cudaHostAlloc, which touches pages by one thread, 398 s.
+// Pins what is resident already: 21 s for 500 GB. cudaHostAlloc, which touches pages by one thread, takes 398 s.
 static void *host_reserve(size_t bytes) {
     char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
     if (bytes == 0)
@@ -227,7 +227,7 @@ static void *host_reserve(size_t bytes) {
 }
 static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
-// Memory bandwidth takes every thread.
+// Copies by all threads: one does not reach the bandwidth of the memory.
 static inline void memory_copy(void *to, const void *from, size_t bytes) {
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
 #pragma omp parallel for if (chunks > 1)
@@ -250,7 +250,6 @@ static inline void device_copy(void *to, const void *from, size_t bytes, struct 
     memory_copy(to, from, bytes);
 }
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev) {
-    // Memory bandwidth takes every thread.
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
 #pragma omp parallel for
     for (int64_t i = 0; i < chunks; i++) {

@@ -7,17 +7,17 @@
 #include "runtime/machine/say.h"      // say_warning
 #include <stdio.h>                    // snprintf
 
-// Opens the device for this process, of number local_rank on its host: on the cuda target a GPU, the only visible one
-// or the one of the process's number. Fails where the host has fewer GPUs than processes, unless they may share one.
+// Opens the device for process local_rank of its host: on the cuda target the GPU of that number, or the only visible
+// one. Fails where several GPUs are visible, but fewer than the host has processes, unless these may share one.
 static void device_open(struct device *dev, int local_rank, bool may_share);
-// Does nothing where the device is not open.
+// Closes the device, if it is open.
 static void device_close(struct device *dev);
 // Writes what the device is, and floatX, to text (n bytes), as in "cuda: NVIDIA H200, compute capability 9.0, bf16";
-// returns it.
+// returns text.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
-// The GPU's name as its driver gives it, in text (n bytes); "" where there is no GPU, and where none is open.
+// Writes the GPU's name by its driver to text (n bytes), "" where none is there or none is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
-// The peak rate of dense matmuls of floatX, in flop/s, by the device's data sheet; 0 where that is not known.
+// Returns the peak rate of dense matmuls of floatX, in flop/s, by the device's data sheet; 0 where it is not known.
 static double device_data_sheet_flops(const struct device *dev);
 
 // Returns when all enqueued work is done.
@@ -26,13 +26,13 @@ static inline void device_synchronize(struct device *dev);
 static inline void device_event_record(struct device *dev, int i);
 // Returns when event i, as it was last recorded, has happened; at once where it never was recorded.
 static inline void device_event_wait(struct device *dev, int i);
-// The seconds from when event i happened to when event j did, as they were last recorded; both have happened.
+// Returns the seconds from event i to event j, as they were last recorded; both have happened.
 static inline double device_event_seconds(struct device *dev, int i, int j);
 
 // A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
 // graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
-// nothing. graph_begin and graph_end return whether CUDA takes the graph. Where it does not, that is said once,
-// graphs_are_refused from then on, and what was enqueued since graph_begin has to be enqueued again.
+// nothing. graph_begin and graph_end return whether CUDA takes the graph. Where it does not, a warning says so,
+// graphs_are_refused returns true from then on, and the caller enqueues again what it enqueued since graph_begin.
 struct work_graph;
 static bool graph_begin(struct device *dev);
 static bool graph_end(struct work_graph *graph, struct device *dev);
@@ -58,7 +58,7 @@ struct work_graph {
     cudaGraphExec_t executable; // NULL: nothing recorded
 };
 
-// Why no GPU can be used; an empty string where one can.
+// Returns why no GPU can be used; an empty string where one can.
 static const char *device_unavailable_reason(void) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -73,14 +73,14 @@ static const char *device_unavailable_reason(void) {
     return properties.major >= 8 ? "" : "the GPU's compute capability is below 8.0";
 }
 
-// Bytes of the GPU's memory that are free.
+// Returns the bytes of the GPU's memory that are free.
 static size_t device_free_bytes(struct device *dev) {
     size_t available = 0, total = 0;
     cuda_check(cudaMemGetInfo(&available, &total));
     return available;
 }
-// Bytes of the GPU's memory taken since device_open: not the context's, but all that libraries and graphs take, and
-// what other processes on the GPU have taken meanwhile.
+// Returns the bytes of the GPU's memory taken since device_open: not the context's, but all that libraries and graphs
+// take, and what other processes on the GPU have taken meanwhile.
 static size_t device_used_bytes(struct device *dev) {
     const size_t available = device_free_bytes(dev);
     return available < dev->free_bytes ? dev->free_bytes - available : 0;

@@ -12,7 +12,7 @@
 // Threads of a block in forward and in the positions' gradients. A thread takes one pack (16 bytes) of a row.
 enum { EMBEDDING_THREADS = 128 };
 
-// x times `scale` and the dropout scales, of the pack at column c of a row.
+// x <- x * scale * the dropout scales, for the pack at column c of row `row`
 DEVICE_FUNCTION void embedding_scale(struct packed_floats *x, int64_t row, int c, int C, float scale,
                                      const struct dropout &dropout) {
 #pragma unroll
@@ -25,7 +25,7 @@ DEVICE_FUNCTION void embedding_scale(struct packed_floats *x, int64_t row, int c
     for (int i = 0; i < PACK; i++)
         x->x[i] *= scales.x[i];
 }
-// The gradient of the embeddings' sum, of the pack at column c of a row; 0 past the row's end.
+// Returns the gradient of the embeddings' sum, of the pack at column c of row `row`; 0 past the row's end.
 DEVICE_FUNCTION struct packed_floats embedding_gradient(const floatX *dout, int64_t row, int c, int C, float scale,
                                                         const struct dropout &dropout) {
     struct packed_floats d = packed_to_floats(packed_load_some(dout + row * C + c, C - c));
@@ -59,17 +59,17 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, co
 }
 
 // Backward sorts the rows by token, so that the rows of a token stand together, in order, and each token's sum is made
-// by one warp or block in a fixed order. Where positions restart with documents, so that rows of a sequence share one,
-// the same is done once more by position. A key is token << 32 | row, or position << 32 | row: no two are equal, and so
-// any sort gives the same order. The sort is a bitonic network (Batcher 1968), padded to a power of two with keys above
-// all others: the steps between keys less than a tile apart are made in shared memory, many a launch.
+// by one warp or block in a fixed order. Where positions are not the rows' numbers in their sequences, the rows are
+// sorted once more, by position. A key is token << 32 | row, or position << 32 | row: no two are equal, and so any sort
+// gives the same order. The sort is a bitonic network (Batcher 1968), padded to a power of two with keys above all
+// others: the steps between keys less than a tile apart are made in shared memory, many a launch.
 enum { SORT_TILE = 4096, SORT_THREADS = 1024 };
 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return gpu_embedding_backward_bytes(B, T);
 }
 
-// Which row of its table a token's gradient is added to: that of the token, or of its position where tokens is NULL.
+// Which row of its table a row of dout is added to: its token's, or where tokens is NULL its position's.
 struct embedding_index {
     const int32_t *tokens;
     struct token_positions positions;
@@ -82,15 +82,15 @@ DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int6
 DEVICE_FUNCTION uint32_t key_index(uint64_t key) { return (uint32_t)(key >> 32); }
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
-// In the stage that makes sorted runs of `run` keys, keys at and after a run's middle are compared in pairs `stride`
-// apart.
+// Returns the first key of a pair: a step of the sort compares keys that are `stride` apart.
 DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
     return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
 }
+// Whether the pair of key `at` ascends, in the stage that makes sorted runs of `run` keys.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts one tile. run 0: makes the tile's keys and runs the stages up to runs of a tile. Else: runs the rest of the
-// stage of runs of `run` keys, whose pairs are within tiles.
+// Sorts a tile a block. run 0: makes the tile's keys and runs the stages up to runs of a tile. Else: runs the rest of
+// the stage of runs of `run` keys, whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -122,7 +122,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     for (int i = threadIdx.x; i < tile; i += blockDim.x)
         keys[begin + i] = load_shared_long(shared + 8 * (uint32_t)i);
 }
-// One step of the stage of runs of `run` keys, over pairs in different tiles.
+// Runs one step of the stage of runs of `run` keys, over pairs in different tiles.
 static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t run) {
     const int64_t first = sort_pair_first((int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride);
     const uint64_t a = keys[first], b = keys[first + stride];
@@ -145,8 +145,8 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
     }
 }
 
-// An index of at most TOKEN_FEW rows is the work of a warp for 32 packs of columns. One of more rows, as are the
-// frequent words of a text, is the work of a block, of which group i of threads adds the rows i, i + TOKEN_GROUPS, ...
+// A warp sums an index of at most TOKEN_FEW rows, in 32 packs of columns. A block sums an index of more rows, as of the
+// frequent words of a text: group i of its threads adds the rows i, i + TOKEN_GROUPS, ...
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Block i looks at key i * TOKEN_FEW. An index of more rows than TOKEN_FEW has one of these keys at least, and the
-// first block that finds it adds its rows.
+// Sums the indices of more than TOKEN_FEW rows. Block i looks at key i * TOKEN_FEW: such an index has one of these keys
+// at least, and the first block that finds it adds its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                float scale, struct dropout dropout) {
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     *to = table.add ? *to + total : total;
 }
 
-// Zeroes in the rows of a table that no key has: a block takes a row and looks for its index among the sorted keys.
+// Zeroes the rows of a table that no key has: a block takes a row and looks for its index among the sorted keys.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_other_rows_kernel(struct table_gradient table, const uint64_t *keys, int64_t n, int C) {
     const uint32_t index = blockIdx.x;
@@ -247,8 +247,8 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// dwpe where each row of a sequence has a position of its own, the row's number: no sort is needed. Rows of the table
-// past T have no token.
+// Sums dwpe where the position of each row is its number in its sequence: no sort is needed. Rows of the table past T
+// have no token.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {
@@ -312,7 +312,7 @@ static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
         __builtin_prefetch((const char *)p + at, 1);
 }
 
-// One row of embedding_forward, from element `first` of the mask on.
+// Computes one row of embedding_forward; `first` is its first element in the dropout mask.
 static inline void embedding_forward_row(floatX *to, const floatX *token, const floatX *position, int C, float scale,
                                          struct dropout dropout, int64_t first) {
     if (dropout.p == 0 && position == NULL && scale == 1) {
@@ -366,7 +366,7 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
-// Zeroes in a table that is not added to.
+// Zeroes a table that is not added to.
 static void embedding_begin(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;

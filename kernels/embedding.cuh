@@ -18,11 +18,10 @@ void embedding_forward(floatX *out,           // (B * T, C)
 struct table_gradient {
     float *sums;  // (rows, C); NULL: none, or not wanted
     int64_t rows; // more than the largest index
-    bool add;     // to what it holds; else every row is overwritten, those of no token with zeroes
+    bool add;     // to `sums`; else every row is overwritten, with zeroes where it has no token
 };
-// dwte[token] and dwpe[position] sum d over the tokens, where d = scale * dout times forward's dropout scales. Sums
-// have a fixed order.
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
+// dwte[token] and dwpe[position] = sums over the tokens, in a fixed order, of scale * dout * forward's dropout scales
 void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,
                         const floatX *dout,    // (B * T, C)
                         const int32_t *tokens, // (B, T)

@@ -16,11 +16,11 @@ DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
         result.x[i] = bf16_to_float(x.x[i]);
     return result;
 }
-// A block of an 8-bit state is a warp's: its lanes hold four elements each.
+// Returns the block of an 8-bit state that element `at` is in: a warp has a block, four elements a lane.
 DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
     return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
 }
-// The first `count` of elements [at, at + 4).
+// Returns the first `count` of elements [at, at + 4) in fp32.
 DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
     four<float> x = {};
     if (count <= 0)
@@ -36,8 +36,8 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
         x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
     return x;
 }
-// All lanes of a warp call, whose first one's element is the first of a block. `random`: what bf16 is rounded by; to
-// nearest where `stochastic` is false.
+// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, whose first one's element is the first
+// of a block. bf16 is rounded by `random` where `stochastic`, else to nearest.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
     if (format == FORMAT_FP32) {
@@ -67,8 +67,8 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
         four_store(block->codes + at % STATE_BLOCK, codes, count);
     }
 }
-// Merges the maxima of a block's warps into the amaxes of their tensors, by one atomic operation a tensor: one a warp
-// would be a million to the same few addresses.
+// Merges the maxima of all threads of a block into their tensors' amaxes, by one atomic operation a tensor: one a warp
+// would be a million to the same few addresses. index: the row of the warp's tensor. shared: FLAT_AMAX_BYTES.
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
@@ -80,7 +80,7 @@ DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int i
         store_shared_word(indices + 4 * (uint32_t)warp, (uint32_t)index);
     }
     __syncthreads();
-    if (threadIdx.x >= FLAT_WARPS) // thread i: the tensor of warp i, where it is the first warp of it
+    if (threadIdx.x >= FLAT_WARPS) // thread i: the tensor of warp i, where warp i is its first
         return;
     const uint32_t mine = load_shared_word(indices + 4 * threadIdx.x);
     uint32_t *const amax = tensors.rows[mine].amax;
@@ -101,7 +101,7 @@ static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a 
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }
-// The elements of a state's blocks in fp32: where they lie, or decoded into `room`.
+// Returns `count` elements of a state's blocks in fp32: where they lie, or decoded into room (count, whole blocks).
 static inline float *state_decoded(void *blocks, enum state_format format, float *room, int count) {
     if (format == FORMAT_FP32)
         return (float *)blocks;
@@ -110,7 +110,7 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Puts what state_decoded had decoded back; bf16 by `words`, NULL: to nearest.
+// Stores what state_decoded had decoded into `room`; bf16 is rounded stochastically by words (count), NULL: to nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

@@ -5,7 +5,7 @@
 #include <stdbool.h>          // bool
 #include <stdint.h>           // int64_t
 
-// One tensor: elements [begin, end) of the flat buffers. From there to the next one's begin is a gap.
+// A tensor: elements [begin, end) of the flat buffers. From `end` to the next tensor's `begin` is a gap.
 struct flat_tensor {
     int64_t begin, end;
     uint32_t *amax; // where updates take the amax of its parameters, as kernels/amax.cuh says; NULL: nowhere
@@ -13,14 +13,14 @@ struct flat_tensor {
     float lr_scale; // what the learning rate of its updates is multiplied by
     float scale;    // of a matrix that Muon updates: what its update is multiplied by
 };
-// What an update keeps of a tensor's values: 1 - lr_scale lr weight_decay, as a difference from `keep`, 1 - lr
-// weight_decay, so that an lr_scale of 1 leaves its bits. decay: lr weight_decay.
+// Returns what an update multiplies a tensor's values by, 1 where the tensor does not decay: 1 - lr_scale lr
+// weight_decay. keep: 1 - lr weight_decay, from which an lr_scale of 1 changes no bit; decay: lr weight_decay.
 HOST_DEVICE float flat_tensor_keep(const struct flat_tensor *tensor, float keep, float decay) {
     return tensor->decays ? fmaf(1 - tensor->lr_scale, decay, keep) : 1;
 }
-// All of them, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
-// its index, which is the key of stochastic rounding. Of the matrices that Muon updates, which are ranges of tensors,
-// there is such a table too: they begin anywhere, and only elements of theirs are looked up.
+// All tensors, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
+// its index, which is the key of stochastic rounding. The matrices that Muon updates, which are ranges of tensors, have
+// such a table too: a matrix begins anywhere, and only elements of matrices are looked up.
 struct flat_tensors {
     const struct flat_tensor *rows; // (count) in the device's memory
     int count;
@@ -29,8 +29,8 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// The row of the tensor that element `at` is in, or in the gap behind. All lanes of a warp call, for the same element:
-// each looks at a row, so that a search among a thousand waits for memory twice.
+// Returns the row of the tensor that element `at` is in, or in the gap behind. All lanes of a warp call, for the same
+// element: each looks at a row, so that a search among a thousand waits for memory twice.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
     while (32 * stride < tensors.count)
@@ -42,7 +42,7 @@ DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int6
     }
     return first;
 }
-// How many of elements [at, at + count) are in the tensor.
+// The number of elements of [at, at + count) that are in the tensor.
 DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t at, int count) {
     const int64_t left = tensor.end - at;
     return left >= count ? count : left > 0 ? (int)left : 0;
@@ -50,7 +50,7 @@ DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t 
 
 #else
 
-// The row of the tensor that element `at` is in, or in the gap behind.
+// Returns the row of the tensor that element `at` is in, or in the gap behind.
 static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at) {
     int first = 0, end = tensors->count; // the row is in [first, end)
     while (end - first > 1) {
@@ -62,8 +62,8 @@ static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at)
     }
     return first;
 }
-// The next elements of [*first, end) that one tensor has, [*first, *last), and its row; *row is -1 before the first
-// ones. False: there are none.
+// Finds the next elements [*first, *last) of [*first, end) that are of one tensor, and its *row; false: there are none.
+// The caller sets *row to -1 first, and between calls *first to *last.
 static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
                                      int64_t *last) {
     for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;

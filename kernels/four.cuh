@@ -6,16 +6,16 @@
 
 enum { FLAT_THREADS = 256 };
 
-// Four neighbors in a flat range: 16 bytes of fp32, 8 of bf16, one access.
+// Holds four neighbors in a flat range: 16 bytes of fp32, 8 of bf16, one access.
 template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
-// Told of each such access before it is made: the emulator checks its address.
+// Checks the address of such an access before it is made, on the emulator.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 #ifdef CUDA_EMULATED
     emu_access_global(at, sizeof(four<T>), write);
 #endif
 }
 template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
-// The first `count` of from[0..3], and zeros.
+// Returns the first `count` of from[0..3], and zeros.
 template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int count) {
     if (count >= 4 && four_aligned(from)) {
         four_check(from, false);

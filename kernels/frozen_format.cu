@@ -29,7 +29,7 @@ size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, 
     return 0;
 }
 
-// The tile of at most 128 x 128 elements at row `row` and column `col` of the matrix; values: its first element.
+// Encodes the tile of at most 128 x 128 elements at (row, col). values: its first element, in rows of `cols` elements.
 static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                           int64_t row, int64_t col) {
     const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
@@ -68,7 +68,7 @@ void frozen_quantize_rows(void *stored, const float *values, enum frozen_format 
     floatX *const plain = (floatX *)stored + first * cols;
     if (first % FROZEN_ROWS != 0 || (n % FROZEN_ROWS != 0 && first + n != rows))
         fail("rows %lld to %lld of a frozen matrix are no whole blocks", (long long)first, (long long)(first + n));
-    if (first == 0) // padding too has one value
+    if (first == 0) // so that padding has the same bytes each time
         memset(stored, 0, frozen_bytes(format, rows, cols));
     switch (format) {
     case FROZEN_FLOATX:
@@ -94,8 +94,8 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Of codes by frozen_fp8_encode, where a NaN's block has the inverse NaN. Placed as an fp32 number, E4M3's exponent and
-// mantissa are 2^-120 times the value, subnormal ones too. From 2^-126 up the product has no more bits than bf16 keeps.
+// Decodes a code of frozen_fp8_encode, where a NaN's block has the inverse NaN. In an fp32 number E4M3's exponent and
+// mantissa are 2^-120 times the value, subnormal or not. From 2^-126 up the product has no more bits than bf16 keeps.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;
@@ -109,8 +109,8 @@ HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
 
 #ifdef TARGET_CUDA
 
-// Bound by memory: a thread stores packs of 16 bytes, whose neighbors are its warp's other threads'; codes of all its
-// packs are in flight before the first is stored.
+// Bound by memory: a thread stores packs of 16 bytes, whose neighbors are its warp's other threads' packs; the codes of
+// all its packs are in flight before the first pack is stored.
 enum { FROZEN_THREADS = 256, FROZEN_EACH = 4 };
 #define EACH_FROZEN(k) _Pragma("unroll") for (int k = 0; k < FROZEN_EACH; k++)
 
@@ -119,7 +119,7 @@ DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
     __syncthreads();
 }
-// The codes of PACK elements from an even one on, the first byte lowest.
+// Returns the codes of PACK elements from an even one on, the first byte lowest.
 DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(codes, PACK / 2, false);
@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
             packed_store_some(out + at, packed_from_floats(values), count - at);
     }
 }
-// The same from any element on.
+// out[0, count) = elements begin, begin + 1, ...; begin is any
 static __global__ void __launch_bounds__(FROZEN_THREADS)
     nf4_dequantize_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
     const int64_t at = (int64_t)blockIdx.x * FROZEN_THREADS + threadIdx.x, i = begin + at;
@@ -170,7 +170,7 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
 struct frozen_fp8_pack {
     fp8 codes[PACK];
 };
-// The first `count` codes, the others 0; in one access where that is possible.
+// Returns the first `count` codes, the others 0; in one access where that is possible.
 DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t count) {
     struct frozen_fp8_pack pack;
     if (count >= PACK && (uintptr_t)from % PACK == 0) {
@@ -191,7 +191,7 @@ DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t 
         pack.codes[i] = i < count ? from[i] : 0;
     return pack;
 }
-// Row first + blockIdx.x of (rows, cols), a pack of columns a thread.
+// Decodes row first + blockIdx.x of (rows, cols) into row blockIdx.x of `out`, a pack of columns a thread.
 static __global__ void __launch_bounds__(FROZEN_THREADS)
     frozen_fp8_dequantize_kernel(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first) {
     const int64_t row = first + blockIdx.x, pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);

@@ -6,8 +6,8 @@
 //   FROZEN_NF4     QLoRA's 4 bits, with double quantization: kernels/nf4.cuh. 4.127 bits an element
 //
 // Quantizing is the host's work, once, while weights are loaded. What is stored has the same bits on every machine and
-// target, for any number of threads, and so has what is read back, where weights are finite: one that is not makes its
-// block NaN, in NF4 the matrix.
+// target, for any number of threads, and so has what is read back, where weights are finite: a weight that is not makes
+// its block NaN, in NF4 the matrix.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix
 #include "kernels/nf4.cuh"     // struct nf4_matrix
@@ -18,13 +18,13 @@ enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the 
 enum { FROZEN_ROWS = 128 };      // quantized together: of any number of columns these are whole blocks
 
 __BEGIN_DECLS
-// Bytes of a matrix (rows, cols), a multiple of FROZEN_ALIGNMENT. FP8 and NF4: of any build; FLOATX: of this precision.
+// Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; FLOATX: of this build's precision.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
-// Stores rows [first, first + n) of a matrix, in the host's memory: `first` is a multiple of FROZEN_ROWS, and so is n,
-// except of the last rows. After all rows frozen_quantize_end completes what is stored. All calls of a matrix have one
-// workspace, in which NF4 keeps absmaxes until their mean is known.
 size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
+// Stores rows [first, first + n) of a matrix: `first` is a multiple of FROZEN_ROWS, and so is n, except of the last
+// rows. All calls for a matrix have one workspace, in which NF4 keeps absmaxes until their mean is known. The first
+// call has first = 0, and frozen_quantize_end comes after all rows.
 void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,

@@ -1,13 +1,13 @@
 // The peak rate of a GPU, by NVIDIA's own figures, found by the name that the driver gives the GPU.
 //
 // TFLOP/s at the boost clock, dense. Data sheets like to print the rate with 2:4 sparsity, which is twice the dense
-// one: where a sheet gives that alone, the table has half of it. bf16 is the tensor cores' rate with sums in fp32,
+// one: where a sheet gives only that rate, the table has half of it. bf16 is the tensor cores' rate with sums in fp32,
 // which on GeForce cards is half of the rate with sums in fp16. fp32 is the rate of the ordinary cores, which is what
 // matmuls without TF32 reach. The peak of a GPU that is not in the table is measured: one that shares its name with
 // others of another rate, one whose sheet leaves a doubt, and every slice of a GPU (MIG).
 //
-// Beside it, what times are predicted with where nothing is measured: the memory's GB/s by the same sheets, of the
-// slowest edition where a row stands for several, and the link to the host.
+// The table also has what times are predicted with where nothing is measured: the memory's GB/s by the same sheets, of
+// the slowest edition where a row stands for several, and the link to the host.
 #pragma once
 #include <ctype.h>   // isalnum
 #include <stdbool.h> // bool
@@ -59,8 +59,8 @@ static const struct gpu_peak gpu_peaks[] = {
     // Its fp32 rate differs between editions for the HGX B200.
     {"B200", 100, 2250, 0, 7700, PCIE_5, 179},
     {"GB200", 100, 2500, 80, 8000, NVLINK_C2C, 185},
-    // NVIDIA's page of the HGX platform: 36 PFLOP/s with sparsity for 8 B300, 600 TFLOP/s in fp32; of the GB300 NVL72: 360 for
-    // 72 GPUs. Memory of both: 288 GB; the driver's figure was not looked up.
+    // NVIDIA's page of the HGX platform: 36 PFLOP/s with sparsity for 8 B300, 600 TFLOP/s in fp32; of the GB300 NVL72:
+    // 360 PFLOP/s for 72 GPUs. Memory of both: 288 GB; the driver's figure was not looked up.
     {"B300", 103, 2250, 75, 7700, PCIE_5, 267},
     {"GB300", 103, 2500, 80, 8000, NVLINK_C2C, 267},
     // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080
@@ -83,7 +83,7 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// The row of a GPU; NULL: it is not known.
+// Returns the row of a GPU; NULL: it is not known.
 static const struct gpu_peak *gpu_peak_find(const char *name) {
     if (gpu_name_has(name, "MIG"))
         return NULL;
@@ -93,14 +93,14 @@ static const struct gpu_peak *gpu_peak_find(const char *name) {
     return NULL;
 }
 
-// Flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
+// Returns the flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
 static double gpu_peak_flops(const char *name, bool with_bf16) {
     const struct gpu_peak *gpu = gpu_peak_find(name);
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
 
-// 1e9 bytes a second each way that pinned copies reach while both directions are busy: 16 lanes of PCIe, and 5/6 of
-// NVLink-C2C's 450.
+// Returns the rate, in 1e9 bytes a second each way, that pinned copies reach while both directions are busy: of 16
+// lanes of PCIe, and 5/6 of NVLink-C2C's 450.
 static double gpu_link_gbps(enum gpu_link link) {
     switch (link) {
     case PCIE_4: return 22;

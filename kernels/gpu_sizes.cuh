@@ -1,6 +1,6 @@
-// Sizes of the CUDA kernels that memory plans count with: bytes of workspace, numbers of partial sums, and the shapes and FP8
-// scalings that kernels take. Host arithmetic of sizes, compiled into every build: the kernels take their grids from it, and a build
-// without CUDA plans a GPU's memory by it to the byte.
+// Sizes of the CUDA kernels that memory plans count with: bytes of workspace, numbers of partial sums, and the shapes
+// and FP8 granularities that kernels take. Host arithmetic, compiled into every build: the kernels take their grids
+// from it, and a build without CUDA plans a GPU's memory by it to the byte.
 //
 // An op's own NAME_workspace_bytes answers for the device at hand; these functions answer for a GPU.
 #pragma once
@@ -14,14 +14,14 @@
 
 enum {
     GPU_MATMUL_BYTES = 32 << 20, // scratch that cuBLASLt's algorithms may ask for: what NVIDIA recommends for sm_90
-    GPU_DBIAS_ROWS = 128,        // of which a bias gradient has one partial sum a column
+    GPU_DBIAS_ROWS = 128,        // rows of a partial sum of a bias gradient
 };
 static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// Whether a GPU of this compute capability can't multiply FP8 matrices of this scaling; why not is written to `text` (n bytes),
-// with the option to change. Major 0: a GPU that is not known refuses nothing.
+// Whether a GPU can't multiply FP8 matrices of this granularity; why not is written to `text` (n bytes), with the
+// option to change. gpu.major 0: not known, refuses FP8 only in a build of fp32.
 static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity granularity,
                                    struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
@@ -48,7 +48,7 @@ static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity gr
 
 enum {
     GPU_PACK = 16 / (int)sizeof(floatX), // elements of one access
-    GPU_SMS = 132,                       // streaming multiprocessors that runs of rows fill: those of H100 and H200
+    GPU_SMS = 132,                       // streaming multiprocessors that runs of rows fill: an H100's or H200's
 };
 // A thread of norm_backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
 // rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
@@ -62,9 +62,9 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs of rows of norm_backward, a block's each. It depends on the sizes alone, so that all GPUs give the same
-// bits: the runs fill GPU_SMS with 16 warps each, unless there are so few rows that the runs' sums would be much of the
-// memory traffic.
+// The number of runs of rows of norm_backward, a block's each. It depends only on the sizes, so that all GPUs give the
+// same bits: the runs fill GPU_SMS with 16 warps each, unless there are so few rows that the runs' sums would be much
+// of the memory traffic.
 static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -76,13 +76,13 @@ static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
 }
 // The number of blocks that a row's columns take, a pack a lane.
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
-// The number of chunks of rows of residual_backward. They fill GPU_SMS with 64 warps each, but have at least 2 rows a warp.
+// The number of chunks of rows of residual_backward, which fill GPU_SMS with 64 warps each, of 2 rows or more.
 static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
 }
-// The number of runs of tokens of qk_norm_backward; as in norm_backward it depends on the sizes alone.
+// The number of runs of tokens of qk_norm_backward; as in norm_backward it depends only on the sizes.
 static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
@@ -104,7 +104,7 @@ static inline int64_t embedding_sort_size(int B, int T) {
 static inline size_t gpu_embedding_backward_bytes(int B, int T) {
     return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
 }
-// Blocks of a sum of squares, each with a partial sum. Their number does not depend on the GPU, and so neither do the bits.
+// Blocks of a sum of squares, each with a partial sum: the same number on all GPUs, and so the same bits.
 enum { SQUARES_BLOCKS = 1024 };
 static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQUARES_BLOCKS * sizeof(double); }
 
@@ -123,11 +123,11 @@ static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struc
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
-// Backward of attention/sm80.cu keeps lse log2(e) and delta of each row; forward needs no workspace.
+// Returns the workspace of attention/sm80.cu's backward, lse log2(e) and delta of each row; forward needs none.
 static inline size_t gpu_flash_backward_bytes(struct attention_shape shape) {
     return 2 * sizeof(float) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
 }
-// dS (B, H, T, T); forward needs no workspace.
+// Returns the workspace of the unfused backward, dS (B, H, T, T); forward needs none.
 static inline size_t gpu_unfused_backward_bytes(struct attention_shape shape) {
     return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
 }
@@ -141,8 +141,7 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on a GPU of this compute capability; an empty
-// text where they can.
+// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on this GPU; empty where they can.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);
@@ -159,8 +158,8 @@ enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Bytes of the order of forward's tiles, an item each. A shape is planned before it has tables of first keys, so that they are
-// counted without them too.
+// Returns the workspace of forward, which has the order of its tiles, an item each. It does not depend on tables of
+// first keys, which a plan does not have yet.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
     const size_t blocks = ((size_t)shape.T + queries - 1) / queries;

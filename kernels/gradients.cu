@@ -9,8 +9,7 @@
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither
-// do the bits.
+// Sums the squares of block `block` to sums[block]. All GPUs have SQUARES_BLOCKS blocks, and so the same bits.
 template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
     const int64_t first = (int64_t)block * FLAT_THREADS, thread = first + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
@@ -38,7 +37,7 @@ template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, 
 template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
     squares_block(sums, x, n, (int)blockIdx.x);
 }
-// sums (count, SQUARES_BLOCKS): of ranges from `first` on, SQUARES_BLOCKS blocks each.
+// sums (count, SQUARES_BLOCKS) = the partial sums of ranges from `first` on, by SQUARES_BLOCKS blocks each
 template <class T>
 static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const struct gradient_range *ranges,
                                                 int first) {
@@ -52,7 +51,7 @@ static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
 }
-// What block_sum_double gives of SQUARES_BLOCKS sums, by one warp.
+// Returns what block_sum_double gives of SQUARES_BLOCKS sums, by one warp.
 DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     const int lane = threadIdx.x % 32;
     double mine = 0;
@@ -64,7 +63,7 @@ DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     return warp_sum_double(mine);
 }
 static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
-// One block: each warp sums ranges up, then one thread adds the sums in order. A range's first sum becomes its total.
+// Sums in one block: each warp sums ranges up, each to its first partial sum, then one thread adds these in order.
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_ranges_total_kernel(double *total, double *sums, int count) {
     for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {
@@ -108,7 +107,7 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
-// Four elements a thread, a block of one tensor a warp.
+// Adds four elements a thread, a block of one tensor a warp.
 static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
                                          struct flat_tensors tensors, bool add) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -194,7 +193,7 @@ static inline double squares_of_bf16(const bf16 *x, int64_t n) {
         sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
     return sum;
 }
-// Run `run` of SUM_OF_SQUARES_RUNS.
+// Sums the squares of run `run` of SUM_OF_SQUARES_RUNS.
 static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
     // n / RUNS first, as n * RUNS could overflow
     const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;

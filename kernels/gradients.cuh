@@ -11,14 +11,14 @@
 // for it.
 struct gradient_check {
     double grad_norm;
-    float grad_scale; // clipping, and the mean over the targets that count
+    float grad_scale; // of the update: clipping, and the mean over the targets that count
     int32_t finite;   // 1 where every loss and the norm are, and a target counted: there is an update
 };
 
-// The gradients are those of the sum of losses over `targets`, of which `counted` counted: of the mean loss they are
-// targets / counted times as large. grad_norm is the norm of those; they are scaled down to norm `clip` (0: never) as
-// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing. Where none counted there is no mean,
-// and no update.
+// Returns the check of gradients whose sum of squares is `squares`. They are of the sum of losses divided by `targets`,
+// of which `counted` counted: the gradients of the mean loss are targets / counted times as large. grad_norm is the
+// norm of the mean loss's gradients; they are scaled down to norm `clip` (0: never) as torch.nn.utils.clip_grad_norm_
+// does, where 1e-6 keeps a zero norm from dividing. Where none counted there is no mean, and no update.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
     const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
@@ -30,9 +30,9 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 }
 
 __BEGIN_DECLS
-// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the
-// bits depend neither on the number of threads nor on the GPU.
 size_t sum_of_squares_workspace_bytes(const struct device *dev);
+// total = the sum of x[i]^2 in double, or += where `add`; x is fp32 or bf16. A fixed number of partial sums is added in
+// a fixed order: the bits depend neither on the number of threads nor on the GPU.
 void sum_of_squares(double *total, // (1)
                     const void *x, // (n)
                     enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
@@ -40,32 +40,32 @@ void sum_of_squares(double *total, // (1)
 struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
-// total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In
-// two parts: first squares_of_ranges of every range, for one group of neighbors [first, end) after the other, where
-// some are there earlier; then squares_total. `ranges` is in the device's memory.
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
+// Writes the partial sums of squares of ranges [first, end) of x to the workspace, in one launch. Ranges that are there
+// earlier may be summed earlier, by a call of their own.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
-                       const struct gradient_range *ranges, // (count)
+                       const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
+// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all of them
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
-// store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically, by r, which fp32
-// does not read, as tensor_rounding has it of each tensor. NaN stays NaN. One launch for elements [begin, begin + n) of
-// the flat buffers, of any number of tensors; begin is a multiple of STATE_BLOCK. Gaps between tensors are not written.
+// store = in, or where `add` store + in, summed in fp32. A bf16 store is rounded stochastically, by tensor_rounding of
+// r for each tensor; fp32 does not read r. NaN stays NaN. In one launch for elements [begin, begin + n) of the flat
+// buffers, of any number of tensors; begin is a multiple of STATE_BLOCK. Gaps between tensors are not written.
 void add_gradients(void *store, // (n)
                    enum state_format format,
                    const float *in, // (n)
                    int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
                    struct device *dev);
-// The random numbers of tensor `row` for a range that begins at element `begin` of the flat buffers.
+// Returns the random numbers of tensor `row`, for a range that begins at element `begin` of the flat buffers.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
     r.first = begin - tensor.begin;
     return r;
 }
-// The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
-// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
-// ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
+// Checks a step, with the same result on every rank, as each has all reports: the norm of the gradients of all ranks'
+// shards, clipped to `clip` (0: never), and whether the norm and all losses are finite. targets: of the step, over all
+// ranks, counted or not, by which the gradients' sum of losses was divided. A rank's report (width): the sum of its
 // gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
 void gradient_check(struct gradient_check *check, // (1)
                     const double *reports,        // (ranks, width)

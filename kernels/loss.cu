@@ -20,8 +20,8 @@ enum { LOSS_BLOCKS = 1 };
 enum { LOSS_BLOCKS = 2 };
 #endif
 
-// e^x by the special function unit, as two exponentials an element are more than the FMA units do in the time of the
-// element's memory traffic. x <= 0; below -87 the result is 0. The argument is a difference of logits already: a factor
+// Returns e^x by the special function unit, as two exponentials an element are more than the FMA units do in the time
+// of the element's memory traffic. x <= 0; below -87 the result is 0. x is a difference of logits already: a factor
 // applied to logit and shift apart would round each, and lose the difference of large ones.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
@@ -29,8 +29,8 @@ DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 struct logit {
     float z, slope;
 };
-// With r = 1 / (e^2x + 1), tanh x is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r). tanh.approx would err by
-// 5e-4, and so z by 0.02 of a softcap of 30.
+// Returns z and slope of a logit. tanh x is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r), r = 1 / (e^2x + 1).
+// tanh.approx would err by 5e-4, and so z by 0.02 of a softcap of 30.
 template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(float logit, struct logit_transform t) {
     struct logit result = {logit, 1};
     if (KIND == LOGITS_SCALED)
@@ -43,7 +43,7 @@ template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(f
     return result;
 }
 
-// A pack of the row's logits from column `at` on; columns past the V that count are -infinity, a probability of 0.
+// Loads a pack of the row's logits from column `at` on; columns from V on are -infinity, a probability of 0.
 DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {
     if (V - at >= PACK && packed_aligned(row + at))
         return packed_load(row + at);
@@ -53,12 +53,12 @@ DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {
     return result;
 }
 
-// row.sum, rescaled to another shift.
+// Returns row.sum, rescaled to another shift.
 DEVICE_FUNCTION float softmax_rescaled_sum(struct softmax_row row, float shift) {
     return row.sum * loss_exp(row.shift - shift);
 }
 
-// z of a pack of the row's logits from column `at` on; of columns past V -infinity.
+// Returns z of the pack of logits at column `at`; of columns from V on -infinity.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int at, int V, struct logit_transform t) {
     struct packed_floats z;
@@ -70,9 +70,9 @@ DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int a
     return z;
 }
 
-// The softmax of this thread's packs of the row, threadIdx.x, threadIdx.x + blockDim.x, ..., in one pass (Milakov and
-// Gimelshein 2018). The shift is the maximum so far, which begins at a finite number so that -infinity counts as 0. A
-// NaN does not become the maximum; it, and an infinity through infinity - infinity, ends up in `sum`.
+// Computes the softmax of this thread's packs of the row, threadIdx.x, threadIdx.x + blockDim.x, ..., in one pass
+// (Milakov and Gimelshein 2018). The shift is the maximum so far, which begins at a finite number so that -infinity
+// counts as 0. A NaN does not become the maximum; a NaN, and an infinity through infinity - infinity, ends up in `sum`.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, struct logit_transform t) {
     struct softmax_row result = {-FLT_MAX, 0};
@@ -90,12 +90,13 @@ DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, s
     return result;
 }
 
-// The softmax of all threads' packs, the same bits in every thread.
+// Combines the softmax of all lanes' packs, to the same bits in every lane.
 DEVICE_FUNCTION struct softmax_row softmax_of_warp(struct softmax_row part) {
     const float shift = lanes_max(part.shift, 32);
     const struct softmax_row result = {shift, lanes_sum(softmax_rescaled_sum(part, shift), 32)};
     return result;
 }
+// Combines the softmax of all threads' packs, to the same bits in every thread.
 DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     const uint32_t shared = shared_memory(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     part = softmax_of_warp(part);
@@ -110,8 +111,8 @@ DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
 }
 enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 };
 
-// row <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0. The direction is the reverse of
-// softmax_of_thread's: what was read last is still in the nearest cache.
+// row <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0. The direction is the reverse
+// of softmax_of_thread's: what was read last is still in the nearest cache.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, float z_loss,
                                       int V, int Vp, struct logit_transform t) {
@@ -204,7 +205,7 @@ void logits_transform(floatX *logits, int64_t N, int V, int Vp, struct logit_tra
         LAUNCH(dev, logits_transform_kernel, (unsigned)N, LOSS_THREADS, 0, logits, V, Vp, transform);
 }
 
-// One block is enough: there is a number a token.
+// Sums in one block, which is enough: there is a number a token.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     losses_sum_kernel(struct loss_sum *total, const float *losses, const int32_t *targets, int64_t N) {
     double sum = 0, count = 0;
@@ -244,7 +245,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS)
             beaten |= at + i < V && !smaller;
         }
     }
-    if (beaten) // each that writes writes the same
+    if (beaten) // all threads that write, write 0
         largest[n] = 0;
 }
 void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *targets, int64_t N, int V, int Vp,
@@ -255,10 +256,10 @@ void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *
 
 #else
 
-// Logits that are taken at a time, so that the second reading of them comes from the L1 cache.
+// Logits that are taken at a time, so that the second reading comes from the L1 cache.
 enum { LOSS_BLOCK = 1024 };
 
-// z[i] of logits; slope[i] = dz/dlogit / scale, where LOGITS_CAPPED and not NULL.
+// z[i] = the transform of logits; slope[i] = dz/dlogit / scale, only where LOGITS_CAPPED and slope is not NULL.
 ALWAYS_INLINE void logits_transformed(vec z[FLOATX_VECS], vec *slope, const floatX *logits, struct logit_transform t,
                                       enum logit_kind kind) {
     EACH_VEC z[i] = floatx_load(logits + i * LANES);
@@ -271,7 +272,7 @@ ALWAYS_INLINE void logits_transformed(vec z[FLOATX_VECS], vec *slope, const floa
         EACH_VEC z[i] = t.softcap * z[i];
     }
 }
-// The same of the last n < FLOATX_GROUP logits; those past them count as -infinity.
+// Transforms the last n < FLOATX_GROUP logits as logits_transformed does; z of the group's rest is -infinity.
 ALWAYS_INLINE void logits_transformed_some(vec z[FLOATX_VECS], vec *slope, const floatX *logits, int n,
                                            struct logit_transform t, enum logit_kind kind) {
     floatX rest[FLOATX_GROUP];
@@ -285,7 +286,7 @@ ALWAYS_INLINE void logits_transformed_some(vec z[FLOATX_VECS], vec *slope, const
         EACH_VEC z[i] = float_load(values + i * LANES);
     }
 }
-// One logit, by the same operations.
+// Returns z of one logit, by the operations of logits_transformed; sets *slope.
 ALWAYS_INLINE float logit_transformed(float *slope, float logit, struct logit_transform t, enum logit_kind kind) {
     *slope = 1;
     if (kind == LOGITS_PLAIN)
@@ -318,7 +319,7 @@ ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct
     }
     return vec_sum_in_order(sum);
 }
-// The largest logit, which is that of the largest z. A NaN does not become the maximum.
+// Returns the largest logit, which has the largest z. A NaN does not become the maximum.
 static inline float largest(const floatX *x, int n) {
     vec maxima = vec_set(-FLT_MAX);
     float result = -FLT_MAX;
@@ -334,11 +335,11 @@ static inline float largest(const floatX *x, int n) {
     return result;
 }
 
-// The softmax of a row in one pass (Milakov and Gimelshein 2018), with a shift that need not be the maximum: the shift
-// is the maximum of the first block, and moves only when a later block's sum is too large, not to speak of infinite. So
-// sum is between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A
-// NaN, and an infinity through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that
-// -infinity counts as 0.
+// Computes the softmax of a row in one pass (Milakov and Gimelshein 2018). The shift need not be the maximum: it is the
+// maximum of the first block, and moves only when a later block's sum is too large, not to speak of infinite. So sum is
+// between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A NaN, and
+// an infinity through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that -infinity
+// counts as 0.
 ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V, struct logit_transform t,
                                                     enum logit_kind kind) {
     struct softmax_row row = {-FLT_MAX, 0};

@@ -4,8 +4,8 @@
 #include <math.h>             // logf
 #include <sys/cdefs.h>        // __BEGIN_DECLS
 
-// What softmax takes in a logit's place: z = scale * logit and, where softcap > 0, softcap * tanh(z / softcap) of that
-// (Gemma 2). scale > 0.
+// What softmax takes in a logit's place: z = scale * logit, or where softcap > 0 (Gemma 2)
+// z = softcap * tanh(scale * logit / softcap). scale > 0.
 struct logit_transform {
     float scale, softcap;
 };
@@ -16,7 +16,7 @@ __BEGIN_DECLS
 // backward: logits <- dloss * dz/dlogit times the gradient of the loss plus z_loss lse^2 (PaLM: Chowdhery et al. 2022,
 // arXiv 2204.02311, section 5), where lse = ln(sum_{j < V} e^z[j]):
 //   (1 + 2 z_loss lse) softmax(z) - onehot(target)
-// and padded columns <- 0. `losses` are without that term. A z_loss of 0 costs nothing, and changes no bit.
+// and padded columns <- 0. `losses` leave the z_loss term out. A z_loss of 0 costs nothing, and changes no bit.
 void cross_entropy(float *losses,          // (N)
                    floatX *logits,         // (N, Vp): in logits, out dlogits
                    const int32_t *targets, // (N), each below V
@@ -27,7 +27,7 @@ void cross_entropy(float *losses,          // (N)
 void logits_transform(floatX *logits, // (N, Vp)
                       int64_t N, int V, int Vp, struct logit_transform transform, struct device *dev);
 
-// The sum of the losses, in double and in a fixed order, and the number of targets that count.
+// What losses_sum sums, in double and in a fixed order: the losses, and the number of targets that count.
 struct loss_sum {
     double sum, count;
 };
@@ -36,15 +36,15 @@ void losses_sum(struct loss_sum *total,
                 const int32_t *targets, // (N)
                 int64_t N, struct device *dev);
 
-// largest = 1 where the target's logit is the row's largest, and the first of several that are equal; else 0, as where
-// the target is below 0 or a logit is NaN. A transform of the logits grows with them, and changes nothing.
+// largest = 1 where the target's logit is the row's largest, and the first of several that are equal; else 0, also
+// where the target is below 0 or a logit is NaN. A transform grows with the logit, and so changes nothing.
 void targets_are_largest(int32_t *largest,       // (N)
                          const floatX *logits,   // (N, Vp)
                          const int32_t *targets, // (N), each below V
                          int64_t N, int V, int Vp, struct device *dev);
 __END_DECLS
 
-// Each has its own code: logits of most models are taken as they are, at no cost.
+// Each kind has its own code: most models take their logits as they are, at no cost.
 enum logit_kind { LOGITS_PLAIN, LOGITS_SCALED, LOGITS_CAPPED };
 static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
     if (transform.softcap > 0)
@@ -56,7 +56,7 @@ static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
 struct softmax_row {
     float shift, sum; // sum of e^(x - shift)
 };
-// What the gradient multiplies the softmax by.
+// Returns what the gradient multiplies the softmax by.
 HOST_DEVICE float z_loss_factor(struct softmax_row row, float z_loss) {
     return z_loss > 0 ? 1 + 2 * z_loss * (row.shift + logf(row.sum)) : 1;
 }

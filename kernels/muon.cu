@@ -33,7 +33,7 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
                (float)(1 - (double)r.mu), check);
 }
 
-// As adamw_four. A block of STATE_BLOCK elements may have several matrices of its tensor.
+// Updates four elements a thread, loads first as in adamw_four. A block of STATE_BLOCK may have several matrices.
 template <bool AMAX>
 static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_tensors tensors,
                                         struct flat_tensors matrices, struct muon_factors factors,
@@ -88,7 +88,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
 
 #else
 
-// Elements [first, last) of the flat buffers, of one tensor and at most FLAT_PART; first begins a block.
+// Updates the momentum of flat elements [first, last), of one tensor and at most FLAT_PART; first begins a block.
 static inline void muon_momentum_part(const struct muon_momentum_range *r, int64_t first, int64_t last, float scale) {
     float g_room[FLAT_PART], m_room[FLAT_PART];
     const int64_t at = first - r->begin;
@@ -123,8 +123,8 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
     }
 }
 
-// Elements [first, last) of the flat buffers, of one matrix; words: the random numbers of its tensor's elements from
-// `part` on.
+// Updates elements [first, last) of the flat buffers, of one matrix. words (last - first): their random numbers; NULL
+// with `split`, where parameters have a remainder.
 ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t first, int64_t last, float keep,
                                       float step, const uint32_t *words, bool split) {
     const int64_t at = first - r->begin, count = last - first;
@@ -140,7 +140,7 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
             remainder[i] = split_low(value);
     }
 }
-// Elements [part, end) of the flat buffers, of one tensor and at most FLAT_PART.
+// Updates elements [part, end) of the flat buffers, of one tensor and at most FLAT_PART.
 static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];

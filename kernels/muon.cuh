@@ -20,15 +20,15 @@ __BEGIN_DECLS
 // With g = grads * check->grad_scale:
 //   momentum = mu momentum + (1 - mu) g
 //   update = mu momentum + (1 - mu) g, of the new momentum, with nesterov; else momentum
-// in fp32; the momentum of the update is the unrounded one. Stored ones are rounded to nearest. Where the check is not
-// finite the momentum keeps every byte, and the update is 0. check NULL: scale 1, finite. Gaps between tensors are not
-// written.
+// in fp32. The update takes the momentum before it is rounded; the stored momentum is rounded to nearest. Where the
+// check is not finite the momentum keeps every byte, and the update is 0. check NULL: scale 1, finite. Gaps between
+// tensors are not written.
 void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, const struct gradient_check *check,
                    struct device *dev);
 
 struct muon_step_range {
     floatX *params;       // (n)
-    uint16_t *remainder;  // (n) FORMAT_REMAINDER, bf16 builds alone; NULL: none
+    uint16_t *remainder;  // (n) FORMAT_REMAINDER, only in bf16 builds; NULL: none
     const floatX *factor; // (n) orthogonal factors of the matrices
     int64_t n;
     int64_t begin; // the range's first element in the flat buffers, a multiple of STATE_BLOCK
@@ -36,23 +36,22 @@ struct muon_step_range {
     struct rounding rounding; // of bf16 parameters without a remainder
 };
 // value = (1 - lr weight_decay) value - lr scale factor
-// in fp32, with value as adamw_update has it, its rounding and the amaxes too. matrices: of the flat buffers, which say
-// the scale; one begins anywhere, and each element of the range is in one. tensors: by what each one's lr is
-// multiplied, which decay (weight_decay is 0 of the others), the keys of the rounding, and amaxes.
+// in fp32. value, its rounding, the amaxes, the check's `finite` and tensors are as in adamw_update. matrices: the
+// table of Muon's matrices, whose rows have `scale`; a matrix begins anywhere, and each element of the range is in one.
 void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
-// One element: its new momentum; *update is set.
+// Returns an element's new momentum; sets *update.
 HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, float rest, bool nesterov,
                                         float *update) {
     const float next = mu * momentum + rest * grad;
     *update = nesterov ? mu * next + rest * grad : next;
     return next;
 }
-// What a tensor's learning rate makes of the step.
+// Factors of a step; muon_tensor_factors makes a tensor's of them.
 struct muon_factors {
-    float lr, decay, keep;
+    float lr, decay, keep; // decay: lr weight_decay; keep: 1 - decay
 };
 static inline struct muon_factors muon_factors_of(const struct muon_step_range *r) {
     const double decay = (double)r->lr * r->weight_decay;

@@ -2,15 +2,15 @@
 // (github.com/bitsandbytes-foundation/bitsandbytes: get_4bit_type and create_dynamic_map in functional.py, dQuantizeNF4
 // and kQuantizeBlockwise in csrc/kernels.cu).
 //
-// The elements of a matrix, row after row, are cut into blocks of 64. An element's code is that of the level nearest to
-// it, in units of the block's absmax, its largest magnitude; a tie has the lower level. The first of two neighbors has
-// the upper half of their byte. Absmaxes are stored in 8 bits ("double quantization"): less their mean, in blocks of
-// 256, each in units of the block's largest magnitude, as the nearest value of the dynamic map. That is 4 + 8 / 64 +
-// 32 / (64 256) = 4.127 bits an element.
+// The elements of a matrix, row after row, are cut into blocks of 64. A block's absmax is its largest magnitude. An
+// element's code is the number of the level nearest to element / absmax, in a tie the lower level's. Two neighbors
+// share a byte, the first in its upper half. Absmaxes take 8 bits each ("double quantization"): less their mean, they
+// are cut into blocks of 256, divided by the block's largest magnitude, and stored as the code of the nearest value of
+// the dynamic map. That is 4 + 8 / 64 + 32 / (64 256) = 4.127 bits an element.
 //
-// An element read back is level * absmax in fp32, rounded once to floatX: the bits of bitsandbytes' kernels of
-// the same codes. Absmaxes have the nearest codes, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and
-// takes a neighbor for some.
+// An element read back is level * absmax in fp32, rounded once to floatX: the bits that bitsandbytes' kernels give for
+// these codes. An absmax gets the nearest code, as by bitsandbytes' CUDA kernel; its CPU kernel looks codes up by 16
+// bits, and takes a neighbor for some.
 #pragma once
 #include "kernels/device.cuh"      // floatX, HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits
@@ -27,9 +27,9 @@ enum { NF4_BLOCK = 64, NF4_ABSMAX_BLOCK = 256, NF4_LEVELS = 16, NF4_MAP_ZERO = 1
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, \
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f
 
-// The dynamic map's values from 0 up: code NF4_MAP_ZERO + i is value i, code NF4_MAP_ZERO - i its negative, which 1 has
-// not. Decade i = 0..6 has 2^i values, the midpoints of as many equal parts of [0.1, 1], times 10^(i - 6), as PyTorch's
-// fp32 arithmetic makes them: up to two units in the last place off the formula.
+// The dynamic map's values from 0 up. Code NF4_MAP_ZERO + i is value i, and code NF4_MAP_ZERO - i its negative, which
+// only value 1 lacks. Decade i = 0..6 has 2^i values, the midpoints of as many equal parts of [0.1, 1], times
+// 10^(i - 6), as PyTorch's fp32 arithmetic makes them: up to two units in the last place off the formula.
 #define NF4_MAP_VALUES \
     0.0f, 5.5000004e-7f, 3.2500002e-6f, 7.75e-6f, 2.1249998e-5f, 4.375e-5f, 6.625e-5f, 8.875e-5f, 0.00015625001f, \
     0.00026875004f, 0.00038125002f, 0.00049375003f, 0.0006062501f, 0.00071875006f, 0.00083125f, 0.0009437501f, \
@@ -51,7 +51,7 @@ enum { NF4_BLOCK = 64, NF4_ABSMAX_BLOCK = 256, NF4_LEVELS = 16, NF4_MAP_ZERO = 1
 static const float nf4_levels[NF4_LEVELS] = {NF4_LEVEL_VALUES};
 static const float nf4_map_values[NF4_MAP_ZERO + 2] = {NF4_MAP_VALUES};
 
-// What device code reads: not constant memory, which serves one address at a time.
+// The tables that device code reads: not in constant memory, which serves one address at a time.
 #ifdef TARGET_CUDA
 static __device__ const float device_nf4_levels[NF4_LEVELS] = {NF4_LEVEL_VALUES};
 static __device__ const float device_nf4_map_values[NF4_MAP_ZERO + 2] = {NF4_MAP_VALUES};
@@ -62,7 +62,7 @@ static __device__ const float device_nf4_map_values[NF4_MAP_ZERO + 2] = {NF4_MAP
 #define NF4_TABLE(table) table
 #endif
 
-// A matrix of n elements, of which `blocks` = ceil(n / 64).
+// A matrix of n elements in `blocks` = ceil(n / 64) blocks.
 struct nf4_matrix {
     uint8_t *codes;        // (ceil(n / 2)), readable to a multiple of 4
     uint8_t *absmax_codes; // (blocks)
@@ -77,7 +77,7 @@ HOST_DEVICE float nf4_map_value(uint8_t code) {
     return code < NF4_MAP_ZERO ? -NF4_TABLE(nf4_map_values)[NF4_MAP_ZERO - code]
                                : NF4_TABLE(nf4_map_values)[code - NF4_MAP_ZERO];
 }
-// a b, rounded before anything is added to it: in a fused multiply-add it is not, and bits would depend on the machine.
+// Returns a b, rounded before anything is added to it: with a fused multiply-add bits would depend on the machine.
 HOST_DEVICE float nf4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -97,10 +97,10 @@ HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
 
 // ---- Quantizing, on the host ----
 
-// 1 / x, of a block of zeros finite. Below 1e-38 the reciprocal would be infinite.
+// Returns 1 / x; 1e38 where x is below 1e-38, whose reciprocal may be infinite.
 static inline float nf4_inverse(float x) { return 1.0f / (x > 1e-38f ? x : 1e-38f); }
 
-// The largest magnitude of n numbers; infinite and NaN stay so.
+// Returns the largest magnitude in x (n); a NaN counts as larger than infinity.
 static inline float nf4_largest(const float *x, int n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -111,10 +111,10 @@ static inline float nf4_largest(const float *x, int n) {
     return float_from_bits(largest);
 }
 
-// Halfway between level k and the next. In bitsandbytes' CUDA kernels four of these are off by the last bit.
+// Returns the middle between levels k and k + 1. In bitsandbytes' CUDA kernels four of these are off by the last bit.
 static inline float nf4_border(int k) { return 0.5f * (nf4_levels[k] + nf4_levels[k + 1]); }
 
-// The codes of a block of n <= 64 elements, two a byte; half of the last byte is 0 where n is odd. Returns its absmax.
+// Encodes a block of n <= 64 elements, two a byte; half of the last byte is 0 where n is odd. Returns the absmax.
 static inline float nf4_encode_block(uint8_t *codes, const float *x, int n) {
     const float absmax = nf4_largest(x, n), inverse = nf4_inverse(absmax);
     uint8_t code[NF4_BLOCK] = {0};
@@ -132,7 +132,7 @@ static inline float nf4_encode_block(uint8_t *codes, const float *x, int n) {
     return absmax;
 }
 
-// The dynamic map's code of a number in [-1, 1], by bisection; a tie has the lower code.
+// Returns the dynamic map's code nearest to x in [-1, 1], in a tie the lower code.
 static inline uint8_t nf4_map_code(float x) {
     int low = 0, high = 255; // the code is one of low..high
     while (low < high) {
@@ -144,7 +144,7 @@ static inline uint8_t nf4_map_code(float x) {
     }
     return (uint8_t)low;
 }
-// Codes, scales and mean of the absmaxes of all blocks.
+// Writes absmax_codes, absmax_scales and absmax_mean of `to` for absmaxes (blocks).
 static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmaxes, int64_t blocks) {
     double sum = 0;
     for (int64_t b = 0; b < blocks; b++)
@@ -168,7 +168,7 @@ static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmax
 
 #ifndef TARGET_CUDA
 
-// out[0, 64): of each byte of codes two of the 16 values that the block's elements may have.
+// Writes the block's 64 elements, looked up by code among the 16 values that a block of this absmax can have.
 static inline void nf4_decode_block(floatX *out, const uint8_t codes[NF4_BLOCK / 2], float absmax) {
 #if defined(PRECISION_BF16) && defined(__SSSE3__)
     __m128i words[4], low, high; // the values' bits, and their bytes

@@ -12,7 +12,7 @@
 
 #ifdef TARGET_CUDA
 static_assert((int)GPU_PACK == (int)PACK, "what plans of memory count with");
-// a + scale * dropout(b), rounded; the pack's first element is number `element` of the mask.
+// Returns a + scale * dropout(b), rounded; the pack's first element is number `element` of the mask.
 DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b, float scale,
                                             const struct dropout &dropout, int64_t element) {
     if (dropout.p == 0) {
@@ -28,11 +28,11 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-// Sets of slots that row_sums has in forward: three sums of a row. A maximum's lie behind them.
+// The slots that row_sums has in forward: one for each of a row's three sums. The amax's words lie behind them.
 enum { NORM_FORWARD_SLOTS = 3 };
 
-// Row n of norm_forward (delta NULL) and of residual_norm_forward: one for both, so that the norm has the same bits.
-// Returns the largest magnitude of the thread's part of out, or, without AMAX, 0.
+// Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
+// bits. Returns the largest magnitude of the thread's part of out; 0 without AMAX.
 template <int THREADS, int PACKS, bool AMAX>
 DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                           const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
@@ -121,7 +121,7 @@ DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean,
         if (AMAX && PACKS > 0)
             largest = amax_with_packed(largest, value);
     });
-    if (AMAX && PACKS == 0) // apart, where registers would be spilled
+    if (AMAX && PACKS == 0) // in a loop of its own: above, registers would be spilled
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             largest = amax_with_packed(largest, row_load<PACKS>(out + n * C, c, C)); // 0 past the row's end
         });
@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_SLOTS * (NORM_THREADS / 32) * 4);
 }
 
-// delta NULL: norm_forward, else residual_norm_forward.
+// Enqueues norm_forward where delta is NULL, else residual_norm_forward.
 static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                 struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
@@ -182,20 +182,20 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
-// A block takes a run of rows (gpu_norm_backward_chunks). The run's sums lie in the workspace and are added to the gradients
+// The number of runs of rows: a block takes a run. The runs' sums lie in the workspace and are added to the gradients
 // in a fixed order.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_chunks(N, C); }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     return gpu_norm_backward_bytes(N, C);
 }
 
-// Sets of slots that row_sums has in backward: three sums of a row, twice. A maximum's lie behind them.
+// The slots that row_sums has in backward: one for each of a row's three sums, twice. The amax's words lie behind them.
 enum { NORM_BACKWARD_SLOTS = 6 };
 
-// A thread's sums of dx's columns. Where a row is a block's they are in registers, `held`. Where it is a warp's they
-// are in shared memory, behind norm_groups_reduce's: in registers they would leave room for one block where there are
-// two. Rows of any length (PACKS 0) have them in the run's row of dx_partial. In shared memory a warp's accesses are to
-// neighboring 16 bytes.
+// Returns where in shared memory, behind norm_groups_reduce's floats, a thread has its sums of dx's columns of pack j:
+// a warp's accesses are to neighboring 16 bytes. Only where a row is a warp's are these sums in shared memory: in
+// registers they would leave room for one block where there are two. Where a row is a block's they are in registers,
+// `held`; rows of any length (PACKS 0) have them in the run's row of dx_partial.
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
@@ -217,8 +217,8 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias. The launch bounds leave
-// room for 16 warps on an SM.
+// Does norm_backward except for the last addition: sums (runs, 2, C) get each run's dweight and dbias. The launch
+// bounds leave room for 16 warps on an SM.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))
@@ -385,7 +385,7 @@ void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t
            scale, dropout);
 }
 
-// d times `scale` and the dropout scales, rounded; the pack's first element is number `element` of the mask.
+// Returns d times `scale` and the dropout scales, rounded; the pack's first element is number `element` of the mask.
 DEVICE_FUNCTION struct packed residual_backward_pack(struct packed_floats d, float scale, const struct dropout &dropout,
                                                      int64_t element) {
     if (dropout.p == 0) {
@@ -409,10 +409,11 @@ static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *do
     packed_store_some(ddelta + at, residual_backward_pack(d, scale, dropout, at), n - at);
 }
 
-// With sums of columns: a block takes a pack a lane of the rows of a chunk, a warp every 8th of them.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
     return gpu_residual_backward_chunks(N, C);
 }
+// Does residual_backward with sums of columns: a block takes 32 packs of the columns of a chunk's rows, a lane one of
+// these, a warp every 8th row.
 static __global__ void __launch_bounds__(NORM_THREADS)
     residual_backward_columns_kernel(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
                                      struct dropout dropout) {

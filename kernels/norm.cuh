@@ -2,8 +2,8 @@
 // before them.
 //
 // The mean of a row is rounded to fp32, which costs half a unit of the mean itself: much, where |mean| is far above the
-// standard deviation. So each pass over a row also takes the mean of what is left after subtracting it, and subtracts
-// that too: the result is as if the mean were known exactly.
+// standard deviation. So each pass over a row also takes the mean of what is left after subtracting the first mean, and
+// subtracts that too: the result is as if the mean were known exactly.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/norm_kind.cuh" // struct norm_options, norm_weight_offset
@@ -13,7 +13,7 @@
 __BEGIN_DECLS
 // out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon), with 1 + weight in fp32 in place of
 // weight where one_plus is set. For RMSNorm the mean is 0 and the variance the mean square. options.amax is of out.
-void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
+void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are written
                   float *mean,          // (N); NULL: not written
                   float *rstd,          // (N); NULL: not written
                   const floatX *x,      // (N, C)
@@ -21,13 +21,13 @@ void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
                   const floatX *bias,   // (C); NULL: none
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
-// The gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
-//   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
-//   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
-// dx_partial gets partial sums of the columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds
-// up to the gradient of a bias, where dx is the gradient of a linear layer's output. options.amax is of dx.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
+// Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
+//   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
+//   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
+// dx_partial gets sums of dx's columns, as stored, over parts of the rows: where dx is the gradient of a linear layer's
+// output, column_sums (kernels/column_sums.cuh) adds them up to the bias's gradient. options.amax is of dx.
 void norm_backward(floatX *dx,             // (N, C)
                    float *dx_partial,      // (norm_backward_chunks, C); NULL: not taken
                    float *dweight,         // (C); NULL: not wanted
@@ -40,16 +40,16 @@ void norm_backward(floatX *dx,             // (N, C)
                    const float *rstd,      // (N)
                    int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev);
 
-// The addition of a residual branch: sum = x + scale * dropout(delta).
+// sum = x + scale * dropout(delta), the addition of a residual branch.
 void residual_forward(floatX *sum,         // (N, C); may be x or delta
                       const floatX *x,     // (N, C)
                       const floatX *delta, // (N, C)
                       int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
 
-// residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are those of the two calls,
-// which recomputation may make instead.
+// Does residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are the same as after
+// the two calls, which recomputation may make instead.
 void residual_norm_forward(floatX *sum,          // (N, C); may be delta
-                           floatX *out,          // (N, C); NULL: statistics alone
+                           floatX *out,          // (N, C); NULL: only the statistics are written
                            float *mean,          // (N); NULL: not written
                            float *rstd,          // (N); NULL: not written
                            const floatX *x,      // (N, C)
@@ -59,9 +59,9 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                            struct device *dev);
 
-// The gradient with respect to residual_forward's delta: ddelta = dout times `scale` and the dropout scales that
-// forward applied. partial gets sums of columns of ddelta as it is stored, as norm_backward's dx_partial.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
+// ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
+// `partial` gets sums of ddelta's columns, as norm_backward's dx_partial.
 void residual_backward(floatX *ddelta,     // (N, C); may be dout
                        float *partial,     // (residual_backward_chunks, C); NULL: not taken
                        const floatX *dout, // (N, C)

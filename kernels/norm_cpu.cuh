@@ -30,7 +30,7 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
     }
 }
 
-// Two passes with the corrected sum of squares (Chan, Golub and LeVeque 1983, eq. 1.7).
+// Computes statistics in two passes, with the corrected sum of squares (Chan, Golub and LeVeque 1983, eq. 1.7).
 ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
                                         const int rows) {
     vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];
@@ -54,7 +54,7 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     }
 }
 
-// norm_forward of `rows` <= NORM_ROWS rows.
+// Computes norm_forward of `rows` <= NORM_ROWS rows.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                                   const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];
@@ -88,12 +88,12 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
     }
 }
 
-// In fp32, which needs no conversions, a row at a time is as fast from the caches, and from memory it is one long
-// stream.
+// Rows that norm_forward takes at a time. In fp32, which needs no conversions, one row is as fast from the caches, and
+// from memory it is one long stream.
 enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 
-// norm_forward of the rows n <= r < end of N, `end` at most NORM_FORWARD_ROWS further. Not inlined:
-// residual_norm_forward must give the same bits, and so runs the same code.
+// Computes norm_forward of rows n to end - 1, at most NORM_FORWARD_ROWS of them. Not inlined: residual_norm_forward
+// must give the same bits, and so runs the same code.
 __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
                                                 const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
                                                 struct norm_options options) {
@@ -126,8 +126,8 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
-// sums[c] += the sum over the rows of x[r][c], r < rows, c < C: of what an op has just stored, a part that the nearest
-// cache still holds. Nothing where sums is NULL.
+// sums[c] += the sum over the rows of x[r][c], r < rows, c < C; nothing where sums is NULL. x is what an op has just
+// stored, a part that the nearest cache still holds.
 static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, int C) {
     for (int64_t r = 0; r < rows && sums != NULL; r++) {
 #pragma omp simd
@@ -136,7 +136,7 @@ static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, 
     }
 }
 
-// `rows` <= NORM_ROWS rows of norm_backward; dweight_sum += dout * y, dbias_sum += dout. residual: NULL for 0.
+// Does norm_backward for `rows` <= NORM_ROWS rows; dweight_sum += dout * y, dbias_sum += dout. residual NULL: 0.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
                                       const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                                       const float *rstd, int C, struct norm_options options, const int rows) {

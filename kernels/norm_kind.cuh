@@ -6,11 +6,10 @@
 enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
 struct norm_options {
     enum norm_kind kind;
-    bool one_plus; // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
-    float epsilon; // added to the variance
-    // of forward's out, backward's dx, as kernels/amax.cuh says; NULL: not taken
-    uint32_t *amax;
+    bool one_plus;  // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
+    float epsilon;  // added to the variance
+    uint32_t *amax; // (1) takes the largest magnitude of forward's out or backward's dx (kernels/amax.cuh); NULL: none
 };
 
-// What a norm adds to each weight. -0.0 changes no float, where 0.0 would make 0 of -0.
+// Returns what a norm adds to each weight. -0.0 changes no float, where 0.0 would make 0 of -0.
 HOST_DEVICE float norm_weight_offset(bool one_plus) { return one_plus ? 1.0f : -0.0f; }

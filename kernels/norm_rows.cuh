@@ -1,5 +1,5 @@
-// Rows of a norm, as norm.cu and qk_norm.cu take them: loads and sums of a row by a warp or a block on the cuda target,
-// and the sums over runs of rows that the gradient of a weight is made of on each.
+// The rows of a norm, for norm.cu and qk_norm.cu: on the cuda target loads and sums of a row by a warp or a block, and
+// on each target the sums over runs of rows that make up a weight's gradient.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/norm_kind.cuh" // norm_weight_offset
@@ -8,13 +8,13 @@
 #include "kernels/packed_floats.cuh" // packed_to_floats
 #include "kernels/reduce.cuh"        // lanes_sum
 
-// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; in qk_norm.cuh also
-// of part of a warp. A thread has every THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that
-// the passes over the row read memory once; PACKS = 0: any number at any alignment, read again in each pass. The choice
-// depends on C and alignments alone.
+// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; in qk_norm.cu also
+// of part of a warp. Each of the THREADS threads has every THREADS-th pack (16 bytes) of the row: PACKS of them, held
+// in registers so that memory is read once, or, with PACKS = 0, any number at any alignment, read again in each pass.
+// The choice depends only on C and alignments.
 enum { NORM_THREADS = 256 };
 
-// Calls f(j, c) for each of this thread's packs: j is its number, c its first column.
+// Calls f(j, c) for each of this thread's packs: j is its number, 0 where PACKS = 0, and c its first column.
 template <int THREADS, int PACKS, class F> DEVICE_FUNCTION void row_packs(int C, F f) {
     const int thread = threadIdx.x % THREADS;
     if (PACKS > 0) {
@@ -38,14 +38,14 @@ template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct pa
         packed_store_some(row + c, value, C - c);
 }
 
-// Pack j of the row, at column c: from registers, or read again.
+// Returns pack j of the row, at column c: from registers, or read again.
 template <int PACKS>
 DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const floatX *row, int j, int c, int C) {
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
 // Replaces each x[k] by its sum over the row's threads. The block's warps exchange partial sums in shared memory, in
-// COUNT slots from `slot` on, which are free again after the next but one barrier.
+// COUNT slots from `slot` on, which are free again after the first barrier that follows the call.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -64,7 +64,6 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
-// weight + offset for the row's pack at column c.
 template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const floatX *weight, float offset, int c, int C) {
     struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
 #pragma unroll
@@ -81,8 +80,8 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
     return whole;
 }
 
-// Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order
-// of the groups, into to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
+// to[c] = the sum of column c, c < count, over the block's groups of THREADS threads, in their order. Every group has
+// the same columns, every thread a pack of them. All threads call; needs NORM_THREADS * PACK floats of shared memory.
 template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
@@ -95,9 +94,9 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
     }
 }
 
-// The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp
-// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Of a and b each may be NULL, of
-// no use; without b its columns may be left out of the grid.
+// a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. A
+// warp adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. a or b NULL: not wanted;
+// without b the grid may leave out its columns.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
@@ -125,8 +124,8 @@ static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
 #else
 #include "kernels/vectors_floatx.cuh" // ALWAYS_INLINE
 
-// Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' take no longer than one's.
-// The hardware's prefetchers follow no such short turns through several rows, so that the loops prefetch the same
+// Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' chains take no longer than
+// one row's. The hardware's prefetchers do not follow such short turns between rows, so the loops prefetch the same
 // columns of the next rows.
 enum { NORM_ROWS = 4 };
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
@@ -137,14 +136,15 @@ enum { NORM_BACKWARD_RUNS = 128 };
 
 static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
 
-// A run's row of sums has room for whole vectors.
+// Columns of a cache line: a run's row of sums is padded to whole lines, and so to whole vectors.
 enum { NORM_SUM_COLUMNS = 16 };
 
 static inline int64_t norm_sum_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }
 
-// to[c] = the runs' sums of column c, or += where `add`, c < count, of `lines` cache lines of columns.
+// to[c] = the runs' sum of column c, c < count, or += it where `add`. Reads `lines` cache lines, 1 or 2, of each run,
+// which begin `stride` floats apart.
 ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count, bool add,
                                   const int lines) {
     float total[2 * NORM_SUM_COLUMNS] = {0};
@@ -157,8 +157,8 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
         to[c] = add ? to[c] + total[c] : total[c];
 }
 
-// The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a
-// run's are far from the last one's, and one at a time would wait for each. Nothing where `to` is NULL.
+// to (C) = the runs' sums of columns, or += them where `add`; nothing where `to` is NULL. Runs begin `stride` floats
+// apart. Two cache lines are read at a time: runs are far apart, and one line at a time would wait for each.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
     if (to == NULL)
         return;

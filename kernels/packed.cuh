@@ -12,14 +12,14 @@ struct packed {
 
 HOST_DEVICE bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-// Called before each 16-byte access: the emulator checks the access's address and order.
+// Tells the emulator of a 16-byte access, whose address and order it checks.
 DEVICE_FUNCTION void packed_check(const void *p, bool write) {
 #ifdef CUDA_EMULATED
     emu_touch_global(p, 16, write);
 #endif
 }
 
-// One access; `from` and `to` are aligned to 16 bytes.
+// Loads a pack in one access; `from` is aligned to 16 bytes, as is packed_store's `to`.
 DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     struct packed result;
     packed_check(from, false);
@@ -27,8 +27,8 @@ DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
-// packed_load, or zeroes where !valid. A predicated instruction: with a branch the compiler makes two copies of the
-// loop around it, which take more registers together.
+// Returns packed_load, or zeroes where !valid, by a predicated instruction: with a branch the compiler makes two copies
+// of the loop around it, which take more registers together.
 DEVICE_FUNCTION struct packed packed_load_if(const floatX *from, bool valid) {
 #ifdef __CUDACC__
     struct packed result;
@@ -51,8 +51,8 @@ DEVICE_FUNCTION void packed_store(floatX *to, const struct packed &value) {
     packed_check(to, true);
     *(uint4 *)to = words;
 }
-// packed_store by inline PTX, for kernels in which the compiler splits the assignment into four stores of 4 bytes
-// (cuobjdump -sass shows STG.E in place of STG.E.128). In others it takes more registers.
+// Stores as packed_store does, by inline PTX, for kernels in which the compiler splits the assignment into four stores
+// of 4 bytes (cuobjdump -sass shows STG.E in place of STG.E.128). In other kernels it takes more registers.
 DEVICE_FUNCTION void packed_store_unsplit(floatX *to, const struct packed &value) {
 #ifdef __CUDACC__
     uint4 words;
@@ -64,7 +64,7 @@ DEVICE_FUNCTION void packed_store_unsplit(floatX *to, const struct packed &value
     packed_store(to, value);
 #endif
 }
-// The first `count` elements, the others 0, at any alignment; in one access where that is possible.
+// Returns the first `count` elements, the others 0, at any alignment; in one access where that is possible.
 DEVICE_FUNCTION struct packed packed_load_some(const floatX *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return packed_load(from);

@@ -43,7 +43,7 @@ DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &fro
     return result;
 }
 
-// PACK floats in 16-byte accesses; `from` and `to` are aligned to 16 bytes.
+// Loads PACK floats in 16-byte accesses; `from` is aligned to 16 bytes, as is floats_store's `to`.
 DEVICE_FUNCTION struct packed_floats floats_load(const float *from) {
     struct packed_floats result;
 #pragma unroll
@@ -63,7 +63,7 @@ DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) 
         *(uint4 *)(to + i) = words;
     }
 }
-// The first `count` elements, the others 0, at any alignment.
+// Returns the first `count` floats, the others 0, at any alignment.
 DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return floats_load(from);
@@ -83,7 +83,7 @@ DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &va
         if (i < count)
             to[i] = value.x[i];
 }
-// To and from shared memory: fours of floats, `stride` bytes apart.
+// Stores PACK floats in shared memory, in fours that are `stride` bytes apart.
 DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats &value, uint32_t stride = 16) {
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/device.cuh" // HOST_DEVICE
 
-// The position of row `row` < 2^32 of (B, T) tokens. starts: (B) positions of the sequences' first tokens; NULL: all 0.
+// Returns the position of row `row` < 2^32 of (B, T) tokens. starts: (B) of the sequences' first tokens; NULL: all 0.
 HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
     const uint32_t r = (uint32_t)row, t = (uint32_t)T; // a GPU divides 64 bits by many instructions
     return (starts ? starts[r / t] : 0) + (int64_t)(r % t);
@@ -14,7 +14,7 @@ HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
 struct token_positions {
     const int32_t *starts, *document_starts;
 };
-// The position of row `row` of (B, T) tokens.
+// Returns the position of row `row` < 2^32 of (B, T) tokens, in its document where positions are reset.
 HOST_DEVICE int64_t token_position(struct token_positions positions, int64_t row, int T) {
     const int64_t position = position_of(positions.starts, row, T);
     return positions.document_starts ? position - positions.document_starts[row] : position;

@@ -1,11 +1,11 @@
-// Every line of inline PTX in the project, one wrapper an instruction, and beside each its model on the host.
+// Inline PTX, one wrapper an instruction, and beside each its model on the host.
 //
 // With CUDA_EMULATED defined (the emulator's build, test/emu/) the same functions are compiled by the host compiler: a
 // model says which lane holds which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for
 // mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses throughout. g = lane / 4, t = lane
 // % 4.
 //
-// Shared memory is read and written through these wrappers alone, so that the emulator sees each access.
+// Shared memory is read and written only through these wrappers, so that the emulator sees each access.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // fp8_encode
 #include <stdint.h>            // uint32_t
@@ -35,7 +35,7 @@ PTX_FUNCTION int hide_value(int x) {
     return x;
 }
 
-// The lower 32 bits of a clock in nanoseconds that all blocks share. The emulator's advances by 10 us at each call.
+// Returns the lower 32 bits of all blocks' clock, in nanoseconds. The emulator's advances by 10 us at each call.
 PTX_FUNCTION uint32_t global_timer(void) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -47,7 +47,7 @@ PTX_FUNCTION uint32_t global_timer(void) {
     return result;
 }
 
-// The block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
+// Returns the address of the block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
 PTX_FUNCTION uint32_t shared_memory(void) {
 #if defined(__CUDACC__)
     extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
@@ -68,7 +68,7 @@ PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 16, valid);
 #endif
 }
-// As cp_async_16, of 8 bytes and through L1.
+// Starts a copy of 8 bytes as cp_async_16 does, but through L1.
 PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -143,7 +143,7 @@ PTX_FUNCTION double load_shared_double(uint32_t from) {
 #endif
     return result;
 }
-// __shfl_xor_sync of all lanes, of a double.
+// Returns `value` of the lane whose number is this lane's xor lane_mask. All lanes of the warp call.
 PTX_FUNCTION double shuffle_xor_double(double value, int lane_mask) {
 #if defined(__CUDACC__)
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
@@ -202,8 +202,8 @@ PTX_FUNCTION uint64_t load_shared_long(uint32_t from) {
     return result;
 }
 
-// Four 8x8 matrices of 16-bit elements: lane 8j + r gives the address of row r of matrix j; word j of the result holds
-// elements (g, 2t) and (g, 2t + 1) of matrix j.
+// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address of row r of matrix j; word j of the result
+// holds elements (g, 2t) and (g, 2t + 1) of matrix j.
 PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -220,7 +220,7 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
 #endif
     return result;
 }
-// As ldmatrix_x4, of the transposed matrices: elements (2t, g) and (2t + 1, g).
+// Loads as ldmatrix_x4, but transposed: word j of the result holds elements (2t, g) and (2t + 1, g) of matrix j.
 PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -247,7 +247,7 @@ struct mma_fragments {
     uint32_t a[4], b[2];
     float c[4];
 };
-// The emulator's product of a whole warp: from the lanes' fragments to matrices, and the sums back to their lanes.
+// Computes mma_m16n8k16 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds.
 static inline void mma_model(void *fragments) {
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
     float a[16][16], b[16][8];
@@ -288,7 +288,7 @@ PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uin
 #endif
 }
 
-// Two floats, rounded to bf16, in one word: the first in the lower half.
+// Packs two floats, rounded to bf16, in one word, `low` in the lower half.
 PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #if defined(__CUDACC__)
     uint32_t result;
@@ -299,7 +299,7 @@ PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #endif
 }
 
-// x + y, of which the compiler makes no fused multiply-add, where y is a product whose rounding counts.
+// Returns x + y, never as part of a fused multiply-add: where y is a product, its rounding counts.
 PTX_FUNCTION float add_rounded(float x, float y) {
 #if defined(__CUDACC__)
     return __fadd_rn(x, y);
@@ -308,8 +308,8 @@ PTX_FUNCTION float add_rounded(float x, float y) {
 #endif
 }
 
-// Four floats as FP8 codes in one word, the first in the lowest byte, as fp8_encode makes them. Compute capabilities
-// below 8.9 have no instruction for it.
+// Packs four floats as FP8 codes in one word, the first in the lowest byte, with the bits of fp8_encode. Compute
+// capabilities below 8.9 have no instruction for it.
 PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t low, high;
@@ -329,8 +329,8 @@ PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #endif
 }
 
-// A word of four bytes of a and b, which are numbered from a's lowest, 0, to b's highest, 7: hexadecimal digit i of
-// `bytes` says which is the i-th, from the lowest on.
+// Returns a word of four bytes of a and b. Their bytes are numbered from a's lowest, 0, to b's highest, 7; hexadecimal
+// digit i of `bytes`, from the lowest on, is the number of the result's byte i.
 PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -344,7 +344,7 @@ PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
     return result;
 }
 
-// 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-inf = 0.
+// Returns 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-inf = 0.
 PTX_FUNCTION float exp2_approx(float x) {
 #if defined(__CUDACC__)
     float result;
@@ -355,7 +355,7 @@ PTX_FUNCTION float exp2_approx(float x) {
 #endif
 }
 
-// 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / inf = 0.
+// Returns 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / inf = 0.
 PTX_FUNCTION float reciprocal_approx(float x) {
 #if defined(__CUDACC__)
     float result;

@@ -1,13 +1,13 @@
 // The instructions of sm_90a that kernels/ptx.cuh has not: TMA, mbarriers, wgmma, warp specialization. One wrapper an
-// instruction, and beside each its model on the host (test/emu/async.h), as there.
+// instruction, and beside each its model on the host (test/emu/async.h).
 //
 // Two kinds of access meet in shared memory: the generic proxy's (ordinary loads and stores, ldmatrix, stmatrix) and
-// the async proxy's (TMA, bulk copies, wgmma). What the generic proxy wrote is seen by the other after
-// async_proxy_fence by each thread that wrote, and then a barrier.
+// the async proxy's (TMA, bulk copies, wgmma). The async proxy sees what the generic proxy wrote after each thread that
+// wrote has called async_proxy_fence, and then a barrier.
 //
 // The order of wgmma: wgmma_fence before the first one and after any write to registers that it uses; wgmma_commit;
-// wgmma_wait. Until then its accumulators and its A registers are not touched, nor the shared memory that it reads
-// written. The compiler knows none of this of registers: wgmma_hold keeps it from moving what comes before or after.
+// wgmma_wait. Until then nobody touches its accumulators and its A registers, nor writes the shared memory that it
+// reads. The compiler does not know this of registers: wgmma_hold keeps it from moving their accesses across.
 //
 // Bodies of kernels that use these stand under
 //   #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
@@ -23,9 +23,9 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 // Tests until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which
-// STORE_ADDRESS stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy
-// have 24. One asm, whose other ends ptxas sees to be dead: else it would not let wgmmas run past it. What stands
-// between two texts clang-format takes for an expression.
+// STORE_ADDRESS stores; %1: what is awaited; FOUND: what was there; %3: the place. Takes few registers: the warps that
+// copy have 24. It is one asm, whose other ends ptxas sees to be dead: else ptxas would not let wgmmas run past it.
+// clang-format takes what stands between two strings for an expression.
 // clang-format off
 #define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                 \
     "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                        \
@@ -48,7 +48,7 @@ struct tensor_map; // kernels/tensor_map.cuh
     "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                                                \
     "done:\n\t}"
 // clang-format on
-// `what` is a string already: # would make one of the operand as a formatter leaves it, "% 1".
+// `what` is a string already: # would quote the operand as a formatter leaves it, "% 1".
 #define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " what ";\n\t"
 #define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE("now", offset)
 #define mbarrier_wait(barrier, parity) mbarrier_wait_at<wait_place(__FILE__, __LINE__)>(barrier, parity)
@@ -57,7 +57,7 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
-// Each phase of the barrier completes when so many arrivals came, and all the bytes that they expect.
+// Sets up a barrier. Each of its phases completes after `arrivals` arrivals and all the bytes that these expect.
 PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -65,8 +65,7 @@ PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
     emu_mbarrier_init(barrier, arrivals);
 #endif
 }
-// Makes the barriers that this thread initialized visible to TMA. To be called before the __syncthreads after which
-// others use them.
+// Publishes to TMA the barriers that this thread initialized; before the __syncthreads after which others use them.
 PTX_FUNCTION void mbarrier_init_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -81,7 +80,7 @@ PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
     emu_mbarrier_arrive(barrier, 0);
 #endif
 }
-// Arrives, and lets the phase complete only when so many more bytes have landed.
+// Counts as an arrival, and lets the phase complete only when `bytes` more bytes have landed.
 PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -90,8 +89,8 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     emu_mbarrier_arrive(barrier, bytes);
 #endif
 }
-// Waits until the phase of that parity is complete: 0 for the first one, 1 for the second, ... A barrier that has
-// completed none counts as having completed the phase before, of parity 1.
+// Waits until the phase of that parity is complete: 0 for the first phase, 1 for the second, 0 for the third, ... A
+// barrier that has completed none counts as having completed a phase of parity 1.
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
@@ -125,8 +124,8 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
-// What the L2 cache is to do with the lines of a copy that is given one of these: replace them before all others, as
-// what nobody reads again, or after all others. A hint: what a copy does is the same.
+// Returns a policy for copies by which the L2 cache replaces their lines before all others, as for what nobody reads
+// again (l2_evict_last: after all others). It is a hint, and changes no result.
 PTX_FUNCTION uint64_t l2_evict_first(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -145,8 +144,8 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// l2_evict_last, made anew at each call, for a thread that has no registers to keep it in. In backward a policy that is
-// kept is spilled; in forward, at head dim 64, one that is made anew.
+// Returns l2_evict_last's policy, made anew at each call, for a thread that has no registers to keep one in. In
+// attention backward a kept policy is spilled; in forward, at head dim 64, one that is made anew.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -156,7 +155,7 @@ PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// A box of the tensor from (c0, c1, c2, c3) on, innermost first, to shared memory; its bytes count for the barrier.
+// Copies a box of the tensor, at (c0, c1, c2, c3), innermost first, to shared memory; its bytes count for the barrier.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
 #if defined(__CUDACC__)
@@ -180,7 +179,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// The reverse of tma_load_4d; part of a bulk group, as all that follow.
+// Copies a box from shared memory to the tensor. The copy is part of a bulk group, as all that follow.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -190,7 +189,7 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// `bytes` bytes, a multiple of 16 as the addresses are.
+// Copies `bytes` bytes to shared memory, which count for the barrier. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -231,7 +230,7 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t p
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
-// Adds floats to those in global memory, each of them atomically.
+// Adds `bytes` bytes of floats to the floats at `to` in global memory, each of them atomically.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
@@ -277,7 +276,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
     emu_bulk_wait(PENDING, false);
 #endif
 }
-// Makes what this thread wrote to shared memory visible to the async proxy after the next barrier.
+// Publishes what this thread wrote to shared memory: after the next barrier the async proxy sees it.
 PTX_FUNCTION void async_proxy_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -285,8 +284,8 @@ PTX_FUNCTION void async_proxy_fence(void) {
     emu_async_proxy_fence();
 #endif
 }
-// As async_proxy_fence, of global memory and in both directions: between load_acquire and a bulk copy that must come
-// after what was acquired, between bulk_wait and store_release.
+// Orders accesses to global memory of one proxy before later ones of the other, in both directions: between
+// load_acquire and a bulk copy that must come after what was acquired, and between bulk_wait and store_release.
 PTX_FUNCTION void async_proxy_fence_global(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -297,7 +296,7 @@ PTX_FUNCTION void async_proxy_fence_global(void) {
 
 // --- wgmma: by the 128 threads of a warpgroup ---------------------------------------------------------------------
 
-// Where an operand lies in shared memory. Swizzle: 0 none, 1: 128 bytes, 2: 64, 3: 32 (tensor maps count otherwise).
+// Describes an operand in shared memory. swizzle: 0: none, 1: 128 bytes, 2: 64, 3: 32 (tensor maps count otherwise).
 PTX_FUNCTION uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, int swizzle) {
     return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(leading_bytes >> 4 & 0x3fffu) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fffu) << 32 | (uint64_t)swizzle << 62;
@@ -324,7 +323,7 @@ template <int PENDING> PTX_FUNCTION void wgmma_wait(void) {
     emu_wgmma_wait(PENDING);
 #endif
 }
-// The compiler moves no access to these registers across this.
+// Keeps the compiler from moving any access to these registers across this call.
 template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
 #if defined(__CUDACC__)
 #pragma unroll
@@ -342,8 +341,8 @@ template <int COUNT> PTX_FUNCTION void wgmma_forget(float *acc) {
 }
 
 #if defined(__CUDACC__)
-// wgmma.m64nNk16 for each N: its instruction names N/2 accumulators, operands %0 to %(N/2-1), and seven more after
-// them. The lists are put together from tens of operand names and from powers of two of registers.
+// wgmma.m64nNk16 for each N: its instruction names N/2 accumulators, operands %0 to %(N/2-1), and up to seven more
+// after them. The lists are put together from tens of operand names and from powers of two of registers.
 #define WGMMA_LAST_2(ten) "%" #ten "0, %" #ten "1"
 #define WGMMA_LAST_4(ten) WGMMA_LAST_2(ten) ", %" #ten "2, %" #ten "3"
 #define WGMMA_LAST_6(ten) WGMMA_LAST_4(ten) ", %" #ten "4, %" #ten "5"
@@ -414,9 +413,9 @@ WGMMA_SIZE(256, WGMMA_TENS_12 ", " WGMMA_LAST_8(12), WGMMA_ALL(WGMMA_F64(0), WGM
            133, 134)
 #endif
 
-// acc (64 x N, fp32) = or += A (64 x 16) . B (16 x N), both in shared memory; N a multiple of 16 up to 256.
-// Thread 32 w + 4 g + t of the warpgroup has element (16 w + g + 8 (i / 2 % 2), 8 (i / 4) + 2 t + i % 2) in acc[i]. An
-// operand is K-major (rows of A and columns of B are contiguous along k), or where TRANSPOSED MN-major.
+// acc (64 x N, fp32) = or += A (64 x 16) . B (16 x N), both in shared memory (a, b: matrix_descriptor); N a multiple of
+// 16 up to 256. Thread 32 w + 4 g + t of the warpgroup has element (16 w + g + 8 (i / 2 % 2), 8 (i / 4) + 2 t + i % 2)
+// in acc[i]. An operand is K-major (rows of A and columns of B are contiguous along k), or where TRANSPOSED MN-major.
 template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -427,8 +426,8 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// As wgmma_shared, with A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..) of the warp's
-// 16 rows.
+// acc = or += A . B, as wgmma_shared, with A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..),
+// (g + 8, 2t + 8..) of the warp's 16 rows.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -442,7 +441,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 
 // --- Warp specialization ------------------------------------------------------------------------------------------
 
-// All warps of a warpgroup call. setmaxnreg.inc waits until the block has as many registers to give.
+// Raises each thread's registers once the block has enough. All warps of a warpgroup call, as for registers_decrease.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -459,7 +458,7 @@ template <int REGISTERS> PTX_FUNCTION void registers_decrease(void) {
     emu_set_registers(REGISTERS, false);
 #endif
 }
-// Barriers 1 to 15 (0 is __syncthreads'), for whole warps: complete when `threads` threads synced or arrived.
+// Waits at barrier 1 to 15 (0 is __syncthreads') until `threads` threads, in whole warps, have synced or arrived.
 PTX_FUNCTION void named_barrier_sync(int barrier, int threads) {
 #if defined(__CUDACC__)
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -474,7 +473,7 @@ PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
     emu_named_barrier(barrier, threads, false);
 #endif
 }
-// True in one lane of the warp; all lanes call.
+// Whether this lane is the one that the warp elects; all lanes call.
 PTX_FUNCTION bool elect_one(void) {
 #if defined(__CUDACC__)
     uint32_t elected;
@@ -489,8 +488,8 @@ PTX_FUNCTION bool elect_one(void) {
 #endif
 }
 
-// The inverse of ldmatrix_x4: lane 8j + r gives the address of row r of matrix j, word j holds elements (g, 2t) and
-// (g, 2t + 1).
+// Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address of row r of matrix j, word j
+// holds elements (g, 2t) and (g, 2t + 1) of matrix j.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -504,7 +503,7 @@ PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
     emu_store_shared(row, &mine, 16);
 #endif
 }
-// As stmatrix_x4, of the transposed matrices: elements (2t, g) and (2t + 1, g).
+// Stores as stmatrix_x4, but transposed: word j holds elements (2t, g) and (2t + 1, g) of matrix j.
 PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),

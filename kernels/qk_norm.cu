@@ -12,7 +12,7 @@
 // With two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
 enum { QK_PACKS = 2 };
 
-// Calls LAUNCH_ROWS(threads, packs): as many threads as rows of up to `longest` elements take, and the packs of each.
+// Calls LAUNCH_ROWS(threads, packs) with the threads that rows of up to `longest` elements take, and the packs of each.
 // `whole`: the arrays are aligned to 16 bytes.
 #define QK_ROWS_DISPATCH(LAUNCH_ROWS, longest, whole)                                                                  \
     do {                                                                                                               \
@@ -38,7 +38,7 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
-// row_store, in a single instruction but where the longest rows leave no register for its operands.
+// Stores as row_store does, in a single instruction except where the longest rows leave no register for its operands.
 template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0 && PACKS < 8)
         packed_store_unsplit(row + c, value);
@@ -46,11 +46,11 @@ template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct
         row_store<PACKS>(row, value, c, C);
 }
 
-// Shared memory of forward, in bytes: a block's partial sums, and behind them, where rows are rotated, copies of its
-// rows.
+// Forward's shared memory has a block's partial sums, in QK_STAGED bytes, and behind them, where rows are rotated,
+// copies of the block's rows.
 enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 
-// Four neighboring floats of global memory, a pack, or four elements, of shared memory, each in one access.
+// Four neighboring floats, loaded in one access.
 struct qk_four {
     float x[4];
 };
@@ -76,8 +76,8 @@ DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
     memcpy(x, &words, 4 * sizeof *x);
 }
 
-// Rotates the row at x, of C elements in heads of D, which the block stored before its last barrier, at any alignment.
-// angles (D): of the row's token.
+// Rotates the row at x, of C elements in heads of D, at any alignment; the block stored it before its last barrier.
+// angles (D): the table's, for the row's token.
 DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int D) {
     const int half = D / 2;
     for (int pair = threadIdx.x; pair < C / 2; pair += NORM_THREADS) {
@@ -89,8 +89,8 @@ DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int
         to[half] = to_floatX(b);
     }
 }
-// x, the pack at column c of a row of heads of D, rotated; partners are read from the row's copy at `row` in shared
-// memory. D is a multiple of 8, so that a four of elements is of one half of a head, and its partners are aligned.
+// Returns `value`, the pack at column c of a row of heads of D, rotated. Partners come from the row's copy at `row` in
+// shared memory. D is a multiple of 8: four elements are of one half of a head, and their partners are aligned.
 DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_t row, const float *angles, int c,
                                              int D) {
     const int half = D / 2, head_c = c < D ? c : (int)((unsigned)c % (unsigned)D);
@@ -110,7 +110,7 @@ DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_
     return packed_from_floats(x);
 }
 
-// A thread past the last row works on a row of no elements, for its warp's other rows need it in their sums.
+// Does qk_norm_forward. A thread past the last row has a row of no elements: its warp's rows need it in their sums.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     qk_norm_forward_kernel(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
@@ -190,14 +190,14 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
 #undef QK_FORWARD
 }
 
-// A block takes a run of tokens (gpu_qk_norm_backward_runs), whose sums for the weights' gradients lie in the workspace and
-// are added in a fixed order.
+// The number of bytes for the sums of each run of tokens. A block takes a run (gpu_qk_norm_backward_runs); the runs'
+// sums are added to the weights' gradients in a fixed order.
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// The q or the k rows of a run of `tokens` tokens: `count` in each, of C elements, from d and x on. sums (C) gets the
-// run's dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
+// Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on. sums (C)
+// gets the run's dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -257,7 +257,8 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
         row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
 }
 
-// Of rows of part of a warp two blocks at a time: the compiler, left to itself, spills to make room for three.
+// Does qk_norm_backward except for adding up the runs: sums (runs, q_width + k_width) get each run's dwq and dwk. Where
+// a row is a part of a warp, two blocks run at a time: the compiler, left to itself, spills to make room for three.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,
@@ -296,8 +297,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
 
 #else
 
-// qk_norm_forward of `rows` <= NORM_ROWS rows of C elements: a token's rows are taken as many at a time, as in
-// norm_cpu.cuh.
+// Normalizes `rows` <= NORM_ROWS rows of C elements together, as in norm_cpu.cuh. rstd: (rows); NULL: not written.
 ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const floatX *weight, int C,
                                 struct qk_norm_shape shape, const int rows) {
     const vec offset = vec_set(norm_weight_offset(shape.one_plus));
@@ -348,7 +348,7 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
     }
 }
 
-// As in norm_backward, the tokens are cut into runs, each of which has sums of its own in the workspace.
+// The number of floats in the workspace for a run of tokens: as in norm_backward, each run has sums of its own.
 static inline int64_t qk_norm_sum_columns(struct qk_rows rows) {
     return norm_sum_columns(rows.q_width) + norm_sum_columns(rows.k_width);
 }
@@ -358,8 +358,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
-// `rows` <= NORM_ROWS rows of C elements; dweight_sum += dout * y. The next token's rows, `ahead` elements further, are
-// prefetched: with two arrays in turns of a few rows the hardware's prefetchers fall behind.
+// Does backward for `rows` <= NORM_ROWS rows of C elements; dweight_sum += dout * y. The next token's rows, `ahead`
+// elements further, are prefetched: with two arrays in turns of a few rows the hardware's prefetchers fall behind.
 ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int C, bool one_plus, int64_t ahead, const int rows) {
     const vec offset = vec_set(norm_weight_offset(one_plus));

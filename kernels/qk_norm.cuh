@@ -1,9 +1,9 @@
 // QK-norm (Dehghani et al. 2023, arXiv 2302.05442): RMSNorm of queries and keys, before their rotary embedding, by
-// learned weights, with statistics in fp32. Of each head by itself (Qwen 3, Gemma 3), or of all query heads of a token
-// as one row and all its key heads as another (OLMo 2).
+// learned weights, with statistics in fp32. It normalizes each head by itself (Qwen 3, Gemma 3), or all query heads of
+// a token as one row and all its key heads as another (OLMo 2).
 //
-// Either way a token is a number of rows, one after the other: q's, k's, and the values', which pass unchanged. A row
-// is a head or, in full width, all heads.
+// Either way a token is a number of rows, one after the other: q's, k's, and v's, which pass unchanged. A row is a head
+// or, in full width, all heads.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions, token_position
@@ -24,8 +24,8 @@ struct qk_norm_rotary {
 };
 
 __BEGIN_DECLS
-// For each row x of q and k: out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), rotated where there is a
-// table: in one pass over memory the bits of rope_forward behind a norm without it.
+// out = x * rstd * weight for each row x of q and k, rstd = 1 / sqrt(mean(x^2) + epsilon), then rotated where there is
+// a table: in one pass over memory the bits of rope_forward behind a norm without a table. v's rows pass unchanged.
 void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                      const floatX *qkv, // (N, (H + 2 Hkv) D)
@@ -33,11 +33,11 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      const floatX *wk,  // (D), in full width (Hkv D)
                      int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
-// The gradient of qk_norm_forward's norm: dqkv, that of its result, becomes that of qkv. With y = x * rstd and
-// g = dout * weight:
-//   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
-// in an order that depends on the sizes alone.
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
+// Turns dqkv from the gradient of what the norm of qk_norm_forward gives, before rotation, into the gradient of qkv.
+// With y = x * rstd and g = dout * weight:
+//   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
+// in an order that depends only on the sizes.
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                       float *dwq,        // (D), in full width (H D); NULL: not wanted
                       float *dwk,        // (D), in full width (Hkv D); NULL: not wanted

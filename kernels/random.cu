@@ -30,7 +30,7 @@ void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n)
     }
 }
 
-// Box-Muller: the words of a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+// Draws by Box-Muller: a block's words are (u1, u2) of two pairs of numbers, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
 void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
     const int64_t skip = (int64_t)(first_element % 4);
 #pragma omp parallel for schedule(static)

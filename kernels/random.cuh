@@ -1,10 +1,10 @@
 // Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// A value is a function of its key and counter alone, so that a dropout mask is never stored, a recomputed mask is the
-// same, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
-// of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
-// bit set, the upper half of a stream's number (initialization, sampling, shuffling), or, with the bit below it, a
-// tensor and what of it is rounded.
+// A value depends only on its key and counter, so that a dropout mask is never stored, a recomputed mask is the same,
+// and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of block
+// e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask; or, with the highest bit set,
+// the upper half of a stream's number (initialization, sampling, shuffling); or, with the bit below it set, a tensor
+// and what of it is rounded.
 #pragma once
 #include "kernels/device.cuh"      // uint32_t, uint64_t, bf16
 #include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn, float_bits
@@ -19,7 +19,7 @@ enum dropout_use {
     DROPOUT_ATTENTION,
     DROPOUT_ATTENTION_PROJECTION,
     DROPOUT_MLP_PROJECTION,
-    DROPOUT_USES // those of LoRA's adapters follow, one for each linear layer
+    DROPOUT_USES // the uses of LoRA's adapters follow, one for each linear layer
 };
 
 // Identifies a dropout mask. With p = 0 there is no dropout.
@@ -38,8 +38,8 @@ void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
 // out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
 void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
 
-// Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on the element's
-// place in its tensor, not in a buffer: neither on ranks, padding nor threads. One evaluation serves four elements.
+// Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on an element's
+// place in its tensor, not in a buffer, and so not on ranks, padding or threads. One evaluation serves four elements.
 enum rounding_use { ROUNDING_UPDATE, ROUNDING_GRADIENTS };
 struct rounding {
     uint64_t seed, step;
@@ -48,8 +48,8 @@ struct rounding {
     enum rounding_use use;
     int64_t first; // a multiple of 4
 };
-// Stochastic rounding to bf16: up, in magnitude, for exactly `lower half of x` of the 65,536 values of `random`, a
-// number in [0, 65535]. What bf16 holds stays, NaN stays NaN.
+// Rounds x to bf16 stochastically, by `random` in [0, 65535]: up, in magnitude, for as many of these 65,536 values as
+// the lower half of x's bits says. What bf16 holds stays, NaN stays NaN.
 HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     const uint32_t bits = float_bits(x);
     bf16 result;
@@ -57,10 +57,10 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     return result;
 }
 
-// A uniform number in [0, 1), a function of the arguments alone.
+// Returns a uniform number in [0, 1), which depends only on the arguments.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
-// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. On the host.
+// out[i] = std * z, z standard normal, which depends only on (seed, stream, first_element + i). On the host.
 void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
 __END_DECLS
 
@@ -68,7 +68,7 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// One evaluation of Philox. The counter's words lie in 64-bit variables, as the products do, so that the compiler's
+// Evaluates Philox once. The counter's words lie in 64-bit variables, as the products do, so that the compiler's
 // vectors have lanes of one width.
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                            uint32_t k0, uint32_t k1) {
@@ -94,8 +94,8 @@ HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1,
 // philox_chunk makes the words of PHILOX_LANES blocks, beginning with `block`.
 enum { PHILOX_LANES = 32, PHILOX_CHUNK = 4 * PHILOX_LANES };
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
-// Vectorized by hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice
-// (one): half the time. The upper halves of the lanes hold leftovers, which neither the product nor the last step
+// Vectorized by hand, which halves the time: gcc 12 multiplies whole 64-bit lanes (three operations) where the lower
+// halves suffice (one). The upper halves of the lanes hold leftovers, which neither the product nor the last step
 // reads. The vectors of a chunk go through the rounds together, as a round is a chain of five operations.
 enum { PHILOX_VECTORS = PHILOX_LANES / 8, XOR3 = 0x96 }; // XOR3: a ^ b ^ c as a table of its 8 cases
 #define EACH_PHILOX _Pragma("GCC unroll 4") for (int i = 0; i < PHILOX_VECTORS; i++)
@@ -151,18 +151,18 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
-// The words of elements [at, at + 4) of the range; at: a multiple of 4.
+// Returns the random words of elements [at, at + 4) of the range; at: a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
     const uint64_t block = (uint64_t)(r.first + at) / 4;
     return philox4x32((uint32_t)block, (uint32_t)(block >> 32), rounding_counter2(r), rounding_counter3(r),
                       (uint32_t)r.seed, (uint32_t)(r.seed >> 32));
 }
-// Those of PHILOX_CHUNK elements.
+// Writes the random words of elements [at, at + PHILOX_CHUNK) of the range; at: a multiple of 4.
 static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at) {
     philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
 }
 
-// A number in [0, 1) in steps of 2^-24, each exact in fp32.
+// Returns a number in [0, 1) in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
 static inline uint32_t stream_word(uint64_t stream) { return (uint32_t)(stream >> 32) | 0x80000000u; }
@@ -174,7 +174,7 @@ static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t elem
     return uniform_from_word(four.word[element % 4]);
 }
 
-// 0, or 1 / (1 - p) where the element is kept.
+// Returns 0, or 1 / (1 - p) where the element is kept.
 HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)dropout_step(d),

@@ -6,14 +6,14 @@
 
 #ifdef TARGET_CUDA
 
-// The sum over each `lanes` neighboring lanes, a power of 2 up to 32. All lanes of the warp call. In every step both
-// partners add the same two numbers, so that they agree to the bit.
+// Returns the sum over each `lanes` neighboring lanes, a power of 2 up to 32. All lanes of the warp call. In every step
+// both partners add the same two numbers, so that they agree to the bit.
 DEVICE_FUNCTION float lanes_sum(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
-// The maximum, as lanes_sum; NaNs are ignored.
+// Returns the maximum over each `lanes` neighboring lanes, as lanes_sum the sum; NaNs are ignored.
 DEVICE_FUNCTION float lanes_max(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
@@ -25,7 +25,7 @@ DEVICE_FUNCTION double warp_sum_double(double x) {
     return x;
 }
 
-// The sum over a block of whole warps. shared: BLOCK_SUM_BYTES of shared memory, free again after the next barrier.
+// Returns the sum over a block of whole warps. shared: BLOCK_SUM_BYTES, free again after the next barrier.
 enum { BLOCK_SUM_BYTES = 32 * sizeof(double) };
 DEVICE_FUNCTION double block_sum_double(double x, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -17,15 +17,14 @@ static void rope_rotate_all(floatX *qkv, const float *table, struct token_positi
 // the bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
-// What rope_kernel stores to a pack of a head.
 template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct packed &x, int count) {
     if (WHOLE)
         packed_store(to, x);
     else
         packed_store_some(to, x, count);
 }
-// WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes. AMAX: v's heads are read too. Returns the
-// maximum of what the thread has stored, and read of v.
+// Rotates this thread's packs. WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes. AMAX: v's
+// heads are read too. Returns the largest magnitude that the thread has stored, or read of v; 0 without AMAX.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {

@@ -1,6 +1,6 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2, and the pair is rotated by an angle, and multiplied by
-// an amplitude, which a table has for each position.
+// element i + D/2. A table has for each position the angles by which pairs are rotated, and an amplitude that
+// multiplies them.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions
@@ -12,8 +12,8 @@ void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv
                   const float *table, // (more than the largest position, D)
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
-// The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative
-// angle. amax: kernels/amax.cuh's, of all of dqkv, v too; NULL: not taken.
+// Turns the gradient of rope_forward's result into the gradient of its input, in place: the rotation's transpose is the
+// rotation by the negative angle. amax: kernels/amax.cuh's, of all of dqkv, v too; NULL: not taken.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const float *table, // (more than the largest position, D)
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,
@@ -21,12 +21,11 @@ void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
 __END_DECLS
 
 #ifdef TARGET_CUDA
-// One of a pair rotated: `sine` is that of the angle for the pair's second element, of its negative for the first. The
-// same multiplication is fused with the addition wherever a pair is rotated, so that all have the same bits.
+// Returns x, one of a pair, rotated. sine: the angle's sine for the pair's second element, its negative for the first.
+// Wherever a pair is rotated the same multiplication is fused with the addition, so that all have the same bits.
 DEVICE_FUNCTION float rope_rotate_one(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
-// (x, y) rotated by the angle of this cosine and sine.
 DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float sine) {
     const float rotated = rope_rotate_one(x, y, cosine, -sine);
     y = rope_rotate_one(y, x, cosine, sine);
@@ -34,8 +33,8 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 }
 #else
 __BEGIN_DECLS
-// Rotates the first `heads` heads of one token in place; direction: 1, or -1 for the inverse. Not inlined: qk_norm_forward
-// must give the same bits, and so runs the same code.
+// Rotates the first `heads` heads of one token in place; direction: 1, or -1 for the inverse. Not inlined:
+// qk_norm_forward must give the same bits, and so runs the same code.
 void rope_rotate(floatX *token,          // (heads * D, and more)
                  const float *table_row, // (D)
                  int heads, int D, float direction);

@@ -1,6 +1,6 @@
 // The table of cosines and sines that rotary embedding reads, for each way of scaling the frequencies of a model that
-// is to reach further than it was trained for. Scaling changes the frequency of a pair and the amplitude of what is rotated,
-// and so nothing but the table. Computed in double: at position 100,000 an angle in fp32 would be off by 0.004.
+// is to reach further than it was trained for. Scaling changes only the table: the frequency of a pair, and the
+// amplitude of what is rotated. Computed in double: at position 100,000 an angle in fp32 would be off by 0.004.
 #pragma once
 #include <math.h>    // pow, log, cos, sin
 #include <stdbool.h> // bool
@@ -11,8 +11,8 @@
 enum rope_scaling {
     ROPE_UNSCALED, // w
     ROPE_LINEAR,   // w / factor: position interpolation (Chen et al. 2023)
-    ROPE_LLAMA3, // by the rotations that a pair makes in original_positions: w from high_freq_factor up, w / factor up to
-                 // low_freq_factor, between them by the rotations (Llama 3.1)
+    ROPE_LLAMA3, // by the rotations that a pair makes in original_positions: w from high_freq_factor up, w / factor up
+                 // to low_freq_factor, between them by the rotations (Llama 3.1)
     ROPE_YARN, // by the pair's number: w up to where a pair makes beta_fast rotations in original_positions, w / factor
                // from where it makes beta_slow, between them by the number (Peng et al. 2023, arXiv 2309.00071)
     ROPE_LONGROPE, // w / a factor of the pair's own (Ding et al. 2024, arXiv 2402.13753)
@@ -24,22 +24,22 @@ struct rope_settings {
     int rotary_dims; // R, even, at most D: the pairs i >= R/2 are not rotated
     double theta;
     enum rope_scaling scaling;
-    double factor; // linear, llama3, yarn; longrope, for the amplitude alone. 0: max_positions / original_positions
+    double factor; // linear, llama3, yarn; longrope, only for the amplitude. 0: max_positions / original_positions
     double low_freq_factor, high_freq_factor;   // llama3
     double original_positions;                  // llama3; yarn and longrope, where 0 means max_positions
     double beta_fast, beta_slow;                // yarn; 0: 32 and 1
     bool truncate;                              // yarn: the two pairs' numbers are rounded outwards
     double attention_factor;                    // yarn, longrope: the amplitude; 0: derived
-    double mscale, mscale_all_dim;              // yarn: of the derived amplitude; not both: 0
+    double mscale, mscale_all_dim;              // yarn: of the derived amplitude, where neither is 0
     const double *short_factors, *long_factors; // longrope: (R/2) each
     int max_positions;                          // that the model is made for: yarn, longrope
     int longest; // longrope: the longest sequence of the run; above original_positions the long factors are taken
 };
 
-// Frequencies without scaling, of whole heads.
+// Returns settings without scaling, which rotate whole heads.
 static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
-// The angle between neighboring positions of pair i < D/2, and the amplitude of pairs that are rotated.
+// Returns the angle between neighboring positions of pair i < D/2; 0 for a pair that is not rotated.
 static inline double rope_frequency(const struct rope_settings *settings, int i);
 static inline double rope_amplitude(const struct rope_settings *settings);
 
@@ -65,7 +65,7 @@ static inline double rope_factor(const struct rope_settings *s) {
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
 
-// The number, not whole, of the pair that makes `turns` rotations in original_positions.
+// Returns the number, not whole, of the pair that makes `turns` rotations in original_positions.
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }

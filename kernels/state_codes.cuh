@@ -1,10 +1,11 @@
-// The 8-bit codes of a block of moments: code times the block's scale, its largest magnitude.
+// The 8-bit codes of a block of moments. A code stands for a magnitude in units of the block's scale, its largest
+// magnitude.
 //
 // Dettmers, "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the
 // midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1
-// instead of 0.993, and both signs (bit 7 of the byte) use the same magnitudes, so that the extreme of a block, positive
-// or negative, is exact, and with it the scale: quantizing twice is quantizing once. Roots of second moments: n = 2, and
-// 1 after the 254. What is not 0 never becomes 0, for where v were 0 and m is not, eps alone would divide.
+// instead of 0.993, and both signs (bit 7 of the byte) use the same magnitudes, so that the extreme of a block,
+// positive or negative, is exact, and with it the scale: quantizing twice is quantizing once. Roots of second moments:
+// n = 2, and 1 after the 254. What is not 0 never becomes 0 here: where v were 0 and m is not, only eps would divide.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits, float_from_bits
@@ -70,7 +71,7 @@ enum { CODE_LAST = 127, ROOT_CODE_LAST = 255, CODE_NEGATIVE = 0x80 };
 static const float code_magnitudes[CODE_LAST + 1] = {CODE_MAGNITUDES};
 static const float root_code_magnitudes[ROOT_CODE_LAST + 1] = {ROOT_CODE_MAGNITUDES};
 
-// What device code reads: not constant memory, which serves one address at a time.
+// The tables that device code reads: not in constant memory, which serves one address at a time.
 #ifdef TARGET_CUDA
 static __device__ const float device_code_magnitudes[CODE_LAST + 1] = {CODE_MAGNITUDES};
 static __device__ const float device_root_code_magnitudes[ROOT_CODE_LAST + 1] = {ROOT_CODE_MAGNITUDES};
@@ -81,12 +82,13 @@ static __device__ const float device_root_code_magnitudes[ROOT_CODE_LAST + 1] = 
 #define CODES(table) table
 #endif
 
-// Magnitudes compare as their bits do. What is infinite has the largest finite scale, so that no code decodes to NaN;
-// under 2^-100 is 0, so that every code of another block decodes to a normal number.
+// Returns the larger of `largest` and |x|, as bits, which compare as the magnitudes do.
 HOST_DEVICE uint32_t code_largest(uint32_t largest, float x) {
     const uint32_t bits = float_bits(x) & 0x7fffffffu;
     return bits > largest ? bits : largest;
 }
+// Returns the scale of a block with that largest magnitude. Infinity and NaN become the largest float, so that no code
+// decodes to NaN; less than 2^-100 becomes 0, so that every code of another block decodes to a normal number.
 HOST_DEVICE float code_scale(uint32_t largest) {
     const float scale = float_from_bits(largest < 0x7f7fffffu ? largest : 0x7f7fffffu);
     return scale < 0x1p-100f ? 0 : scale;
@@ -94,10 +96,10 @@ HOST_DEVICE float code_scale(uint32_t largest) {
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
-// The index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last index is
-// `last`; 0 only where y is under half the first. By comparisons and arithmetic, which vectorize, in place of a search:
-// between decades the next one begins a whole part above the border, in the middle between their neighbors.
-// A number as near to two within rounding is either's.
+// Returns the index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last
+// index is `last`; 0 only where y is under half the first magnitude. Uses comparisons and arithmetic, which vectorize,
+// in place of a search: the border between two decades, in the middle between its neighbors, is a whole part above the
+// power of ten. A number as near to two magnitudes within rounding is either's.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \
@@ -128,7 +130,7 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Of a second moment, whose root has the code.
+// Returns the code of x's root, x a second moment; 0 only where x is 0.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

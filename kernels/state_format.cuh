@@ -34,12 +34,13 @@ HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     }
     return 0;
 }
-// Bytes of n elements; a block that they begin counts whole.
+// The number of bytes of n elements; a last block that is not full counts whole.
 HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) {
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
-// The parameter that an fp32 master weight is rounded to, and the rest of its bits; and the master weight again.
+// Returns the parameter that a master weight is rounded to; split_low gives its other bits, split_join the weight
+// again.
 HOST_DEVICE bf16 split_high(float master) {
     uint32_t bits;
     bf16 high;
@@ -58,7 +59,7 @@ HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     memcpy(&master, &bits, sizeof master);
     return master;
 }
-// A parameter of floatX by the one rounding that all parameters have. Only finite values come here.
+// Rounds a parameter to floatX, in the one way for all parameters. Only finite values come here.
 HOST_DEVICE floatX parameter_rounded(float exact) {
 #ifdef PRECISION_BF16
     return split_high(exact);
@@ -66,7 +67,7 @@ HOST_DEVICE floatX parameter_rounded(float exact) {
     return exact;
 #endif
 }
-// The same stochastically, by a number in [0, 65535].
+// Rounds a parameter to floatX stochastically, by `random` in [0, 65535].
 HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
 #ifdef PRECISION_BF16
     return bf16_stochastic(exact, random);
@@ -74,7 +75,7 @@ HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
     return exact;
 #endif
 }
-// The master weight of a parameter: itself, or with the lower half that is stored beside it.
+// Returns the master weight of a parameter: itself, or with the lower half that is stored beside it.
 HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 #ifdef PRECISION_BF16
     return split_join(rounded, low);
@@ -84,13 +85,13 @@ HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 }
 
 __BEGIN_DECLS
-// out[i], i < n: the elements of a state whose first block is at `state`. On the host; not of FORMAT_REMAINDER, which is
-// no number without its parameter.
+// Decodes n elements of a state whose first block is at `state`. On the host; not of FORMAT_REMAINDER, which is no
+// number without its parameter.
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// The state of n elements, each rounded to the nearest. On the host; not of FORMAT_REMAINDER. Codes behind the last
-// element of an 8-bit block become 0.
+// Encodes n elements, each rounded to the nearest. On the host; not of FORMAT_REMAINDER. Codes behind the last element
+// of an 8-bit block become 0.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);

@@ -34,10 +34,10 @@ static tensor_map_encode tensor_map_encoder(void) {
     return encoder;
 }
 
-// The map of a 4-D view of bf16 in device memory. dims are innermost first: D, heads, T, B; strides are those of all
-// but the first. Fails where the driver has no tensor maps or refuses this one. A box has `box_rows` rows along T of
-// `box_columns` elements, 32, 64 or 128 bytes, and is swizzled by as much. Rows past the end read as 0 and are not
-// written.
+// Returns the map of a 4-D view of bf16 in device memory. dims are innermost first: D, heads, T, B; strides_bytes are
+// of all but the first. A box has `box_rows` rows along T of `box_columns` elements, 32, 64 or 128 bytes, and is
+// swizzled by as much. Rows past the end read as 0 and are not written. Fails where the driver has no tensor maps or
+// refuses this one.
 static struct tensor_map tensor_map_of(const bf16 *base, const uint64_t dims[4], const uint64_t strides_bytes[3],
                                        int box_columns, int box_rows) {
     struct tensor_map result;

@@ -5,9 +5,9 @@
 //
 // A transfer begins when all work that was enqueued on the device before it is done. From there to transfer_wait nobody
 // else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they
-// began. Every transfer is waited for; one that began while a graph is recorded, before the recording ends, and one
-// that began before, not within it: a graph that is launched again begins and waits for its own transfers alone. Where
-// work is recorded in segments, transfers are between these and in no graph.
+// began. Every transfer is waited for. Where a graph is recorded, a transfer that began within the recording is waited
+// for within it, and one that began before it is not: a graph that is launched again begins and waits for only its own
+// transfers. Where work is recorded in segments, transfers are between these and in no graph.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/device_memory.cuh"  // device_allocate, host_reserve
@@ -24,29 +24,30 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to take; 0, and on the cuda target: as fast
-// as they are. Closing waits for the transfers in flight.
+// Opens `t`. bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to take; 0, and on the cuda
+// target: as fast as they are.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
+// Waits for the transfers in flight, then closes `t`.
 static void transfers_close(struct transfers *t, struct device *dev);
 // Begins a copy; returns a ticket for transfer_wait, never 0.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
-// Makes all work that is enqueued on the device from here on wait for the transfer. Ticket 0: nothing to wait for.
-// Aborts where the transfer began in another recording of a graph, or outside of this one.
+// Blocks all work that is enqueued on the device from here on until the transfer is done. Ticket 0: nothing to wait
+// for. Aborts where the transfer began in another recording of a graph, or outside of this one.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Seconds so far in which the device waited for transfers. Not known, and 0: of transfers within graphs, and on the cpu
-// target without a bus rate.
+// Returns the seconds so far in which the device waited for transfers. 0, since not known, for transfers within graphs,
+// and on the cpu target without a bus rate.
 static double transfers_waited_s(struct transfers *t);
-// Sets the rate of each direction, in 1e9 bytes a second, of copies of `bytes` both ways at once, on the cpu target one
-// after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice as much device and host memory meanwhile.
+// Measures gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target
+// one after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice as much device and host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// For tests: from here on the cpu target copies in this direction as late as it may, when a transfer is waited for. A
-// missing wait then leaves what was there before; a buffer that is used while it is copied shows in the usual order, at
-// the beginning. The emulator has such orders of its own (EMU_STREAMS).
+// Lets the cpu target, for tests, copy in this direction as late as it may: when a transfer is waited for. A missing
+// wait then leaves what was there before. (A buffer that is used while it is copied shows in the usual order, which
+// copies at the beginning.) The emulator has such orders of its own (EMU_STREAMS).
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction);
 
-// A ticket is the number of its transfer in its direction, from 1, the recording in which that began (0: none), and the
-// direction.
+// A ticket has the number of its transfer in its direction, from 1, the recording in which the transfer began (0:
+// none), and the direction.
 enum { TICKET_RECORDING_BITS = 16, TICKET_NUMBER_SHIFT = TICKET_RECORDING_BITS + 1 };
 static inline uint64_t transfer_ticket(enum transfer_direction direction, uint64_t recording, uint64_t number) {
     return number << TICKET_NUMBER_SHIFT | recording << 1 | (direction == TRANSFER_TO_DEVICE);
@@ -67,12 +68,12 @@ struct transfers {
     cudaStream_t streams[TRANSFER_DIRECTIONS];
     cudaEvent_t ready[TRANSFER_DIRECTIONS];
     cudaEvent_t done[TRANSFER_DIRECTIONS][TRANSFER_EVENTS], reached[TRANSFER_DIRECTIONS][TRANSFER_EVENTS];
-    bool reaching[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // both events were recorded, and are not yet in waited_s
+    bool reaching[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // done and reached were recorded; waited_s lacks this wait
     uint64_t begun[TRANSFER_DIRECTIONS];
     double waited_s;
     bool open;
 };
-// Without priority: CUDA orders kernels alone by it, and these streams have none. Copy engines need no multiprocessor.
+// Opens streams without priority: CUDA orders only kernels by it. Copy engines need no multiprocessor.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev) {
     memset(t, 0, sizeof *t);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
@@ -98,11 +99,11 @@ static void transfers_close(struct transfers *t, struct device *dev) {
     t->open = false;
 }
 
-// The recording under way, 0: none.
+// Returns the number of the recording under way; 0: none.
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
-// Adds how long the device waited for a transfer whose events are recorded, if both have happened.
+// Adds how long the device waited for a transfer whose events are recorded, if both events have happened.
 static void transfer_measure_wait(struct transfers *t, int direction, int event) {
     float milliseconds = 0;
     if (!t->reaching[direction][event])
@@ -138,8 +139,9 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// An event that was recorded again since is a later transfer's of the same stream: waiting for it waits for both. An
-// event of a recording orders nothing outside of it, nor is there one outside that a graph could wait for each time.
+// Waits for the transfer's event. If it was recorded again since, it is a later transfer's of the same stream, and
+// waiting for that waits for both. An event of a recording orders nothing outside of it, and none outside can be waited
+// for each time that the graph is launched: so either aborts.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -180,7 +182,7 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
     }
     cuda_check(cudaEventDestroy(begin));
 }
-// What a stream other than the device's waits for before it reads what the transfer wrote.
+// Returns the event that a stream other than the device's waits for before it reads what the transfer wrote.
 static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
     return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
 }

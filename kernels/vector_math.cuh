@@ -28,8 +28,8 @@ HOST_DEVICE float float_from_bits(uint32_t bits) {
 #define ROUNDING_MAGIC 0x1.8p23f
 
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2. At most 0.9 ulp with fused multiply-add, 1.25 without.
-// Above the largest float infinity; below 2^-125.5 (x < -87) 0, for denormals would take a second scaling and nobody
-// adds anything that small; e^NaN = NaN.
+// Returns infinity above the largest float, and 0 below 2^-125.5 (x < -87), for denormals would take a second scaling
+// and nobody adds anything that small; e^NaN = NaN.
 HOST_DEVICE float vector_expf(float x) {
     // The magic's extra 126 makes the low bits n + 126, the exponent field of 2^(n - 1): 2^128 is no float, so the
     // polynomial is of 2 e^r.
@@ -75,8 +75,8 @@ HOST_DEVICE float vector_logf(float x) {
     return x < INFINITY ? in_domain : x; // infinity and NaN: themselves
 }
 
-// tanh x: below 0.55 an odd polynomial, above it of one exponential, (1 - e) / (1 + e) with e = e^(-2 |x|), which near
-// 0 would lose its digits to cancellation. At most 1.6 ulp; tanh(+-infinity) = +-1, tanh NaN = NaN.
+// Returns tanh x: below 0.55 by an odd polynomial, above it by one exponential, (1 - e) / (1 + e) with e = e^(-2 |x|),
+// which near 0 would lose its digits to cancellation. At most 1.6 ulp; tanh(+-infinity) = +-1, tanh NaN = NaN.
 HOST_DEVICE float vector_tanhf(float x) {
     const float size = x < 0 ? -x : x, e = vector_expf(-2.0f * size), above = (1.0f - e) / (1.0f + e);
     // (tanh x / x - 1) / x^2, relative error of tanh x 2^-29.8
@@ -90,7 +90,7 @@ HOST_DEVICE float vector_tanhf(float x) {
     return size < 0.55f ? below : with_sign;
 }
 
-// sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1: the turn is cut at odd eighths, and in each quarter the two are
+// Computes sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1: the turn is cut at odd eighths, and in each quarter the two are
 // polynomials of 2 pi f, |f| <= 1/8 (exact in fp32), that swap places and signs. At most 1.5e-7 absolute.
 HOST_DEVICE void vector_sincos_turn(float *sine, float *cosine, float u) {
     const float shifted = 4.0f * u + ROUNDING_MAGIC;

@@ -29,7 +29,7 @@ static inline vec vec_set(float x) {
     return x - zero;
 }
 
-// The maximum and the minimum. A NaN in b comes through, one in a does not.
+// Returns the larger of a and b in each lane. A NaN in b comes through, one in a does not, as in vec_min.
 static inline vec vec_max(vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -57,7 +57,7 @@ static inline vec vec_min(vec a, vec b) {
 #endif
 }
 
-// sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round
+// Returns sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round
 // otherwise than another.
 static inline vec vec_fma(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
@@ -71,7 +71,7 @@ static inline vec vec_fma(vec sum, vec a, vec b) {
 #endif
 }
 
-// The sum of all lanes, half onto half.
+// Returns the sum of all lanes, half added onto half.
 static inline float vec_sum(vec x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
@@ -82,7 +82,7 @@ static inline float vec_sum(vec x) {
     return x[0];
 #endif
 }
-// The same, one lane after the other.
+// Returns the sum of all lanes, added one after the other.
 ALWAYS_INLINE float vec_sum_in_order(vec x) {
     float lanes[LANES], sum = 0;
     memcpy(lanes, &x, sizeof lanes);
@@ -122,8 +122,8 @@ static inline void vec_exp2(vec x[EXP2_VECS]) {
 #undef EACH
 }
 
-// tanh x, to 3.6e-7 relative and at most 1 in size; NaN stays. x P(x^2) / Q(x^2), a weighted minimax fit of the
-// relative error (2.1e-8) up to 9, from where fp32's tanh is 1.
+// Returns tanh x, to 3.6e-7 relative and at most 1 in size; NaN stays. It is x P(x^2) / Q(x^2), a weighted minimax fit
+// of the relative error (2.1e-8) up to 9, from where fp32's tanh is 1.
 static inline vec vec_tanh(vec x) {
     x = vec_min(vec_set(9.0f), vec_max(vec_set(-9.0f), x));
     const vec y = x * x;
@@ -139,8 +139,8 @@ static inline vec_words vec_round_bf16(vec x) {
     return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
-// Two vectors as bf16, to memory aligned as what is stored: `pairs` gets the VNNI pairs of the two, `row0` and `row1`
-// one vector each; NULL where not wanted.
+// Stores two vectors as bf16, in memory aligned as what is stored. pairs: (LANES) VNNI pairs of the two; row0, row1:
+// (LANES), one vector each. NULL: not wanted; row0 and row1 only together.
 #if defined(__AVX512BF16__)
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
@@ -174,8 +174,8 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = *(const vec_words *)(in + i * in_stride);
-// Swaps the off-diagonal quarters of every 2H x 2H square: H = 1, 2, 4, 8 together transpose. Lane l of the upper row
-// of two comes from lane LOW of both, one after the other; that of the lower row from lane HIGH.
+// EXCHANGE swaps the off-diagonal quarters of every 2H x 2H square: H = 1, 2, 4, 8 together transpose. Of two rows, one
+// after the other, lane LOW becomes lane l of the upper row, and lane HIGH lane l of the lower row.
 #define LOW(H, l) ((l) & (H) ? 16 + (l) - (H) : (l))
 #define HIGH(H, l) ((l) & (H) ? 16 + (l) : (l) + (H))
 #define LANES_OF(from, H)                                                                                              \
@@ -224,9 +224,9 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #define VEC_DOT_NAME "NEON bf16 dot"
 #endif
 
-// sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low half. The
-// product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the instructions count
-// denormals as zero. Arm's BFDOT adds the two products first, rounds to odd, then adds their sum.
+// Returns sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low
+// half. The product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the
+// instructions count denormals as zero. Arm's BFDOT adds the two products first, rounds to odd, then adds their sum.
 static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
 #if defined(__AVX512BF16__) && !defined(BF16_DOT_EMULATE)
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
@@ -238,7 +238,6 @@ static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
 #endif
 }
 static inline vec_words vec_words_load(const word *p) { return *(const vec_words *)p; }
-// Every lane is the word x.
 static inline vec_words vec_words_set(word x) {
     const vec_words zero = {0};
     return x - zero;

@@ -45,7 +45,7 @@ ALWAYS_INLINE void floatx_store(floatX *p, vec x) { *(vec_anywhere *)p = x; }
 ALWAYS_INLINE vec float_load(const float *p) { return *(const vec_anywhere *)p; }
 ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 
-// The first `count` < LANES elements; the others are 0, and are not written.
+// Loads and stores of the first `count` < LANES elements; a load's other lanes are 0.
 #if defined(__AVX512BW__) &&                                                                                           \
     defined(__AVX512VL__) // by masks: a call of memcpy in a row's loop would spill the registers
 ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
@@ -96,7 +96,7 @@ static inline void float_store_some(float *p, vec x, int count) {
 }
 #endif
 
-// The last `count` < FLOATX_GROUP elements of an array as a whole group, the others `rest`.
+// Copies `count` < FLOATX_GROUP elements to a whole group, whose other elements become `rest`.
 static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int count, float rest) {
     for (int i = count; i < FLOATX_GROUP; i++)
         group[i] = to_floatX(rest);
@@ -105,7 +105,7 @@ static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int c
 
 // ---- Rows, a vector at a time ----
 
-// Elements c, c + 1, ... of a row of C elements; 0 past its end.
+// Loads elements c, c + 1, ... of a row of C elements; 0 past its end.
 ALWAYS_INLINE vec row_vec_load(const floatX *row, int c, int C) {
     return C - c >= LANES ? floatx_load(row + c) : floatx_load_some(row + c, C - c);
 }
@@ -115,7 +115,7 @@ ALWAYS_INLINE void row_vec_store(floatX *row, vec x, int c, int C) {
     else
         floatx_store_some(row + c, x, C - c);
 }
-// x, but 0 past the row's end.
+// Returns x, but 0 past the row's end.
 ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
     if (C - c < LANES)
         for (int i = C - c; i < LANES; i++)
@@ -151,7 +151,7 @@ ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = p[i] * (vec)((vec_words)t[i] << 23);
 }
 
-// a / b; in bf16 to 2^-14, where there is an instruction for it.
+// Returns a / b; in bf16 to 2^-14, where there is an instruction for it.
 ALWAYS_INLINE vec vec_divide(vec a, vec b) {
 #if defined(PRECISION_BF16) && defined(__AVX512F__)
     return a * (vec)_mm512_rcp14_ps((__m512)b);

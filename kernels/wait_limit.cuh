@@ -72,8 +72,8 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-// The record of this program, in pinned memory of the host; NULL: there is no memory for it. One for all files that are
-// compiled: the kernels of each find it by a variable of their own.
+// Returns the record, in pinned memory of the host; NULL: there is no memory for it. All compiled files share it, and
+// the kernels of each file find it by a variable of their own.
 inline struct wait_record *wait_limit_record(void) {
     static struct wait_record *const record = [] {
         struct wait_record *memory = NULL;
@@ -83,7 +83,7 @@ inline struct wait_record *wait_limit_record(void) {
     }();
     return record;
 }
-// Tells the kernels of the file that is compiled where the record is, before its first launch.
+// Tells the kernels of the file being compiled where the record is; called before the file's first launch.
 static cudaError_t wait_limit_open(void) {
     static const cudaError_t status = [] {
         struct wait_record *const record = wait_limit_record();
@@ -91,7 +91,7 @@ static cudaError_t wait_limit_open(void) {
     }();
     return status;
 }
-// What an error's message adds about the thread that has waited too long; an empty text where none has.
+// Returns what an error's message adds about the thread that has waited too long; an empty text where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();

@@ -19,20 +19,20 @@
 #include <stdio.h>                  // fprintf
 #include <stdlib.h>                 // realloc, abort
 
-// Segments that are zero have recorded nothing. The caller frees them.
+// A zeroed struct has recorded nothing. The caller frees it with segments_free.
 struct work_segments;
 
 // Begins to record `segments`, or, where they are recorded, to enqueue them again. They must stay where they are until
 // segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
 static void segments_end(struct device *dev);
-// Whether the op that comes next is to be run now, and then segments_op_end is due: true where no segments were begun, and
-// from where CUDA does not begin to record.
+// Whether the next op is to be run now; segments_op_end is due after it. Always true where no segments were begun, and
+// from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
-// Ends a segment, to be called before anything is enqueued that is no op: enqueues its graph, unless it has no ops.
-// Does nothing where no segments were begun. Aborts within an op, and where a segment has another number of ops than it
-// had when it was recorded.
+// Ends a segment: enqueues its graph, unless it has no ops. Called before anything but an op is enqueued. Does nothing
+// where no segments were begun. Aborts within an op, and where a segment has another number of ops than when it was
+// recorded.
 static inline void segments_cut(struct device *dev);
 static void segments_free(struct work_segments *segments);
 
@@ -47,7 +47,7 @@ struct work_segments {
     int count, capacity;
     bool recorded; // all of them
     int at;        // the segment at hand
-    int ops;       // of it so far
+    int ops;       // of the segment at hand, so far
     int depth;     // of ops within ops
 };
 
@@ -78,7 +78,7 @@ static void segments_misused(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// The segment at hand; a new one where it is recorded.
+// Returns the segment at hand, a new one while they are recorded.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_misused("recorded work is enqueued again with more segments than were recorded");

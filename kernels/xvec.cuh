@@ -10,7 +10,7 @@
 typedef vec_words xvec;
 enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
 static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_dot(sum, a, b); }
-// Element XVEC_PARTS * l + part in lane l.
+// Returns elements XVEC_PARTS * l + part as fp32, in lanes l.
 static inline vec xvec_part(xvec x, int part) {
     if (part)
         return (vec)(x & 0xffff0000u);
@@ -28,7 +28,7 @@ static inline xvec xvec_load(const floatX *p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
-// The first n elements of a vector, the others 0.
+// Returns the first n elements of a vector, the others 0.
 static inline xvec xvec_load_some(const floatX *p, int n) {
     xvec x = {0};
     memcpy(&x, p, (size_t)n * sizeof *p);

@@ -1,10 +1,10 @@
 // Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation.
 //
-// Buffers are rectangles (lifetime x bytes) that may move up and down only, packed to the least height. NP-hard in
+// Buffers are rectangles (lifetime x bytes) that may only move up and down, packed to the least height. NP-hard in
 // general (Garey & Johnson, problem SR2), but a training step is regular. Two searches share the work: the skyline's
 // (memory/skyline.cuh), and stacks. Activations nest, since what is made first is freed last, so that stacking them,
-// the longest-lived first, is dense. What does not nest, such as the parameters of a ZeRO unit, gathered while the unit
-// before is used, is fitted into gaps above.
+// the longest-lived first, is dense. What does not nest, such as the parameters of a ZeRO unit, gathered while the
+// previous unit is used, is fitted into gaps above.
 #pragma once
 #include "memory/skyline.cuh" // struct plan_item, struct skyline, its searches
 #include <stdbool.h>          // bool
@@ -21,16 +21,16 @@ struct plan_span {
 // Work is the number of slots and neighbors that were visited, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
-    PLAN_FIT_NEIGHBOURS = 256, // an item with more fitted neighbors is put on top of them
-    PLAN_FIT_PAIRS = 1000000,  // most pairs of fitted items that are live together; beyond it more are stacked
-    PLAN_CLASSES = 32,         // class k: items of more than 2^(k - 1) and up to 2^k slots
-    PLAN_PACK_WORK = 4000000   // limit of work
+    PLAN_FIT_NEIGHBORS = 256, // an item with more fitted neighbors is put on top of them
+    PLAN_FIT_PAIRS = 1000000, // most pairs of fitted items that are live together; beyond it more are stacked
+    PLAN_CLASSES = 32,        // class k: items of more than 2^(k - 1) and up to 2^k slots
+    PLAN_PACK_WORK = 4000000  // limit of work
 };
 
-// The kinds of stacks. The shortest items are never stacked but fitted: as many as are, on average, this many live at a
-// time. With 0 every item that nests is stacked; few are left to fit, which is fast and meets the bound of most plans.
-// The other values are for lifetimes that nest by chance. Of the values tried (0 to 48, alone and together) these leave
-// the fewest plans above their bound.
+// The kinds of stacks, by the number of items that are left out of the stack and fitted: the shortest, of which so many
+// live at a time on average. With 0 every item that nests is stacked; few are left to fit, which is fast and meets the
+// bound of most plans. The other values are for lifetimes that nest by chance. Of the values tried (0 to 48, singly and
+// together) these leave the fewest plans above their bound.
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
@@ -68,7 +68,7 @@ static int plan_class(const struct plan_item *item) {
     return k;
 }
 
-// The top of the stack in an item's slots.
+// Returns the top of the stack in an item's slots.
 static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
     size_t top = 0;
     for (int s = item->first; s <= item->last; s++)
@@ -84,9 +84,9 @@ static bool plan_is_flat(const struct plan_packing *packing, const struct plan_i
     return differ == 0;
 }
 
-// Stacks items by falling length: an item goes on top of those stacked in its slots if no gap remains below it, which
-// is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time on
-// average, never. Items that are not stacked are left in `fitted`.
+// Stacks items by falling length: an item goes on top of the items stacked in its slots if no gap remains below it,
+// which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time
+// on average, never. Items that are not stacked are left in `fitted`.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
     packing->fitted_count = 0;
@@ -148,9 +148,9 @@ static void plan_split(struct plan_packing *packing, int live) {
     }
 }
 
-// Adds a span to `spans`, which are sorted by begin. Beyond PLAN_FIT_NEIGHBOURS spans are only counted, in *count.
+// Adds a span to `spans`, which are sorted by begin. Beyond PLAN_FIT_NEIGHBORS spans are only counted, in *count.
 static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
-    if (*count < PLAN_FIT_NEIGHBOURS) {
+    if (*count < PLAN_FIT_NEIGHBORS) {
         int at = *count;
         for (; at > 0 && spans[at - 1].begin > span.begin; at--)
             spans[at] = spans[at - 1];
@@ -160,11 +160,11 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
 }
 
 // Places an item above the stack, in the tightest gap between the fitted items that are live with it; on top of these
-// where no gap is wide enough, or where they are more than PLAN_FIT_NEIGHBOURS.
+// where no gap is wide enough, or where they are more than PLAN_FIT_NEIGHBORS.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];
-    struct plan_span near[PLAN_FIT_NEIGHBOURS];
+    struct plan_span near[PLAN_FIT_NEIGHBORS];
     int count = 0;
     size_t top = bottom;
     for (int k = 0; k < PLAN_CLASSES; k++) {
@@ -183,7 +183,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     }
     item->offset = top;
     size_t base = bottom, tightest = SIZE_MAX;
-    for (int i = 0; i < count && count <= PLAN_FIT_NEIGHBOURS; i++) {
+    for (int i = 0; i < count && count <= PLAN_FIT_NEIGHBORS; i++) {
         if (near[i].begin > base && near[i].begin - base >= item->bytes && near[i].begin - base < tightest) {
             tightest = near[i].begin - base;
             item->offset = base;
@@ -196,7 +196,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     *newest = index;
 }
 
-// Makes one packing, by fitting the items that are not stacked in this order, and keeps the lowest so far.
+// Fits the items that are not stacked, in this order (fitted_count); keeps the packing where it is the lowest so far.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int bucket = 0; bucket < packing->bucket_count; bucket++)
         packing->newest[bucket] = -1;
@@ -213,9 +213,9 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The initial orders of the fitted items. Those of chains serve lifetimes that overlap in a row, such as what layers
-// keep until it is offloaded: the long items go by the end of their lives, last ones first, each set into the place of
-// the set after the next; the short ones then fill gaps.
+// The initial orders of the fitted items. Chains are for lifetimes that overlap in a row, such as what layers keep
+// until it is offloaded: the long items go by the end of their lives, the last to end first, each set into the place of
+// the set after the next; the short items then fill gaps.
 enum plan_order {
     PLAN_BY_LENGTH,
     PLAN_BY_AREA,
@@ -250,9 +250,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Squeaky-wheel optimization (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
-// by a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans
-// above the bound, moving to the front ten times).
+// Promotes each item that ended above the bound: it is fitted earlier next time, by a fifth of its rank (squeaky-wheel
+// optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by half the rank leaves four times as
+// many plans above the bound, moving to the front ten times). keys: (count) the order.
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -298,8 +298,8 @@ static void plan_take(struct plan_packing *packing, const struct skyline *skylin
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Packs from the bottom up, which meets the bound of most plans at once; then stacks, which a few plans need; then,
-// where both are far above the bound, from the bottom up again, in orders that chance makes.
+// Packs from the bottom up, which meets the bound of most plans at once; then in stacks, which a few plans need; then,
+// while the lowest packing is more than 1 % above the bound, from the bottom up again, in random orders.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

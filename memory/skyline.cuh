@@ -56,7 +56,7 @@ enum skyline_order {
     SKYLINE_BY_START,
     SKYLINE_BY_END,        // the last to end first
     SKYLINE_BY_BYTES,      // times the square root of the length
-    SKYLINE_LONG_AT_FIRST, // those of more than a quarter of all slots, then by start
+    SKYLINE_LONG_AT_FIRST, // items of more than a quarter of all slots, then the others by start
     SKYLINE_ORDERS
 };
 
@@ -65,7 +65,7 @@ enum skyline_order {
 enum {
     SKYLINE_BLOCK = 16,               // slots whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
-    SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while it is more than that above
+    SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while the best is further above
     SKYLINE_WORK_MAX = 150000000,     // limit by chance
     SKYLINE_PROMOTIONS = 100,         // most promotions of an order
     SKYLINE_TURNS = 2000              // most tries by chance
@@ -95,9 +95,9 @@ struct skyline {
     int *segment_last;  // (slots) the last slot of the segment that begins in this slot
     int *segment_before; // (slots) the first slot of the segment before the one that begins in this slot; -1: none
     size_t *live;        // (slots) bytes of the items that are live in a slot
-    size_t *left;        // (slots) bytes of those that are not placed yet
+    size_t *left;        // (slots) bytes of the live items that are not placed yet
     bool *moves;         // (count) the items that skyline_move moves
-    int *moved, *others; // (count) their places in the order, and those of the others
+    int *moved, *others; // (count) places in the order: of the items that move, of the others
     struct skyline_search searches[SKYLINE_ORDERS];
 };
 
@@ -116,7 +116,7 @@ static void skyline_update_block(struct skyline *s, int block) {
     s->work += SKYLINE_BLOCK / 4;
 }
 
-// Lists all items, unplaced, by slot and by their place in the order (count).
+// Lists all items as unplaced, by slot and by their place in the order (count).
 static void skyline_list(struct skyline *s, const int *order) {
     memcpy(s->unplaced, s->begun, (size_t)s->slots * sizeof *s->unplaced);
     for (int i = 0; i < s->count; i++) {
@@ -131,7 +131,7 @@ static void skyline_list(struct skyline *s, const int *order) {
     s->work += 4 * s->count;
 }
 
-// The unplaced item of the least rank that lives within the slots `first` to `last`; -1: there is none.
+// Returns the unplaced item of the least rank that lives within the slots `first` to `last`; -1: there is none.
 static int skyline_pick(struct skyline *s, int first, int last) {
     int least = INT_MAX, picked = -1;
     for (int slot = first; slot <= last; slot++) {
@@ -150,12 +150,12 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// The first slot of the segment after the one that begins in `slot`; -1: that is the last.
+// Returns the first slot of the segment behind the segment that begins in `slot`; -1: that is the last.
 static int skyline_after(const struct skyline *s, int slot) {
     return s->segment_last[slot] + 1 < s->slots ? s->segment_last[slot] + 1 : -1;
 }
 
-// Makes the slots from `slot` on to `last` one segment, after the segment that begins in `before`.
+// Joins the slots from `slot` on to `last` into one segment, behind the segment that begins in `before` (-1: none).
 static void skyline_set_segment(struct skyline *s, int slot, int last, int before, size_t height) {
     s->segment_last[slot] = last;
     s->segment_before[slot] = before;
@@ -206,8 +206,8 @@ static bool skyline_fits(struct skyline *s, int slot, size_t ceiling) {
     return s->height[slot] <= ceiling && most <= room;
 }
 
-// Makes one packing, by an order (count), and keeps the lowest so far. Returns its height; SIZE_MAX: it is given up, since it
-// would be higher than the ceiling, or since the work reached the limit.
+// Packs by an order (count), and keeps the packing where it is the lowest so far. Returns its height; SIZE_MAX: given
+// up, since it would be higher than the ceiling, or since the work reached the limit.
 static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, int64_t limit) {
     skyline_list(s, order);
     skyline_set_segment(s, 0, s->slots - 1, -1, 0);
@@ -264,8 +264,8 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         order[i] = keys[i].item;
 }
 
-// Moves the items of an order whose `moves` is set: from place i to before the other item of place
-// tenths / 10 i + shift. Items that move stay in order among themselves.
+// Moves the items of an order whose `moves` is set: from place i to before the first other item at place tenths / 10 i
+// + shift or behind. Items that move stay in order among themselves.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -283,21 +283,21 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Squeaky-wheel optimization (Joslin & Clements 1999): moves the items that ended above the bound to so many tenths of
-// their place. Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
+// Promotes the items above the bound to so many tenths of their place (squeaky-wheel optimization, Joslin & Clements
+// 1999). Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
     skyline_move(s, order, tenths, 0);
 }
 
-// A number below `below`, by a linear congruential generator: the same everywhere.
+// Draws a number below `below` by a linear congruential generator, which draws alike everywhere.
 static int skyline_chance(uint32_t *state, int below) {
     *state = *state * 1664525 + 1013904223; // Numerical Recipes
     return (int)((uint64_t)(*state >> 8) * (uint64_t)below >> 24);
 }
 
-// Moves all items of the bytes and length of a random item, so that what the layers have alike stays alike.
+// Moves all items of the bytes and length of a random item by one random distance, so that alike layers stay alike.
 static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     const struct plan_item *like = &s->items[skyline_chance(chance, s->count)];
     const int to = skyline_chance(chance, s->count);
@@ -357,8 +357,8 @@ static void skyline_end(struct skyline *s) {
     free(s->moves);
 }
 
-// Whether a lower packing than `height` may exist and is worth the work: up to `most` while it is more than 1 % above the
-// bound, up to `least` while it is above the bound at all. No packing is of SIZE_MAX.
+// Whether a lower packing than `height` may exist and is worth more work: up to `most` while `height` is more than 1 %
+// above the bound, up to `least` while it is above the bound at all. height SIZE_MAX: no packing.
 static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
@@ -366,7 +366,7 @@ static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t lea
     return work < (much ? most : least);
 }
 
-// Tries an order, and keeps it where it is as low as the lowest of its search.
+// Tries an order, and keeps it where the packing is as low as the lowest of the search.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);

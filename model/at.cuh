@@ -3,8 +3,7 @@
 #include "kernels/norm_kind.cuh" // struct norm_options
 #include "model/state.cuh"       // struct gpt and its buffers
 
-// A pass of layer l, and of its tokens the range [first, first + rows), which is all of them but in the MLP by ranges
-// of tokens (model/mlp_ranges.cuh).
+// Layer l in a pass, and its tokens [first, first + rows): all, unless the MLP goes by ranges (model/mlp_ranges.cuh).
 struct at {
     struct gpt *m;
     enum pass pass;
@@ -13,7 +12,7 @@ struct at {
     int64_t first, rows;
     int64_t most_rows, last_rows; // of the largest range, and of the last one
     uint32_t ranged;              // the activations of which one range exists at a time
-    int range_slot;               // the slot of a range of the first activation; the others' follow
+    int range_slot;               // the slot of a range of activation 0; the slots of the others follow
 };
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
@@ -29,13 +28,13 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// The memory of one range of an activation, used again by each range.
+// Returns the memory of one range of an activation, which each range uses again; NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// The rows of an activation of floatX that an op at work reads or writes: of layer l.
+// Returns the rows, of the range at work, of an activation of floatX; NULL when planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -72,7 +71,8 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// The rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists for one range at a time.
+// Returns the rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists a range at a
+// time.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -98,7 +98,7 @@ static struct sink plain_sink(floatX *data) {
     return sink;
 }
 
-// amax: see struct norm_options.
+// Returns the options of the model's norms. amax: see struct norm_options.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;

@@ -8,7 +8,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
 #include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
 
-// RoPE, in place, on q and k of layer l, where that layer has rotary positions.
+// Rotates q and k of layer l in place (RoPE), where the layer has rotary positions.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
@@ -17,7 +17,6 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
-// RoPE of layer l as the norm of q and k applies it.
 static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
@@ -56,15 +55,15 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// The keys or values of the last kv_capacity positions, (B, G, capacity, D), which live from one token to the next.
+// Returns the keys or values of the last kv_capacity positions, (B, G, capacity, D), kept from token to token.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Generation: the k and v of the pass's tokens join the cache. A prompt's tokens attend to each other, a later one to
-// the whole cache.
+// Adds the k and v of a generating pass's tokens to the cache and computes attention into att: a prompt's tokens attend
+// to each other, a later token to the whole cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -81,7 +80,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// q, k and v as attention reads them, rotated and normed where the model does so.
+// Computes q, k and v as attention reads them, where they are wanted: rotated and normed where the model does so.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -102,7 +101,7 @@ static void make_qkv(struct at at) {
         RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, at.rows, qk_norm_shape_of(m), rotary, m->dev));
     }
 }
-// Makes attention's output, where it or what its backward reads is wanted.
+// Computes attention's output, where it or what its backward reads is wanted.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!wants(at, BIT(ATT) | BIT(SOFTMAX)))

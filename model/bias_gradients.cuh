@@ -1,8 +1,8 @@
-// The gradient of a linear layer's bias, which is the sums of the columns of the gradient of the layer's output. On a
-// GPU the kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage
-// adds them up where the layer's own gradients are made. What no such kernel makes, as the gradient of q, k and v by
-// attention's other backends than Hopper's and of normed q and k, is left to the product of the weight's gradient, as
-// every one is on the CPU, where that product sums it while it packs it. Casts to FP8 sum their own.
+// The gradient of a linear layer's bias: the sums of the columns of the gradient of the layer's output. On a GPU the
+// kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage adds
+// them up where the layer's own gradients are made. Without such a kernel (dqkv outside Hopper's attention, or with QK
+// norm) the wgrad product sums the columns, as it always does on the CPU, while it packs dout. In FP8 layers the cast
+// sums them.
 #pragma once
 #include "attention.cuh"           // attention_bias_chunks
 #include "kernels/activation.cuh"  // activation_bias_chunks
@@ -12,14 +12,14 @@
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
-// What sums a bias's gradient. BIAS_BY_WGRAD: the product of the weight's gradient, or the cast to FP8. The others:
-// the kernel that makes what is summed: a norm's backward, a residual addition's, an activation's, or attention's.
+// What sums a bias's gradient. BIAS_BY_WGRAD: the wgrad product, or the cast to FP8; the others: what makes the
+// gradient of the layer's output, the backward of a norm, a residual addition, an activation, or attention.
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// The source for a branch's projection. The gradient of its output comes from the norm behind it, or is the residual
-// stream's gradient: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
+// Returns the source for a branch's projection. Its output's gradient comes from the norm behind it, or is the residual
+// stream's: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -27,14 +27,14 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_NORM;
     if (!branch_is_added_as_it_is(m))
         return BIAS_BY_RESIDUAL;
-    if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections' outputs have one gradient, and so one sum
+    if (linear == LINEAR_ATT_PROJ && s->parallel) // the two projections' outputs have one gradient, and so one sum
         return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_WGRAD;
     if (linear == LINEAR_ATT_PROJ &&
         mlp_range_tokens(m, PASS_BACKWARD, l) > 0) // norm 2's gradient goes by the MLP's ranges
         return BIAS_BY_WGRAD;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
-// Runs of rows that attention's backward sums the gradient of q, k and v over.
+// The number of row chunks for which attention's backward leaves partial column sums of dqkv; 0: it leaves none.
 static int64_t attention_bias_chunks_of(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_chunks(m->backend, attention_shape_of(&m->config, e.B, e.T));
@@ -68,15 +68,14 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// The linear layer under whose slot the partial sums of `linear` are kept: parallel branches that are added as they are
-// share the MLP's.
+// Returns whose slot holds the partial sums of `linear`: parallel branches that are added as they are share the MLP's.
 static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
-// and when planning, NULL. To be called in the maker's phase and in the layer's own.
+// Returns the partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them;
+// else, and when planning, NULL. To be called in the maker's phase and in the layer's own.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
@@ -85,13 +84,13 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
     const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
     return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
-// bias_partial for the projection whose output's gradient is the residual stream's as it is.
+// Returns bias_partial for a projection whose output's gradient is the residual stream's as it is; for others NULL.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
 // Adds up the partial sums of a layer's bias gradient, in the layer's own phase. Returns false where there are none:
-// the weight's product is then to sum it.
+// the wgrad product is then to sum the columns.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_chunks(m, l, linear);

@@ -73,11 +73,11 @@ static const struct branch MLP_BRANCH = {LINEAR_FC,
 static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
 // Whether a branch reads the layer's input, and not the sum of that and attention's branch.
 static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
-// The rows of the residual stream that a branch reads.
+// Returns the rows of the residual stream that a branch reads.
 static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
-// The statistics of a norm where they are wanted.
+// Returns the statistics of a norm; NULL where they are not wanted.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
     const struct norm_stats none = {NULL, NULL};
     return wants(at, 1u << id) ? norm_stats_of(at, id) : none;
@@ -85,7 +85,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where
+// Returns the sum of the residual stream and attention's branch, which the MLP's branch joins: an activation or, where
 // attention and MLP read the same stream, a buffer of the forward pass.
 static floatX *middle(struct at at) {
     if (!at.m->shape.layer.parallel)
@@ -104,11 +104,11 @@ static bool norm_makes_input(struct at at, const struct branch *b) {
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) || wants(at, 1u << b->before_statistics);
 }
-// Where the norm before a branch writes; data NULL: only statistics are wanted.
+// Returns where the norm before a branch writes; data NULL: only statistics are wanted.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
-// Norms the input of a branch, where the addition before it has not (fused_norm).
+// Normalizes the input of a branch, where the addition before it has not (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
         is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
@@ -120,8 +120,8 @@ static void branch_norm(struct at at, const struct branch *b) {
     norm(at, out, stats, branch_input(at, b), b->before_weights);
 }
 
-// The norm of the sum that a branch's addition makes, where the same op computes it: attention's addition norm 2, the
-// MLP's, in a first forward, the next layer's norm 1 or the final norm.
+// The norm of the sum that a branch's addition makes, where the same op computes it. Attention's addition computes norm
+// 2; the MLP's, in a first forward, the next layer's norm 1 or the final norm.
 struct fused_norm {
     bool runs;
     int l; // whose weights it has; -1: the model's
@@ -155,7 +155,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum = x + multiplier * dropout(sum), and the norm of that.
+// sum = x + multiplier * dropout(sum), and the norm of the sum where it is fused.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -169,18 +169,18 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Makes the output of a branch as an activation of its own, which the norm after the branch reads.
+// Computes the output of a branch as an activation of its own, which the norm after the branch reads.
 static void branch_project(struct at at, const struct branch *b) {
     if (!wants(at, 1u << b->projection))
         return;
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
 }
-// The unit of parameters behind the layer's.
+// Returns the unit of parameters that the forward uses after the layer's.
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Ends a branch: its output, the norm after that, its addition to the residual stream x, whose sum is `sum`.
+// Ends a branch: computes its output, the norm after that, and the addition to the residual stream.
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -210,9 +210,9 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
-// the gradient of the stream itself, which is then not stored twice. Of a range the gradient was made before the first
-// range. partial: gets the partial sums of its columns; NULL: not made.
+// Returns the gradient (rows, C) of what a branch adds to the residual stream, before dropout and multiplier. Without
+// these two it is the gradient of the stream itself, which is then not stored twice. A range's gradient was made before
+// the first range. partial: gets the partial sums of its columns; NULL: not made.
 static const floatX *d_added(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -225,8 +225,8 @@ static const floatX *d_added(struct at at, const struct branch *b, float *partia
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// The gradient of the output of a branch's last linear layer, through the norm after it where there is one. Opens the
-// phase of that linear layer, in which the result is live.
+// Returns the gradient (rows, C) of the output of a branch's last linear layer, through the norm after the layer where
+// there is one. Opens the phase of the layer, in which the result is live.
 static const floatX *d_projection(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -259,8 +259,7 @@ static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear p
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// The gradient of the input of a branch joins the residual stream's: through the norm before it, or as it is. Runs in a
-// phase of its own.
+// Adds the gradient of a branch's input, through the norm before it where there is one, to the stream's. Opens a phase.
 static void d_branch_input(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -17,7 +17,7 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
 // Begins the upload of a batch: its inputs (B, T). Two batches can be in flight; a third waits for the first. Returns
-// the pinned memory of what is uploaded beside the inputs, host_batch_tokens apart.
+// pinned memory for what is uploaded beside the inputs: two parts of host_batch_tokens.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -45,7 +45,7 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Makes the spans of attention of the layers with the window, or of those without, where there are any.
+// Computes attention's spans for the layers whose window hides keys (`window`), or for the others, where there are any.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;

@@ -25,14 +25,14 @@ struct fp8_state {
     int first_layer, end_layer;      // the layers in FP8; none where they are equal
     const struct layer_shape *shape; // not owned
     int num_layers;
-    bool weights_sharded; // no rank updates a whole weight, or not on the device: its amax is taken where it is cast
+    bool weights_sharded; // no rank updates a whole weight on the device: amaxes are taken where weights are cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
-    // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are only counts:
+    // In the device's memory; NULL while planning, and without FP8. With scales of blocks there are only counts.
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
     float *history;           // (L, LINEAR_COUNT, FP8_OPERANDS, delay.length); NULL: scales are not delayed
-    bool weights_known;       // weight_amaxes are of the weights as they are
+    bool weights_known;       // weight_amaxes are of the present weights
 };
 
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
@@ -66,26 +66,26 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
 static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
-// The scale of a tensor; NULL: while planning, and where scales are of blocks.
+// Returns the scale of a tensor; NULL: while planning, and where scales are of blocks.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Where the update collects the amax of a weight; NULL: nowhere.
+// Returns where the update collects the amax of a weight; NULL: nowhere.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
-// The counts of a kind of tensor.
+// Returns the counts (FP8_COUNTS) of a kind of tensor; NULL: while planning.
 static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
 }
 
-// A matrix of an operand's codes, followed in memory by its blocks' scales.
+// The number of bytes of an operand's matrix: its codes, followed in memory by its blocks' scales.
 static size_t fp8_matrix_bytes(const struct fp8_state *f, enum fp8_operand operand, int64_t rows, int64_t depth) {
     const enum fp8_granularity granularity = fp8_granularity_of(f, operand);
     const size_t floats = granularity == FP8_PER_TENSOR ? 0 : (size_t)fp8_inverse_count(granularity, rows, depth);
     return (size_t)rows * (size_t)depth + floats * sizeof(float);
 }
-// The matrix in a buffer; scale: the tensor's, where it has one.
+// Returns the matrix (rows, depth) in a buffer of fp8_matrix_bytes. scale: the tensor's; NULL: it has none.
 static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, enum fp8_operand operand, int64_t rows,
                                        int64_t depth, struct fp8_scale *scale) {
     struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_granularity_of(f, operand)};
@@ -98,7 +98,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// Sets up the state of a model's training, without memory. shape: of the model, which must outlive it.
+// Sets up the state of a model's training, without memory. shape: the model's, which must outlive f.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -139,7 +139,6 @@ static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_scales(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
 
-// Adds the state's buffers to the plan.
 static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     const char *const category = "fp8 scales";
     if (!fp8_is_on(f))
@@ -171,7 +170,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
         device_zero(f->history, fp8_history_bytes(f), dev);
 }
 
-// Sets what products multiply by, which are 0 before the first cast. Waits for the device.
+// Sets each scale's `inverse`, by which products multiply: 0 before the first cast. Waits for the device.
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
@@ -184,13 +183,13 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
-// ---- what a checkpoint holds: of delayed scales, each scale's `delayed`, then the history ----
+// ---- the checkpoint's state: of delayed scales, each scale's `delayed`, then the history ----
 
-// Floats of that state; 0: there is none.
+// The number of floats of the checkpoint's state; 0: there is none.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
 }
-// Copies that state to the host's memory, (fp8_state_floats), and back. Both wait for the device.
+// Copies the checkpoint's state to host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
@@ -200,6 +199,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + n, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
+// Copies the checkpoint's state from host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);

@@ -17,7 +17,7 @@
 
 // ---- Buffers ----
 
-// A buffer of a linear layer.
+// Returns a buffer of a linear layer, live in this phase; NULL when planning.
 static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which, size_t bytes) {
     static const char *const categories[] = {
 #define CATEGORY_ROW(id, category) category,
@@ -27,29 +27,28 @@ static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear
     const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
     return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
 }
-// A matrix (rows, depth) of a linear layer in its buffer.
+// Returns a matrix (rows, depth) of a linear layer in its buffer.
 static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
                                            enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
                                            int64_t depth) {
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Where the producer of an operand puts the operand's amax; NULL: nowhere. Recomputed values have the amax of the first
-// ones.
+// Returns where an operand's amax is put by its producer; NULL: nowhere. Recomputed values have the amax of the first.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
-// Where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
+// Returns where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
 
 // ---- Inputs ----
 
-// (rows, inputs) what a linear layer in FP8 reads, in floatX: the activation, where that is kept in floatX, else a
-// buffer until the input is cast.
+// Returns what a linear layer in FP8 reads, (rows, inputs) in floatX: the activation, where that is kept in floatX,
+// else a buffer until the input is cast. NULL when planning.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (source.shared)
@@ -58,7 +57,7 @@ static floatX *fp8_linear_input(struct at at, enum linear linear) {
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
 }
 
-// A cast that makes nothing yet.
+// Returns a cast that makes nothing yet.
 static struct fp8_cast cast_by(struct fp8_scale *scale, uint64_t *counts) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -104,7 +103,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Casts fc through the MLP's activation, in the phase that the caller began.
+// Applies the MLP's activation to fc (rows, fc_width) and casts the result, in the phase that the caller began.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -171,7 +170,7 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Where the producer of the gradient of a linear layer's output puts its amax; NULL: nowhere.
+// Returns where the producer of the gradient of a linear layer's output puts its amax; NULL: nowhere.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
@@ -193,7 +192,7 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.add_dbias = adds(m);
     return to;
 }
-// The scratch memory of gradient_cast's cast; none without a bias.
+// Returns the scratch memory of gradient_cast's cast; NULL when planning, and where no bias is trained.
 static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool sums = is_trained(m, l, row.bias);
@@ -209,8 +208,8 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// The column form of the input, for the gradient of the weight: kept or recomputed, or, of an input kept in floatX,
-// cast in this phase by the scale of forward's cast.
+// Returns the column form of the input, for the gradient of the weight: kept or recomputed, or, of an input kept in
+// floatX, cast in this phase by the scale of forward's cast.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;

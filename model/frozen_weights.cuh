@@ -35,8 +35,7 @@ static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     f->values = NULL;
     f->filling = NULL;
 }
-// Sets elements [first, first + n) of a matrix, which is stored when all of them were set, each once. Until then no
-// other matrix is set.
+// Sets elements [first, first + n) of a matrix, each once. It is stored when all are set; before, no other may be set.
 static void frozen_weights_set(struct frozen_weights *f, const struct tensor *t, int64_t first, const float *values,
                                int64_t n, struct device *dev) {
     if (!f->filling) {

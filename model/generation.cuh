@@ -5,8 +5,7 @@
 #include "model/embedding.cuh" // embed, upload_begin, upload_end
 #include "model/head.cuh"      // final_norm_buffer, logits_buffer
 
-// Makes the KV cache live in this phase: called in the first phase of the prefill and in the last one of a token, so
-// that the cache outlives both.
+// Keeps the KV cache live in this phase, a prefill's first or a token's last, so that the cache outlives both.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
@@ -22,8 +21,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns the logits of the token that follows each sequence's last one; in a prefill the last one is lengths[b] - 1.
-// Opens a phase.
+// Returns the logits (sequences, Vp) of the token that follows each sequence's last one; in a prefill the last one is
+// lengths[b] - 1, else lengths is not read. Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, head_unit(m));
@@ -44,8 +43,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads the inputs of generation and, beside them, (B) positions of the new tokens or, in a prefill, lengths of the
-// prompts.
+// Uploads the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the prompts.
 static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
@@ -53,7 +51,7 @@ static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs,
     upload_end(m);
 }
 
-// Feeds the prompts to the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
+// Runs the prompts through the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
 // lengths[b] (1 to prompt_tokens) count; the others may be any tokens. Returns the logits of the tokens that follow the
 // prompts, (sequences, Vp) in device memory, valid until the next call.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
@@ -66,8 +64,8 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
     return next_logits(m, PASS_PREFILL, lengths);
 }
 
-// Feeds one token of each sequence, at position positions[b] of sequence b, to the model; the positions before have
-// been fed. Returns the logits of the next ones, (sequences, Vp) in device memory, valid until the next call.
+// Runs one token of each sequence, at position positions[b] of sequence b, through the model, which has had the
+// positions before. Returns the logits of the next tokens, (sequences, Vp) in device memory, valid until the next call.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_prompts(m, PASS_GENERATE, tokens, positions);

@@ -7,7 +7,7 @@
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
 // each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free,
 // chunks are larger (fit_loss_chunk).
-// A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
+// A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU as much as the
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
@@ -36,7 +36,7 @@ static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
                              "logits and loss", "targets with the largest logit");
 }
 
-// The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
+// The number of bytes of the head's matmuls' workspace, for the largest chunk and for a shorter last one.
 static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const int64_t rest = extent_of(m, pass).N % m->loss_chunk;
@@ -45,7 +45,7 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Logits, loss and, in training, their gradients for `rows` tokens from `first` on, in two phases.
+// Computes the logits, the loss and, in training, gradients of `rows` tokens from `first` on, in two phases.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);

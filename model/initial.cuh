@@ -9,15 +9,15 @@ static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
-// Which of the two has a tensor.
+// Returns the struct zero, of trained or of frozen parameters, that has a tensor.
 static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
 // Whether this rank holds anything of elements [first, first + n) of a tensor's parameters.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
     const struct zero *z = zero_of(m, t);
     return tensor_is_stored(t) || zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
 }
-// Sets elements [first, first + n) of a tensor, those that this rank holds: exactly in the master weights of a trained
-// one, rounded in the parameters. rounded: room for 2 n values, in use until the device was waited for.
+// Sets what this rank holds of elements [first, first + n) of a tensor: rounded in the parameters, exactly in a trained
+// tensor's master weights. rounded: room for 2 n; it and values must stay until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {
@@ -34,7 +34,7 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                 sizeof *rounded);
 }
 
-// Zeroes in all parameters: the gaps between tensors are read too.
+// Zeroes all parameters, since the gaps between tensors are read too.
 static void zero_clear_parameters(struct zero *z, struct device *dev) {
     const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
     if (z->params_on_host && bytes > 0)
@@ -68,8 +68,8 @@ static void gpt_initialize(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// The settings of the rotary table of the layers with rotary positions, or of those of them with a window where they
-// have their own base. *factors, which the caller frees, holds the lists of longrope.
+// Returns the settings of the rotary table of the layers with rotary positions or, `local`, of windowed layers that
+// have their own base. *factors, which the caller frees, holds the lists of longrope; NULL: another scaling.
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
     memset(&s, 0, sizeof s);

@@ -8,19 +8,19 @@
 
 // ---- Inputs ----
 
-// Whether `produce` asks for the input of a linear layer, which, where it is kept in FP8, the product needs too.
+// Whether `produce` asks for the input of a linear layer or, in FP8, for its product, which needs the input too.
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return wants(at, 1u << source.id | product);
 }
-// (rows, inputs) what a linear layer reads, in floatX.
+// Returns what a linear layer reads, (rows, inputs) in floatX; NULL when planning.
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
-// Where the producer of a linear layer's input writes it.
+// Returns where the producer of a linear layer's input writes it.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -29,12 +29,13 @@ static struct sink input_sink(struct at at, enum linear linear) {
 
 // ---- Products ----
 
-// A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch
-// memory of this phase: the first linear_weight_bytes of its workspace, 0 for others.
+// The number of bytes of scratch memory for a linear layer's weight: 0 unless it is stored in FP8 or NF4.
 static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
+// Returns a linear layer's weight (outputs, inputs) in a pass. A weight that is stored in FP8 or NF4 is read back into
+// `workspace`, linear_weight_bytes of this phase's scratch memory.
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -43,10 +44,9 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
     RUN(m, frozen_dequantize(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
     return w;
 }
-// Whether the backward of a linear layer writes the gradient of its input, or adds it to what the backward of another
-// reader of that input has written.
+// Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// Bytes of scratch memory of a linear layer's products on `rows` tokens.
+// The number of bytes of scratch memory of a linear layer's products on `rows` tokens.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {
@@ -57,7 +57,7 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// The scratch memory of a layer's products, for the largest range and for a shorter last one.
+// Returns scratch memory for a layer's weight (linear_weight_bytes) and, behind it, its products on any of the ranges.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -83,8 +83,8 @@ static void linear_forward(struct at at, enum linear linear, floatX *out) {
     lora_forward(m, at.pass, at.l, linear, out, in, at.rows, ws);
 }
 
-// pre (rows, inputs), of which GELU in its tanh form made a linear layer's input, where the layer's backward may go on
-// to the gradient of that; NULL elsewhere, and when planning. sums: those of this gradient's columns are wanted next.
+// pre (rows, inputs): a linear layer's input before GELU in its tanh form, where the layer's backward may go on to the
+// gradient of `pre`; NULL elsewhere, and when planning. sums: the sums of that gradient's columns are wanted next.
 struct gelu_input {
     const floatX *pre;
     bool sums;
@@ -107,7 +107,7 @@ static bool linear_backward(struct at at, enum linear linear, enum slot din_slot
     }
     const bool trains = is_trained(m, at.l, row.weight), add = adds(m) || at.first > 0;
     floatX *din = d_rows(at, din_slot, k);
-    const floatX *in = NULL; // what a frozen layer without an adapter read is not kept for it
+    const floatX *in = NULL; // the input of a frozen layer without an adapter is not kept
     if (trains || has_adapter(m, linear))
         in = linear_input(at, linear);
     float *dw = grad(m, at.l, row.weight), *db = sums_bias ? grad(m, at.l, row.bias) : NULL;

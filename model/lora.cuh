@@ -17,12 +17,11 @@
 
 static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
 
-// The dropout of the input of a linear layer's adapter, in layer l.
 static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linear) {
     return dropout_of(m, m->config.finetuning.lora_dropout, l, DROPOUT_USES + (int)linear);
 }
 
-// The scratch memory of an adapter's forward or backward on N tokens, and its places in it.
+// The parts of an adapter's scratch memory, in forward or backward on N tokens.
 struct lora_scratch {
     floatX *h, *dh;  // (N, parts x rank)
     floatX *dropped; // (N, inputs) the input after dropout; without dropout not used
@@ -50,7 +49,7 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     s.bytes = 2 * h + dropped + products;
     return s;
 }
-// Scratch memory of a linear layer's adapter, for ranges of `most` and of `last` tokens.
+// The number of bytes of scratch memory of a linear layer's adapter, for ranges of `most` and of `last` tokens.
 static size_t lora_workspace_bytes(const struct gpt *m, enum linear linear, int64_t most, int64_t last) {
     if (!has_adapter(m, linear))
         return 0;
@@ -80,7 +79,7 @@ static const floatX *lora_project(struct gpt *m, int l, enum linear linear, cons
     return x;
 }
 
-// Adds the adapter's output on N tokens to out (N, outputs); in (N, inputs). Nothing where the layer has none.
+// Adds the adapter's output on N tokens to out (N, outputs); in (N, inputs). Does nothing without an adapter.
 static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out, const floatX *in,
                          int64_t N, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];
@@ -98,8 +97,8 @@ static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linea
     }
 }
 
-// The adapter's gradients on N tokens from dout (N, outputs), which are added to where `add`, and its part of the
-// input's gradient, which is added to din (N, inputs). Nothing where the layer has none.
+// Computes the adapter's gradients on N tokens, or adds to them where `add`, from dout (N, outputs) and in (N, inputs).
+// Adds its part of the input's gradient to din (N, inputs). Does nothing without an adapter.
 static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din, const floatX *dout, const floatX *in,
                           int64_t N, bool add, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];

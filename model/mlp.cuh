@@ -5,7 +5,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward
 #include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
-// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
+// act (N, F) = the MLP's activation of fc (N, fc_width).
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
 #define POINTWISE(name) name##_forward(act.data, fc, N * s->layer.F, act.amax, dev)
@@ -14,6 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
+// dfc (N, fc_width) = the gradient of fc, from dact (N, F).
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -21,7 +22,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 #undef BACKWARD
 }
 
-// Makes the MLP's first product and its activation, where they are wanted.
+// Computes the MLP's first product and its activation, where they are wanted.
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
@@ -41,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Makes the output of the second product range by range, where it is wanted.
+// Computes the output of the second product range by range, where it is wanted.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!wants(at, 1u << product))
@@ -54,8 +55,8 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// What the MLP's activation reads, where the product behind it may apply the activation's derivative: not where an
-// adapter adds to that product.
+// Returns what the MLP's activation reads, where the backward of the product behind it may apply the activation's
+// derivative: not where an adapter adds to the result.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||

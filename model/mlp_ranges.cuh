@@ -1,7 +1,7 @@
 // The MLP by ranges of tokens (--mlp-chunk-tokens; in plans a range is called a chunk, too).
 //
 // Of a layer that keeps neither FC nor ACT for its backward, both exist for one range of tokens at a time, forward and
-// backward: the ops are those of all tokens (model/mlp.cuh), called for each range. The backward of a range makes again
+// backward: the ops (model/mlp.cuh) are called for each range instead of once. The backward of a range makes again
 // what it reads, from the MLP's input to the activation; the weights' fp32 gradients add up over the ranges. A range
 // reads both weights again, in each of three products of 2 bytes an element, and reads and writes the fp32 gradients, 8
 // bytes: mlp_chunk_default (recompute.cuh) weighs that.
@@ -11,14 +11,14 @@
 #pragma once
 #include "model/at.cuh" // struct gpt and its buffers, struct at
 
-// Tokens of a range of layer l's MLP in a pass; 0: all at once.
+// The number of tokens of a range of layer l's MLP in a pass; 0: all at once.
 static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const int64_t tokens = m->config.memory.mlp_chunk_tokens;
     const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Those of `produce` that block_forward leaves to the backward of the ranges.
+// Returns the members of `produce` that block_forward leaves to the backward of the ranges.
 static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
@@ -31,7 +31,7 @@ static struct at at_ranges(struct at at) {
     at.last_rows = (at.rows - 1) % at.most_rows + 1;
     return at;
 }
-// The MLP's forward by ranges: FC and ACT are of a range, the output of the second projection is whole.
+// Returns `whole` as the MLP's forward by ranges: FC and ACT are of a range, the second projection's output is whole.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);
@@ -39,8 +39,8 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// The MLP's backward by ranges: what the policy does not keep from norm 2 to the norm after the MLP is of a range, made
-// again.
+// Returns `whole` as the MLP's backward by ranges: what the policy does not keep, from norm 2 to the norm after the
+// MLP, is of a range, made again.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
     struct at at = at_ranges(whole);

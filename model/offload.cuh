@@ -2,8 +2,8 @@
 //
 // What a layer keeps leaves the device after the layer's forward, while the next layer computes; at that layer's end
 // the device's buffers are free. Backward goes by groups of layers, which are recomputed together: what a group needs
-// comes back while the group after it computes, into other buffers. Both ways at most two layers', or groups', are on
-// the device. All transfers begin and end within a micro-step, which therefore can be recorded as a graph.
+// comes back, into other buffers, while the group above it computes. At any time the activations of at most two layers,
+// or groups, are on the device. All transfers begin and end within a micro-step, so that a graph can record it.
 #pragma once
 #include "model/state.cuh" // struct gpt, activation, offloaded_activations
 
@@ -35,7 +35,7 @@ static void offload_begin(struct gpt *m, enum transfer_direction direction, int 
                               to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
     }
 }
-// Keeps the operands of these transfers live up to this phase, which waits for them (offload_wait).
+// Keeps the operands of a set's transfers live up to this phase, which waits for them (offload_wait).
 static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -48,8 +48,8 @@ static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// To be called after the forward of layer l (-1: the embedding): begins to offload what the layer keeps, and waits for
-// what the layer before it keeps. A phase of its own, where there is any of this.
+// Begins, after the forward of layer l (-1: the embedding), to offload what the layer keeps, and waits for what the
+// layer below it keeps. Opens a phase where there is any of this.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
@@ -60,8 +60,8 @@ static void offload_layer(struct gpt *m, int l) {
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
-// The members of layer k's offloaded activations that the backward of the group [first, last] reads: the group's input,
-// and all that its layers keep but the last one's output, which is the input of the group after it.
+// Returns the members of layer k's offloaded activations that the backward of the group [first, last] reads: the
+// group's input, and all that its layers keep but the last one's output, which is the input of the group above.
 static uint32_t fetched_activations(const struct gpt *m, int first, int last, int k) {
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
@@ -72,8 +72,8 @@ static bool group_is_offloaded(const struct gpt *m, int first, int last) {
             return true;
     return false;
 }
-// To be called before the recomputation and backward of the group of layers that ends with `last`: waits for what the
-// group needs, and begins to fetch what the group below it needs. Phases of their own, where there is any of this.
+// Waits for what the group of layers that ends with `last` needs, before its recomputation and backward, and begins to
+// fetch what the group below it needs. Opens a phase for each, where there is any of this.
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {

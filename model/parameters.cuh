@@ -1,8 +1,8 @@
 // The parameters: one table of tensors, laid out in one flat buffer in the order in which backward finishes them.
 //
-// Gradients, master weights and optimizer moments use the same offsets in buffers of their own. Because the order is
-// that of backward, a range at the front of the gradient buffer is complete while later layers still run: buckets of a
-// gradient reduction, optimizer shards and decay groups are ranges.
+// Gradients, master weights and optimizer moments use the same offsets in buffers of their own. Because of this order,
+// a range at the front of the gradient buffer is complete while later layers still run: buckets of a gradient
+// reduction, optimizer shards and decay groups are ranges.
 //
 // Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units, which
 // has neither gradients nor optimizer state. An adapter of LoRA (Hu et al. 2021, arXiv 2106.09685) is two rows of the
@@ -75,9 +75,9 @@ struct model_shape {
     bool zero_projections; // projections onto the residual stream begin at 0
     bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
-// Elements of the weight and of the bias of a norm of the residual stream or of a branch; 0: there is none. `has`:
-// whether the model has the norm.
+// The number of elements of the weight of a norm of the residual stream or a branch; 0 unless the model `has` it.
 static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
+// The number of elements of such a norm's bias; 0: there is none.
 static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
@@ -85,7 +85,7 @@ static int norm_bias_rows(const struct model_shape *s, bool has) {
     }
     return 0;
 }
-// Elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
+// The number of elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
 static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     if (s->layer.qk_statistics == 0)
         return 0;
@@ -95,8 +95,7 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and
-// k.
+// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head, or of q and of k.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;
@@ -106,7 +105,7 @@ static int qk_norm_statistics(const struct config *c) {
     }
     return 0;
 }
-// Whether a branch has a norm of its input, and of its output.
+// Whether a branch has a norm of its input.
 static bool norm_is_before(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE:
@@ -115,6 +114,7 @@ static bool norm_is_before(enum norm_placement placement) {
     }
     return true;
 }
+// Whether a branch has a norm of its output.
 static bool norm_is_after(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE: return false;
@@ -123,7 +123,7 @@ static bool norm_is_after(enum norm_placement placement) {
     }
     return false;
 }
-// Keys that a query sees, on average over the queries of a sequence and the layers; documents are not known here.
+// The number of keys that a query sees, on average over a sequence's queries and the layers, without documents.
 static double mean_keys(const struct config *c) {
     const double T = c->model.seq_length, W = config_window(c) < c->model.seq_length ? config_window(c) : T;
     double windowed = 0;
@@ -133,7 +133,7 @@ static double mean_keys(const struct config *c) {
     return causal + (window - causal) * windowed / c->model.num_layers;
 }
 
-// Floats per token that the backward of a norm reads: the reciprocal standard deviation and, for LayerNorm, the mean.
+// The number of floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean.
 static int norm_statistics(enum normalization kind) {
     switch (kind) {
     case NORMALIZATION_LAYERNORM: return 2;
@@ -142,7 +142,6 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
-// How layers in FP8 keep inputs of linear layers.
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -152,10 +151,11 @@ static enum kept_input fp8_input(const struct config *c) {
     return KEPT_FLOATX;
 }
 
-// Rows of a linear layer's A and B; 0: the layer has no adapter.
+// The number of rows of a linear layer's A; 0: the layer has no adapter.
 static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
     return linear == LINEAR_COUNT ? 0 : lora->linear[linear].count * lora->rank; // gcc 12 follows a switch's last case
 }
+// The number of rows of a linear layer's B; 0: the layer has no adapter.
 static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
     int rows = 0;
     for (int p = 0; p < lora->linear[linear].count; p++)
@@ -269,9 +269,9 @@ enum initialization {
 // layer's from the last layer on, then the embeddings'.
 enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
-// One row per kind of tensor; those of a unit in the order in which its backward finishes them. Columns: id; name; unit
-// (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector); rows
-// without padding; initialization; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
+// One row per kind of tensor; a unit's rows stand in the order in which its backward finishes them. Columns: id; name;
+// unit (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector);
+// rows without padding; initialization; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
 // NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
 // training.
 //
@@ -401,13 +401,13 @@ struct tensor {
     int stream;            // random stream of the initial values, NO_STREAM: constants
     bool frozen;           // not trained: in the flat buffer of frozen tensors
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
-    // Of a frozen weight of a linear layer: not FROZEN_FLOATX, it has no elements in a flat buffer, but is at byte
+    // A frozen weight of a linear layer that is not FROZEN_FLOATX has no elements in a flat buffer: it begins at byte
     // stored_at of the stored weights.
     enum frozen_format format;
     int64_t stored_at;
 };
 
-// Matrices, among them the B of an adapter of rank 1.
+// Whether a tensor has weight decay: a matrix, or the B of an adapter of rank 1.
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
 
 // The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
@@ -419,7 +419,7 @@ static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parame
 #define ENUM_ROW(enumerator, field) enumerator,
 enum lr_group { LR_GROUPS(ENUM_ROW) };
 #undef ENUM_ROW
-// A tied head is the embedding; matrices are those of the blocks, LoRA's too; vectors are norms and biases.
+// Returns the group of a tensor: a tied head is the embedding, matrices are the blocks' (LoRA's too), vectors the rest.
 static enum lr_group tensor_lr_group(const struct tensor *t) {
     if (t->unit == UNIT_EMBEDDINGS)
         return LR_EMBEDDING;
@@ -445,7 +445,7 @@ struct flat_layout {
 };
 
 struct parameters {
-    struct tensor *tensors; // the trained ones in flat order, then the frozen ones in the order of theirs
+    struct tensor *tensors; // the trained ones in flat order, then the frozen ones in theirs
     int num_tensors;        // trained
     int num_frozen;
     int *index; // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
@@ -459,7 +459,7 @@ struct parameters {
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
 
-// A row of the table for this shape, as a tensor of no layer, whose offset and count are not set.
+// Returns a row of the table for this shape, as a tensor of no layer. Its offset and count are not set.
 static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
     struct tensor t;
     memset(&t, 0, sizeof t);
@@ -494,7 +494,6 @@ static double parameters_number(const struct model_shape *s) {
     return number;
 }
 
-// The indices of the units, in flat order.
 static int unit_of_head(void) { return 0; }
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
@@ -559,9 +558,9 @@ static void parameters_add_layout(struct parameters *p, struct flat_layout *layo
     parameters_add_unit(p, layout, s, UNIT_EMBEDDINGS, -1, frozen, multiple);
 }
 
-// Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
-// it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none. Ends
-// the program where the model is too large to be addressed. parameters_free frees it.
+// Builds the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards
+// divide it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none.
+// Ends the program where the model is too large to be addressed. parameters_free frees the table.
 static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
@@ -591,8 +590,7 @@ static void parameters_free(struct parameters *p) {
     memset(p, 0, sizeof *p);
 }
 
-// The tensor of a layer (-1: of the whole model), or NULL where this model has none. PARAM_COUNT: no tensor, in a
-// table's row that has none.
+// Returns the tensor of a layer (-1: of the whole model); NULL where the model has none, and for PARAM_COUNT.
 static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
     if (id == PARAM_COUNT)
         return NULL;
@@ -600,8 +598,7 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the
-// tensor.
+// out (n) = the initial values of a tensor's elements [first, first + n), a function of only the seed and the tensor.
 static void tensor_initialize(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

@@ -10,8 +10,8 @@ static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// The kind of a micro-step: the last one of a step reduces whole gradients, or sums the squares of those that are on
-// the host; else it is as others. Sharded gradients are reduced in each.
+// Returns the graph of this kind of micro-step. A step's last one reduces whole gradients, or sums the squares of
+// gradients on the host; else it is as others. Sharded gradients are reduced in each.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
@@ -27,7 +27,8 @@ static void gpt_free_graphs(struct gpt *m) {
 // The work of a micro-step that never changes, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Returns whether the work is enqueued: not where it was recorded and CUDA does not take the graph.
+// Enqueues the work as one graph, which the first call records. Returns false, with nothing enqueued, where CUDA does
+// not take the recorded graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
         const bool begun = graph_begin(m->dev);

@@ -5,9 +5,9 @@
 #include "model/state.cuh"       // struct gpt and its buffers
 #include <math.h>                // sqrt
 
-// The pass whose inputs a pass reads: recomputation reads the training batch.
+// Returns the pass whose inputs a pass reads: recomputation reads the training batch.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// An integer for each of a pass's N tokens.
+// Returns the buffer of an integer for each of a pass's N tokens.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
@@ -18,16 +18,17 @@ static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }
-// (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
+// Returns (B) integers: in generation the positions of the new tokens, in prefill the lengths of the prompts.
 static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
-// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
-// tasks pack them as documents.
+// Whether attention is confined to each token's document (--reset-attention-mask). Always when tasks are scored: they
+// are packed as documents.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
+// Whether positions begin anew in each document (--reset-position-ids, and when tasks are scored).
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
@@ -35,7 +36,7 @@ static bool restarts_positions(const struct gpt *m, enum pass pass) {
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }
-// (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
+// Returns, (N), the row of its sequence at which a token's document begins; NULL: the pass does not need it.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
@@ -52,8 +53,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
 static bool shows_window(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
-// Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
-// or documents do not see each other.
+// Whether attention needs spans in a pass: where the window hides keys (`window`) or documents do not see each other.
 static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
@@ -66,7 +66,7 @@ static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
                                       window ? "last queries, window" : "last queries");
     return spans;
 }
-// The shape of a model's attention without spans, by only the options.
+// Returns the shape of a model's attention without spans, by only the options.
 static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
     struct attention_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -79,7 +79,7 @@ static struct attention_shape attention_shape_of(const struct config *c, int B, 
     shape.softcap = (float)c->model.attn_logit_softcapping;
     return shape;
 }
-// The shape of layer l's attention in a pass; its spans are live in this phase.
+// Returns the shape of layer l's attention in a pass; its spans are live in this phase.
 static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
     const struct extent e = extent_of(m, pass);
     struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
@@ -91,7 +91,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     }
     return shape;
 }
-// The rotary table of layer l; NULL: its q and k are not rotated.
+// Returns the rotary table (T, D) of layer l; NULL: its q and k are not rotated.
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;

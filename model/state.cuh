@@ -1,8 +1,8 @@
 // The model's state: struct gpt, and its buffers by pass, layer and slot.
 //
 // Functions run in two modes (model/timeline.cuh): when planning, a phase only records the buffers that it touches;
-// when running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by
-// RUN.
+// when running, it finds them at their planned addresses. A phase fetches all its buffers first (NULL when planning),
+// then runs its ops by RUN.
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
@@ -21,7 +21,7 @@
 #include "zero/gradients.cuh"        // struct zero: parameters and gradients, whole or sharded
 
 // Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
-// EVENT_START: a step begins that no other was in flight before.
+// EVENT_START: a step begins while no other is in flight.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
 
 // Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
@@ -100,7 +100,7 @@ struct step_results {
     uint64_t micro_step;  // counted over the run: the counter of the dropout masks
 };
 
-// The mean over the targets that count; 0: there are none.
+// Returns the mean over the targets that count; 0: there are none.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
 // What one layer's attention has: a window, rotary positions.
@@ -125,8 +125,8 @@ struct token_scores {
     int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
 };
 
-// Kinds of micro-steps, each of which enqueues the same work whenever it runs: MICRO_STEP_ADDS, gradients are added to
-// those of the step's earlier micro-steps; MICRO_STEP_LAST, what only the step's last one does is done.
+// Kinds of micro-steps, each of which enqueues the same work whenever it runs. MICRO_STEP_ADDS: adds to the gradients
+// of the step's earlier micro-steps; MICRO_STEP_LAST: does what only the step's last one does.
 enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
 // The recorded work of a kind of micro-steps: one graph, or, where it has collectives, several.
 struct micro_step_graph {
@@ -143,7 +143,7 @@ struct micro_steps {
     bool is_last;        // the current one is its step's last: gradients are reduced
     bool dropout;        // on in training, off in evaluation and generation
     struct micro_step_graph graphs[MICRO_STEP_KINDS];
-    double graphs_scale; // of the loss, with which they were recorded
+    double graphs_scale; // scale of the loss that the graphs were recorded with
 };
 // What goes between the host and the device in a step. Pinned host memory is double-buffered: batches in flight to the
 // device, results in flight to the host.
@@ -161,7 +161,7 @@ struct step_io {
     int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
     double *host_requests; // (2) requests in flight
 };
-// A generation.
+// The sizes of a generation.
 struct generation {
     int sequences;     // at a time
     int prompt_tokens; // of the longest prompt
@@ -190,11 +190,11 @@ struct gpt {
     struct flat_ids ids;
 
     struct zero zero;             // the trained parameters and their gradients
-    struct zero frozen;           // the frozen parameters, but for
-    struct frozen_weights stored; // those that are stored in FP8 or NF4
+    struct zero frozen;           // the frozen parameters in floatX
+    struct frozen_weights stored; // the frozen weights in FP8 or NF4
     int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
     struct optimizer optimizer;
-    struct muon muon;           // its matrices; without Muon there are none
+    struct muon muon;           // without Muon it has no matrices
     struct optimizer_copy copy; // for checkpoints
     struct fp8_state fp8;
 
@@ -211,9 +211,9 @@ struct gpt {
     uint64_t transfers[TRANSFER_DIRECTIONS]; // tickets of the last activation to the host, and from there; 0: none
 };
 
-// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct
-// loss_sum of each micro-batch (from REPORT_LOSSES on), its request (at report_request), and with FP8 its counts
-// (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
+// Returns the column of a rank's request in its report. A report is report_width doubles: the sum of the rank's
+// gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
+// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
@@ -234,7 +234,7 @@ static void region(struct gpt *m, enum region r) {
     zero_begin_region(&m->zero);
     zero_begin_region(&m->frozen);
 }
-// A buffer of a layer (-1: of the whole model) in a pass; NULL when planning. slot: enum slot or enum activation_id.
+// Returns a buffer of a layer (-1: of the whole model) in a pass. slot: enum slot or enum activation_id.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
                     const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
@@ -266,16 +266,16 @@ static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
 
 // ---- Activations ----
 
-// The activations of layer l that its policy keeps from forward to backward.
+// Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// The first layer of the lowest group that backward recomputes, whose input is the lowest one that it reads.
+// Returns the first layer of the lowest group that backward recomputes; its input is the lowest that backward reads.
 static int first_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
-// l - 1, or l - 1 itself; -1: none, since backward ends at the lowest layer with a trained parameter.
+// Returns the layer whose parameters are needed next after the backward of layer l: the first that is recomputed for
+// layer l - 1, or l - 1 itself; -1: none, since backward ends at the lowest layer with a trained parameter.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -288,8 +288,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// The kept activations that are in host memory between forward and backward. A layer's input, the OUT of the layer
-// before, goes with its layer. The last group of layers stays: its backward comes next.
+// Returns the set of layer l's kept activations that are in host memory between forward and backward. OUT goes with the
+// next layer, whose input it is. The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -306,9 +306,9 @@ static struct activation_row activation_row_of(const struct gpt *m, enum pass pa
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
-// The memory of an activation of layer l, whatever its elements are. One that stays on the device has one buffer for
-// forward and backward. One that the policy drops, or that is offloaded, has a buffer in the forward and another in the
-// backward: for what is recomputed, or comes back.
+// Returns the memory of an activation of layer l, whatever its elements are. One that stays on the device has one
+// buffer for forward and backward. One that the policy drops, or that is offloaded, has a buffer in the forward and
+// another in the backward: for what is recomputed, or comes back.
 static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
     if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
@@ -325,7 +325,7 @@ static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activa
         snprintf(category, sizeof category, "%s", pass_name(pass));
     return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
 }
-// Aborts, while planning, where the elements of an activation are others than those that the caller reads.
+// Checks, while planning, that an activation has the elements that the caller reads; aborts where it does not.
 static void activation_expect(const struct gpt *m, enum pass pass, int l, enum activation_id id,
                               enum elements elements) {
     if (!m->timeline.planning)
@@ -340,7 +340,6 @@ static void activation_expect(const struct gpt *m, enum pass pass, int l, enum a
         abort();
     }
 }
-// An activation of floatX, and one of fp32.
 static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FLOATX);
     return (floatX *)activation_memory(m, pass, l, id);
@@ -349,14 +348,14 @@ static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activa
     activation_expect(m, pass, l, id, ELEMENTS_FP32);
     return (float *)activation_memory(m, pass, l, id);
 }
-// The place of an offloaded activation in host memory.
+// Returns the memory of an offloaded activation on the host.
 static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
     int *slot = &m->slots[((int)PASS_TRAIN * (m->shape.L + 1) + l + 1) * SLOT_COUNT + SLOT_HOST + (int)id];
     return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
                                 row.name, l);
 }
-// The buffer of the gradient of an activation, (N, width).
+// Returns the buffer of the gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
@@ -364,8 +363,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 }
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model
-// has none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
+// Returns a parameter of layer l (-1: of the whole model); NULL: the model has none. Linear weights: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
@@ -374,10 +372,11 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
+// Returns the gradient of a parameter of layer l; NULL: the parameter is frozen or absent.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// zero_use and zero_prefetch of a unit's trained and frozen parameters.
+// Waits for a unit's trained and frozen parameters: zero_use.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);
@@ -403,8 +402,7 @@ static float residual_scale(const struct gpt *m) { return (float)m->config.model
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
-// The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
-// exact in either type.
+// Returns the embedding's multiplier in the parameters' type: transformers rounds Gemma's, and Granite's is exact.
 static float embedding_scale(const struct gpt *m) {
     return to_float(to_floatX((float)m->config.model.embedding_multiplier));
 }
@@ -419,8 +417,8 @@ struct norm_weights {
 };
 static const struct norm_weights NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
-// again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
+// Returns the pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is
+// gathered again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }

@@ -8,8 +8,8 @@
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
-// A dry run is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
-// their addresses, and of the ops only the matmuls are called, by a library that lists them.
+// A dry run is planning once more, after the memory is allocated: nothing is recorded, buffers have their addresses,
+// and of the ops only the matmuls are called, by a library that lists them.
 #pragma once
 #include "kernels/transfers.cuh"      // transfer_begin, transfer_wait
 #include "kernels/work_segments.cuh"  // segments_op_begin
@@ -23,7 +23,7 @@
 // validation; PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
 enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
 
-// What a phase is a part of: id, name in plans. Those of a micro-step come first, BACKWARD last of them.
+// What a phase is a part of. Columns: id; name in plans. A micro-step's groups come first, BACKWARD last of them.
 #define PHASE_GROUPS(ROW)                                                                                              \
     ROW(FORWARD, "forward")                                                                                            \
     ROW(RECOMPUTE, "recompute") /* of activations that the forward has dropped */                                      \
@@ -47,7 +47,7 @@ static const char *group_name(enum phase_group group) {
     };
     return names[group];
 }
-// The group of a pass's forward ops, which in PASS_BACKWARD are recomputation's.
+// Returns the group of a pass's forward ops; PASS_BACKWARD's are recomputation's.
 static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
     case PASS_TRAIN: return PHASES_FORWARD;
@@ -132,9 +132,9 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
-// Begins and ends a dry run.
+// Begins a dry run or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
-// Whether a loop over parts of a phase runs once, for the plan, rather than for each part.
+// Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
 static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
@@ -167,7 +167,7 @@ static void timeline_phase(struct timeline *t, enum phase_group group, int layer
     plan_phase(&t->plan, (int)group, layer, name);
 }
 
-// A loop over ranges of tokens, whose ops run in the same phases for each range, of which one is planned.
+// A loop over ranges of tokens. The ops of each range run in the same phases, and one range is planned.
 struct timeline_loop {
     int before;          // the phase before the loop's
     int64_t first, step; // the range [first, first + step) of
@@ -189,8 +189,7 @@ static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     return loop->first < loop->end;
 }
 
-// The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts
-// where it is not.
+// Returns the address of a buffer. Aborts where it is not live in this phase: others may have its bytes now.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {
@@ -201,8 +200,9 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// The address of a buffer of a packed arena, or, when planning, NULL; it is then made live in this phase. *id is the
-// buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1: none).
+// Returns the address of a buffer of a packed arena, or, when planning, makes it live in this phase and returns NULL.
+// *id: the buffer's in the plan, -1 before its first touch, which adds it with `bytes`, category, name, layer (-1:
+// none).
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
@@ -216,7 +216,7 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
                              int layer) {
     return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);
 }
-// The same in pinned host memory: the place of what is offloaded within a step.
+// Does what timeline_buffer does, in pinned host memory: for what is offloaded within a step.
 static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                                   int layer) {
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
@@ -233,7 +233,7 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
         return 0;
     return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
 }
-// Makes later work of the device wait for a transfer, and clears its ticket. 0: there is none.
+// Blocks later work of the device until a transfer is done, and clears its ticket. *ticket 0: does nothing.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     if (t->dry_run)
         return;
@@ -244,10 +244,11 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     *ticket = 0;
 }
 
-// Wraps the fetch of a buffer that no op of this phase uses but that must be live in it, between phases that use it.
+// Wraps the fetch of a buffer that no op of this phase uses: the fetch keeps it live between phases that do.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Scratch memory that lives only in this phase: the most that its ops ask for. NULL for 0 bytes, and when planning.
+// Returns scratch memory that lives only in this phase, and that all calls in the phase share: as much as the largest
+// asks for. NULL for 0 bytes, and when planning.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

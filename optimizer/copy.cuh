@@ -10,26 +10,26 @@
 enum { PART_PARAMETERS = STATE_COUNT, STATE_PARTS };
 
 struct optimizer_copy {
-    bool keeps;
+    bool keeps;               // there is a copy
     int ids[STATE_PARTS];     // buffers in the plan, -1: none
     char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
 };
 
-// How many ranks write a checkpoint, from rank 0 on; and whether this rank is one of them.
+// The number of ranks that write a checkpoint, from rank 0 on.
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
-// Whether the part is there: of states those that the optimizer keeps beside the parameters.
+// Whether this run has a part: the parameters, or a state that the optimizer keeps.
 static bool part_is_kept(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// The next range of [*at, end) that this rank writes, as shards_next. Ranges begin and end with whole blocks.
+// Finds, as shards_next does, the next range of [*at, end) that this rank writes: whole blocks.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// Where element `place` of what this rank writes stands in the copy: bytes.
+// The number of bytes of a part's copy before element `place` of what this rank writes.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
@@ -53,7 +53,6 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Adds the copy to the plan.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -70,7 +69,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes. No update may be in flight.
+// Copies what this rank writes into the copy. No update may be in flight.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -79,8 +78,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Elements [at, at + n) of a part as they are stored, whole blocks of one range that this rank writes: in the copy
-// where there is one, else downloaded to `room`.
+// Returns elements [at, at + n) of a part in stored format: in the copy where there is one, else downloaded to `room`.
+// They are whole blocks of one range that this rank writes.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -1,17 +1,17 @@
 // Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
 //
 // Ownership of elements stays what it is (zero/shards.cuh): the momentum of an element is where its gradient and its
-// parameter are. For the orthogonalization alone each matrix has an owner, which the other ranks send their parts of
-// the update to, and which sends them back their parts of the orthogonal factor:
+// parameter are. Only for the orthogonalization each matrix has an owner: the other ranks send it their parts of the
+// update, and get back their parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
 //   whole    the matrices of the wave that this rank orthogonalizes, one behind the other, each aligned
 //
 // Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalizes the
-// matrices that it owns where they are; the owner then sends each to all others. A wave is a run of consecutive
-// tensors, and one is done after the other, the last in flat order, the first layers', first, whose parameters the next
-// forward needs first. A matrix is computed by one rank in the same way whatever the number of ranks: stages 0 and 1
-// have the same bits.
+// matrices that it owns where they are; the owner then sends each factor to all others. A wave is a run of consecutive
+// tensors. Waves go from the last in flat order, the first layers', to the first: the next forward needs those layers'
+// parameters first. One rank computes a matrix, in the same way for any number of ranks: stages 0 and 1 have the same
+// bits.
 #pragma once
 #include "kernels/collectives.cuh"     // struct exchange_message, collective_exchange
 #include "optimizer/orthogonalize.cuh" // orthogonalize, struct newton_schulz
@@ -33,7 +33,7 @@ struct muon_matrix {
 struct muon_wave {
     int first, end;      // matrices
     int64_t begin, stop; // elements of the flat buffers, the gaps within too
-    int64_t place, n;    // of them this rank's places [place, place + n)
+    int64_t place, n;    // this rank's places of them: [place, place + n)
 };
 
 struct muon {
@@ -44,8 +44,8 @@ struct muon {
     struct muon_wave *waves; // in flat order
     int num_waves;
     double flops, rank_flops;                  // of an update: in all, and of the most loaded rank of each wave
-    int64_t most_update, most_whole;           // elements of the largest wave's `update` and `whole`, of any rank
-    struct exchange_message *sends, *receives; // room for those of a wave
+    int64_t most_update, most_whole;           // elements of the largest wave's `update` and `whole`, on any rank
+    struct exchange_message *sends, *receives; // room for a wave's messages
     size_t workspace_bytes;
     int table_id, update_id, whole_id;
     struct flat_tensors table; // of the matrices, with the scale of their updates, in the device's memory
@@ -53,7 +53,7 @@ struct muon {
 
 // ---- the matrices ----
 
-// The matrices that a weight is cut into, and how many. cuts: room for 3 a query group and 4 more.
+// Cuts a weight into matrices and returns their number. cuts: room for 3 a query group and 4 more.
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -114,7 +114,6 @@ static int64_t matrix_elements(const struct muon_matrix *m) { return (int64_t)m-
 static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
     return orthogonalize_flops(m->rows, m->cols, &u->iteration);
 }
-// What the update of a matrix is multiplied by.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
     return (float)(muon_scale(c->training.muon_scale_mode, m->rows, m->cols) * c->training.muon_extra_scale_factor);
 }
@@ -130,8 +129,8 @@ static int muon_costlier(const void *left, const void *right) {
     const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
     return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
 }
-// Gives matrices [first, end) to the ranks: the costliest first to the least loaded rank, of equal ones the first.
-// Returns the flops of the most loaded one. costs, load: room for the matrices, and for (ranks).
+// Gives matrices [first, end) to the ranks, the costliest first, each to the least loaded rank, of several the first.
+// Returns the flops of the most loaded rank. costs (end - first) and load (ranks) are scratch memory.
 static double muon_assign_owners(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
     double most = 0;
     for (int r = 0; r < ranks; r++)
@@ -151,7 +150,7 @@ static double muon_assign_owners(struct muon *u, int first, int end, int ranks, 
     }
     return most;
 }
-// The end of a wave that begins with matrix `first`, of about `tensors` tensors.
+// Returns the end of a wave of at most `tensors` tensors that begins with matrix `first`.
 static int muon_wave_end(const struct muon *u, int first, int tensors) {
     int end = first;
     for (int last = -1; end < u->count; end++)
@@ -162,8 +161,8 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Cuts the matrices into waves of so many tensors and assigns their owners. Returns the sum of the waves' flops on
-// their most loaded rank.
+// Cuts the matrices into waves of `tensors` tensors and assigns owners. Returns the sum of the waves' flops on their
+// most loaded rank. costs, load: muon_assign_owners'.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -175,7 +174,7 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Waves as small as keeps the ranks' loads within a tenth of even ones, or one of all matrices.
+// Chooses the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave of all matrices.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -195,8 +194,7 @@ static void muon_make_waves(struct muon *u) {
     free(costs);
 }
 
-// Whether matrices are moved to be orthogonalized: where a rank lacks a part of them, or where they would not be
-// aligned.
+// Whether matrices are moved to be orthogonalized: where a rank lacks a part of them, or where they are not aligned.
 static bool muon_needs_copies(const struct muon *u) {
     bool needs = optimizer_is_sharded(u->o);
     for (int i = 0; i < u->count; i++)
@@ -215,7 +213,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The places of a wave on any rank, at most: a shard of each bucket that it touches.
+// The number of places that a wave has on any rank, at most: a shard of each bucket that it touches.
 static int64_t muon_most_update(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -228,7 +226,7 @@ static int64_t muon_most_update(const struct muon *u, const struct muon_wave *w)
     }
     return n;
 }
-// Sets the places of matrices in their owners' memory and the sizes of what a wave needs, the same on every rank.
+// Sets each wave's range, each matrix's place in its owner's `whole`, and the sizes that suffice on any rank.
 static void muon_place(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t *used = (int64_t *)calloc((size_t)ranks, sizeof *used);
@@ -255,8 +253,8 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// The next range of matrix `m` that rank `rank` holds from element *at on, within one bucket: [*at, *at + n). Returns
-// n; 0: nothing is left.
+// Finds the next range of matrix `m` from element *at on that rank `rank` holds, within one bucket: [*at, *at + n).
+// Returns n; 0: nothing is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -275,7 +273,7 @@ static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, in
     }
     return 0;
 }
-// This rank's element `at` of a wave, in `update`.
+// Returns the address in `update` of this rank's element `at` of a wave; NULL where update is NULL.
 static floatX *muon_update_at(const struct muon *u, const struct muon_wave *w, floatX *update, int64_t at) {
     const struct shards *s = &u->o->zero->shards;
     int64_t first = at, place = 0;
@@ -292,7 +290,8 @@ static void muon_message(struct exchange_message *list, int *count, int rank, fl
     list[*count].data = data;
     list[(*count)++].bytes = (size_t)n * sizeof *data;
 }
-// The messages of a sharded wave: each rank's ranges of each matrix go to its owner. Messages to itself are copies.
+// Returns a sharded wave's messages: each rank's ranges of a matrix go to its owner. Messages to the own rank are
+// copies.
 static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -307,7 +306,7 @@ static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_w
     }
     return moves;
 }
-// The messages of a wave of which each rank holds everything: each owner's factors go to all others.
+// Returns the messages of a wave of which each rank holds everything: each owner sends its factors to all others.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -323,7 +322,7 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// Bytes that a rank sends and receives in an exchange of a wave, at most; and messages of each list.
+// The number of bytes that a rank sends and receives in an exchange of a wave, at most.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -338,6 +337,7 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
         }
     return (size_t)most * sizeof(floatX);
 }
+// The number of messages in either list of an exchange, at most.
 static int muon_most_messages(const struct muon *u) {
     int most = 0;
     for (int i = 0; i < u->num_waves; i++) {
@@ -353,8 +353,8 @@ static int muon_most_messages(const struct muon *u) {
 
 // ---- making and planning ----
 
-// Makes the matrices, waves and messages, and adds the table of the matrices to the plan. Without Muon there are none.
-// muon_free frees it; the optimizer must outlive it.
+// Sets up u, its matrices, waves and messages, and adds the table of the matrices to the plan. Without Muon there are
+// no matrices. Ends the program where --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
 static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_shape *shape, bool trains) {
     const struct config *c = o->config;
     memset(u, 0, sizeof *u);
@@ -439,7 +439,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Copies between `update` and the whole matrices of a wave that is on this rank, but for its alignment.
+// Copies the matrices of a wave that this rank owns from `update` to `whole`, where they are aligned, or `back`.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
@@ -449,8 +449,7 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces the wave's updates by their orthogonal factors, on every rank the elements that it has. In a dry run the
-// products of all ranks are called.
+// Replaces a wave's updates by their orthogonal factors, in each rank's elements. A dry run calls all ranks' matmuls.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

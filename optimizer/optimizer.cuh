@@ -6,8 +6,8 @@
 #include "model/fp8.cuh"         // fp8_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
-// Enqueues a pass over all that this rank owns, the embeddings first where it is sharded. gathers: the all-gather of
-// each bucket's parameters begins when the pass over it ends, but for those that `except_matrices` leaves to Muon.
+// Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last one, the embeddings', on.
+// gathers: behind each bucket the all-gather of its parameters begins; except_matrices: not of buckets with matrices.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -21,9 +21,8 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Enqueues the update by AdamW of what this rank owns. Where it is sharded the embeddings are first: what the next
-// forward needs first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or
-// forbids the update. slots: optimizer_slots.
+// Enqueues AdamW's update of what this rank owns. Sharded, the embeddings come first: what the next forward needs first
+// is gathered while the rest is updated. *check (device memory) clips, or forbids the update. slots: optimizer_slots.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
@@ -33,9 +32,9 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
-// *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
-// stage, so that all stages have the norm in the same bits. Waits for reductions in flight, for those of the last unit
-// after the sums of all others, as they run behind backward. `ws`: optimizer_squares_workspace_bytes.
+// *squares (device memory) = the sum of squares of this rank's shards of the gradients: bucket by bucket in every
+// stage, so that all stages have the norm in the same bits. Waits for reductions in flight; for the last unit's, which
+// run on behind backward, only behind the sums of the other units. ws: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -51,8 +50,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 
 // ---- Amaxes of weights in FP8 ----
 
-// Takes the amaxes of weights that no update has made, initial ones and those of a checkpoint, where they are not known
-// yet.
+// Computes the amaxes of the weights in FP8 where no update has collected them: of initial weights and a checkpoint's.
 static void optimizer_know_weights(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
@@ -85,8 +83,7 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 }
 // ---- Muon ----
 
-// Begins the all-gathers of buckets with matrices whose last wave was this one: from *bucket down, which becomes the
-// next one.
+// Begins the all-gathers of buckets with matrices that no later wave touches, from *bucket down, and moves *bucket on.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below
@@ -96,8 +93,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues the update by Muon, wave by wave, behind optimizer_update, whose arguments these are. The matrix products
-// are called in a dry run too; when the timeline plans, the memory is planned.
+// Enqueues Muon's update, wave by wave, behind optimizer_update. adamw, check, slots: as there. In a dry run only
+// matmuls are called; when the timeline plans, the memory is planned.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

@@ -1,7 +1,7 @@
 // The orthogonal factor of a matrix, by Newton-Schulz iterations: what Muon makes of a momentum (Jordan et al. 2024,
 // kellerjordan.github.io/posts/muon). All singular values become about 1 while the singular vectors stay.
 //
-//   X = U / (divisor |U|), |U| the Frobenius norm, then for each step's (a, b, c), where X has no more rows than columns,
+//   X = U / (divisor |U|), |U| the Frobenius norm; for each step's (a, b, c), where X has no more rows than columns,
 //   A = X X^T;  B = a I + b A + c A A;  X = B X
 //   and else A = X^T X and X = X B, so that A is of the shorter side and nothing is transposed.
 //
@@ -29,10 +29,10 @@ struct newton_schulz {
     double divisor;
 };
 
-// The iterations of the option's types. simple: Jordan's coefficients, those of torch.optim.Muon; quintic and
-// deepseekv4: Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv 2505.16932), which divides by a
-// little more than the norm, since rounding could leave a singular value above 1; classic: a quintic with a fixed point
-// of slope 0 at 1, which the steps converge to.
+// The iterations of the option's types. simple: Jordan's coefficients, as in torch.optim.Muon; quintic and deepseekv4:
+// Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv 2505.16932), which divides by a little more
+// than the norm, since rounding could leave a singular value above 1; classic: a quintic with a fixed point of slope 0
+// at 1, which the steps converge to.
 static const struct newton_schulz newton_schulz_simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
 static const struct newton_schulz newton_schulz_quintic = {{{4.0848, -6.8946, 2.9270},
                                                             {3.9505, -6.3029, 2.6377},
@@ -68,7 +68,7 @@ static const struct newton_schulz newton_schulz_deepseekv4 = {{{3.4445, -4.7750,
                                                               10,
                                                               1};
 static const struct newton_schulz newton_schulz_classic = {{{2, -1.5, 0.5}}, 1, false, 12, 1};
-// An iteration in `steps` steps; 0: as many as its type has.
+// Returns the iteration of a type, in `steps` steps; 0: as many as the type has.
 static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type type, int steps) {
     struct newton_schulz ns = newton_schulz_simple;
     switch (type) {
@@ -85,7 +85,7 @@ static struct newton_schulz_step newton_schulz_step_of(const struct newton_schul
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
 
-// Flops of the products of one matrix, without use of a symmetry: 4 side^2 length + 2 side^3 a step.
+// The number of flops of one matrix's products, without use of a symmetry: 4 side^2 length + 2 side^3 a step.
 static double orthogonalize_flops(double rows, double cols, const struct newton_schulz *ns) {
     const double side = rows < cols ? rows : cols, length = rows < cols ? cols : rows;
     return ns->steps * (4 * side * side * length + 2 * side * side * side);
@@ -133,7 +133,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// One step: out = p(in), both (rows, cols).
+// out (rows, cols) = p(in), one step.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;
@@ -153,7 +153,7 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
 }
 
 // x = the orthogonal factor of x. x is aligned as a matmul's operand; workspace: orthogonalize_workspace_bytes. When
-// the timeline plans nothing happens, in a dry run the products are called.
+// the timeline plans nothing happens; in a dry run only the products are called.
 static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
     if (timeline_plans(t))

@@ -2,7 +2,7 @@
 //
 // What the update reads and writes may lie in the host's memory: states (optimizer/state.cuh), parameters and gradients
 // (zero/units.cuh). It is then streamed through the device in pieces, in three slots: while one piece is updated, the
-// next arrives and the one before leaves. The same kernel updates the same elements as without offload, so that the
+// next arrives and the previous one leaves. The same kernel updates the same elements as without offload, so that the
 // bits are the same.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
@@ -15,15 +15,15 @@
 // What a piece of the update consists of: a state of each kind (enum optimizer_state), parameters and gradients.
 enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
 
-// The passes over elements that an update is made of.
+// The kinds of work that go over the elements, of which an update is made.
 enum update_kind {
     WORK_ADAMW,    // all of an element's update by AdamW
     WORK_MOMENTUM, // Muon's, up to what is orthogonalized
-    WORK_STEP,     // and from there on
+    WORK_STEP,     // Muon's, from the orthogonal factors on
     WORK_AVERAGES, // the moving averages of updated parameters
-    WORK_SWAP,     // the averages and the parameters in each other's place
+    WORK_SWAP,     // averages and parameters change places
 };
-// Whether a pass takes the elements of a group.
+// Whether a kind of work covers the elements of a group.
 static bool update_takes(enum update_kind work, enum state_group group) {
     switch (work) {
     case WORK_ADAMW: return group != GROUP_MUON;
@@ -34,7 +34,7 @@ static bool update_takes(enum update_kind work, enum state_group group) {
     }
     return false;
 }
-// Whether a pass reads an operand, and whether it changes what it reads.
+// Whether a kind of work reads an operand.
 static bool update_reads(enum update_kind work, int operand) {
     switch (work) {
     case WORK_ADAMW: return operand != STATE_MOMENTUM && operand != STATE_AVERAGES;
@@ -50,19 +50,19 @@ static bool update_changes(enum update_kind work, int operand) {
                                  : update_reads(work, operand) && operand != OPERAND_GRADIENTS;
 }
 
-// A range of a bucket of this rank's shard, or of all that an unsharded rank holds, of one group.
+// A range of elements of one group, in this rank's shard of a bucket; unsharded, in the flat buffers.
 struct update_piece {
     int64_t at, n; // elements of the flat buffers
     enum state_group group;
     const struct bucket *b; // NULL: unsharded
-    int bucket;             // its index, where this is its last piece; -1: it is not
-    uint64_t arrival;       // transfers in flight: the last of the piece's operands to the device
-    uint64_t leaving;       // and back
+    int bucket;             // index of the bucket whose parameters are gathered behind this piece; -1: none
+    uint64_t arrival;       // ticket of the last operand's transfer to the device; 0: none
+    uint64_t leaving;       // ticket of the last operand's transfer back; 0: none
 };
 
-// Where the operands of a piece are: in this rank's buffers, and the bytes that they have there.
+// An operand of a piece in this rank's buffers.
 struct update_operand {
-    char *memory;
+    char *memory; // NULL: the optimizer has no such state
     size_t bytes;
     bool on_host;
 };
@@ -92,7 +92,7 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The most bytes of an operand of `n` elements, rounded up so that the next one is aligned.
+// The number of bytes in a slot that suffice for n elements of an operand, aligned; 0: it is not streamed.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -114,14 +114,14 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
     return bytes;
 }
 
-// Bytes of a slot, about, on a device: on a GPU long enough for the bus to reach its full speed, short beside what is
-// dead during the update; on the CPU within a core's cache. Tests define other sizes.
+// Bytes of a slot, about, on a device: on a GPU large enough for the bus to reach its full speed, small beside the
+// activations, which are dead during the update; on the CPU within a core's cache. Tests define other sizes.
 #ifndef UPDATE_SLOT_BYTES
 #define UPDATE_SLOT_BYTES(dev) (device_is_gpu(dev) ? 64 << 20 : 1 << 20)
 #endif
 
-// The slots of pieces on the device, live in this phase; when planning, `records` what the update moves. NULL: when
-// planning, and where nothing is streamed.
+// Returns the slots of pieces in device memory, (UPDATE_SLOTS, slot_bytes), live in this phase; NULL when planning, and
+// where nothing is streamed. Planning sets their sizes and, where `records`, records what the update moves.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -158,16 +158,16 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
 // The state of an update in progress.
 struct update {
     struct optimizer *o;
-    struct adamw adamw; // Muon has its learning rate and decay
+    struct adamw adamw; // Muon too uses its learning rate and decay
     const struct gradient_check *check;
     char *slots;
     enum update_kind work;
-    struct update_piece pieces[UPDATE_SLOTS]; // the last ones
+    struct update_piece pieces[UPDATE_SLOTS]; // the last ones, by slot
     int count;                                // of pieces so far
     // of a wave of Muon's
     const struct muon *muon;
     const struct muon_wave *wave;
-    floatX *update; // struct muon_buffers
+    floatX *update; // of struct muon_buffers
 };
 
 static void compute_adamw(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
@@ -185,7 +185,7 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
     r.begin = p->at;
     adamw_update(r, o->tensors, u->adamw, u->check, o->zero->timeline->dev);
 }
-// The orthogonal factors, or what becomes them, of a piece's elements.
+// Returns a piece's elements of Muon's `update`: what is orthogonalized, then the orthogonal factors.
 static floatX *piece_update(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
@@ -225,7 +225,7 @@ static void compute_averages(const struct update *u, const struct update_piece *
     else
         averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
 }
-// Enqueues a pass over a piece. memory: of each operand, the piece's first element.
+// Enqueues the work on a piece. memory: each operand's first element in device memory; NULL: there is no such state.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
@@ -236,7 +236,7 @@ static void update_compute(const struct update *u, const struct update_piece *p,
     }
 }
 
-// Where a piece's operand is during its update: in its slot, or in this rank's buffers.
+// Returns where operand i of a piece is during the piece's update: in its slot, or in this rank's buffers.
 static char *piece_memory(const struct update *u, const struct update_operand *operand, int slot, int i) {
     if (!operand->on_host)
         return operand->memory;
@@ -245,7 +245,7 @@ static char *piece_memory(const struct update *u, const struct update_operand *o
         memory += operand_room(u->o, k, u->o->piece);
     return memory;
 }
-// Begins the copies of a piece's operands into its slot, which the piece before in that slot has left.
+// Begins the copies of a piece's operands into its slot, whose previous piece the caller has waited for.
 static void update_prefetch_piece(struct update *u, struct update_piece *p, int slot) {
     struct timeline *t = u->o->zero->timeline;
     for (int i = 0; i < OPERAND_COUNT; i++) {
@@ -255,7 +255,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins the all-gather of the parameters of a bucket, all of which is updated.
+// Begins the all-gather of a bucket's parameters, behind the update of this rank's shard.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
@@ -263,8 +263,8 @@ static void update_gather(struct zero *z, int bucket) {
         z->collectives, z->params + b->begin, z->params + shards_own_begin(&z->shards, b),
         (size_t)b->shard * sizeof *z->params, unit_name(z, b->unit, name, "updated parameters"), z->timeline->dev);
 }
-// Updates a piece, which has arrived, and begins the copies back. Once all of a sharded bucket is updated, begins the
-// all-gather of its parameters.
+// Updates a piece once it has arrived, and begins the copies back. Behind the last piece of a bucket, begins the
+// all-gather of the bucket's parameters, unless they stay sharded.
 static void update_finish(struct update *u, struct update_piece *p, int slot) {
     struct zero *z = u->o->zero;
     struct update_operand operands[OPERAND_COUNT];
@@ -282,7 +282,7 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
         update_gather(z, p->bucket);
 }
-// Takes up the next piece: its operands arrive while the piece before is updated.
+// Begins to bring in the next piece, and updates the previous one meanwhile.
 static void update_add(struct update *u, struct update_piece piece) {
     const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count >= UPDATE_SLOTS)
@@ -301,8 +301,8 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Cuts what a pass takes of elements [at, end) of the flat buffers, of bucket `index` (-1: this rank is unsharded),
-// into pieces. gathers: the last of them completes the bucket.
+// Cuts what the work covers of elements [at, end) of the flat buffers, in this rank's shard of bucket `index` (-1:
+// unsharded), into pieces, and adds them. gathers: the bucket's parameters are gathered behind its last piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;
     const struct zero *z = o->zero;
@@ -323,7 +323,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             update_add(u, p);
     }
 }
-// Cuts what a pass takes of this rank's elements of [begin, end), a wave's, into pieces.
+// Enqueues a kind of work on this rank's elements of a wave.
 static void update_wave(struct update *u, enum update_kind work, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     u->work = work;

@@ -3,8 +3,8 @@
 //
 // An element's index in this rank's buffers is its place: its index in the flat buffers where the state is whole, else
 // among this rank's shards (zero/shards.cuh). Places [0, cut) are in the device's memory, the others in the host's, for
-// every kind of state alike. What is stored of an element, and how, depends on its group (enum state_group). Runs of
-// elements of one group are segments of places, of which each begins at a known byte of each state.
+// every kind of state alike. What is stored of an element, and how, depends on its group (enum state_group). A segment
+// is a run of places of one group; it begins at a known byte of each state.
 #pragma once
 #include "config/config.h"           // struct config
 #include "kernels/device_memory.cuh" // device_upload, device_zero, host_allocate
@@ -19,13 +19,13 @@
 // The value of an element of the state before the first step.
 enum state_start {
     STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
-    STATE_COPY,            // the same, of a state that then goes its own way
+    STATE_COPY,            // the parameter as it begins, not rounded
     STATE_ZERO,
 };
 
 // Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of
-// master weights only what the parameters lack is stored; without any, the parameters stand in for them. Moments are
-// AdamW's, the momentum is Muon's, averages are those of --ema-decay.
+// master weights only what the parameters lack is stored; where nothing is, the parameters are the master weights.
+// Moments are AdamW's, the momentum is Muon's, averages are made with --ema-decay.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", STATE_FROM_PARAMETERS)                                                     \
     ROW(MOMENT1, "first moments", "exp_avg", STATE_ZERO)                                                               \
@@ -50,12 +50,12 @@ static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
 #undef STRUCT_ROW
 };
 
-// The elements of the flat buffers, by what updates them and how their states are stored. A gap goes with the tensor
-// before it.
+// The elements of the flat buffers, by what updates them and how their states are stored. A gap is of the group of
+// the tensor before it.
 enum state_group {
     GROUP_OTHERS, // head and embeddings, by AdamW
-    GROUP_LAYERS, // of layers, by AdamW
-    GROUP_MUON,   // matrices of layers that Muon updates
+    GROUP_LAYERS, // tensors of layers, by AdamW
+    GROUP_MUON,   // matrices of layers, by Muon
     STATE_GROUPS
 };
 
@@ -65,7 +65,7 @@ struct state_segment {
     enum state_group group;
     size_t offset[STATE_COUNT]; // bytes of each state before it
 };
-// A run of elements of the flat buffers of one group: up to the next one's begin.
+// A run of elements of the flat buffers of one group: up to the next run's begin.
 struct state_run {
     int64_t begin;
     enum state_group group;
@@ -113,8 +113,8 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// The format of a state of the elements of a group, by the options. 8-bit moments of embeddings make pretraining
-// unstable (Dettmers, huggingface/transformers #14819): head and embeddings have bf16's instead.
+// Returns the format that the options give a state of a group's elements. 8-bit moments of embeddings make pretraining
+// unstable (Dettmers, huggingface/transformers #14819): head and embeddings have bf16 moments instead.
 static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
@@ -132,7 +132,7 @@ static enum state_format state_format_of(const struct config *c, enum optimizer_
     }
     return FORMAT_NONE;
 }
-// Muon updates the matrices that the blocks multiply by; embeddings, head, norms, biases and adapters are AdamW's.
+// Whether Muon updates a tensor: a matrix that the blocks multiply by, which no embedding, head or adapter is.
 static bool muon_updates(const struct config *c, const struct tensor *t) {
     switch (c->training.optimizer) {
     case OPTIMIZER_ADAM: return false;
@@ -143,12 +143,12 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
-// The format of a state of a tensor's elements; FORMAT_NONE: they do not have it.
+// Returns the format of a state of a tensor's elements; FORMAT_NONE: they do not have it.
 static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, const struct tensor *t) {
     return o->states[id].formats[tensor_group(o->config, t)];
 }
 
-// Whether a state differs between two groups. What does not differ is one run, and so one launch.
+// Whether two groups are updated or stored in different ways. If not, they form one run, and so one launch.
 static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
     bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
     for (int id = 0; id < STATE_COUNT; id++)
@@ -167,7 +167,7 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// The group of element `at` of the flat buffers; *end: of the run that it is in.
+// Returns the group of element `at` of the flat buffers. Sets *end to the end of the element's run.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -181,7 +181,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Begins a segment at a place: ends the one before there.
+// Sets the segment behind the last counted one: it begins at `place`, where the last counted one ends.
 static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -206,14 +206,14 @@ static void optimizer_make_segments(struct optimizer *o) {
     }
     optimizer_end_segment(o, o->elements, GROUP_OTHERS);
 }
-// This rank's elements of a group. Groups whose formats are the same may be counted as one of them.
+// The number of this rank's elements of a group. Groups that do not differ may be counted as one of them.
 static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
     int64_t n = 0;
     for (int i = 0; i < o->num_segments; i++)
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
-// Bytes of this rank's states in the formats of other options.
+// The number of bytes of this rank's states in the formats of options `c`.
 static double optimizer_states_bytes(const struct optimizer *o, const struct config *c) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -222,7 +222,7 @@ static double optimizer_states_bytes(const struct optimizer *o, const struct con
                      (double)state_block_bytes(state_format_of(c, (enum optimizer_state)id, (enum state_group)group));
     return bytes;
 }
-// Bytes from place 0 to `place`, a multiple of STATE_BLOCK.
+// The number of bytes of a state before `place`, a multiple of STATE_BLOCK.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
     int first = 0, last = o->num_segments; // the segment is in [first, last)
     while (last - first > 1) {
@@ -236,7 +236,8 @@ static size_t state_offset(const struct optimizer *o, enum optimizer_state id, i
     return s->offset[id] + state_bytes(o->states[id].formats[s->group], place - s->place);
 }
 
-// Where this rank's buffers have a state: of [place, place + n), cut to what lies in one memory, *count elements.
+// Returns the address of a state at `place`. Sets *count to how many of the n elements from there on lie in one memory,
+// and *on_host to whether it is the host's.
 static char *state_address(const struct optimizer *o, enum optimizer_state id, int64_t place, int64_t n, int64_t *count,
                            bool *on_host) {
     const struct stored_state *s = &o->states[id];
@@ -254,11 +255,12 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// The place from which on a fraction of the states is offloaded, and the bytes of all states from a place on.
+// Returns the place from which on the states are offloaded, so that a fraction of them, 0 to 1, is.
 static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
 }
+// The number of bytes of all states from a place on.
 static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
     size_t bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -266,7 +268,7 @@ static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
             state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
     return bytes;
 }
-// Adds the state and its tables to the plan. The config must outlive the optimizer; optimizer_free frees it.
+// Adds the states and their tables to the plan. zero, fp8 and config must outlive o, which optimizer_free frees.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
@@ -306,7 +308,7 @@ static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
 }
-// Where the amax of a tensor is collected; NULL: nowhere.
+// Returns where the amax of a tensor is collected; NULL: nowhere.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
     for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
         if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
@@ -350,8 +352,7 @@ static void optimizer_fill_buckets(struct optimizer *o) {
     device_synchronize(dev);
     host_free(filled);
 }
-// Sets the addresses of the state and its tables in the arenas. To be called after fp8_allocate, whose amaxes the table
-// of the tensors names.
+// Sets the addresses of the states and fills the tables, behind fp8_allocate: the tensors' table points to its amaxes.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
@@ -370,8 +371,9 @@ static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) 
 
 // ---- reading and writing ----
 
-// Copies elements [at, at + n) of the flat buffers, which this rank holds, as they are stored: into host memory, or
-// from it. `at` is a multiple of STATE_BLOCK, a block that the range begins counts whole. Returns when it is done.
+// Copies elements [at, at + n) of a state, in stored format, between this rank's buffers, which hold them, and host
+// memory `native`. `at` is a multiple of STATE_BLOCK; n is rounded up to one. Elements whose group lacks the state take
+// no bytes of `native`. Returns when the copy is done.
 static void optimizer_move(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, char *native,
                            enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;
@@ -398,8 +400,6 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
         }
     device_synchronize(dev);
 }
-// Elements [at, at + n) of the flat buffers as they are stored, all within this rank's shards, from and to host memory.
-// `at` is a multiple of STATE_BLOCK; a block that the range begins counts whole. Both wait for the device.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
@@ -408,7 +408,7 @@ static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64
     optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
-// Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
+// Zeroes all states, gaps between tensors included; optimizer_set_parameters then sets those that do not start at 0.
 static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;
@@ -420,8 +420,8 @@ static void optimizer_initialize(struct optimizer *o) {
     }
 }
 
-// Uploads elements [at, at + n), at any element, of a state that has one format, of `width` bytes an element. `values`,
-// in host memory, must stay until the device was waited for.
+// Uploads what this rank holds of elements [at, at + n) of a state that has one format, of `width` bytes an element;
+// `at` may be any. values: (n) in host memory, which must stay until the device was waited for.
 static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
                                       int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
@@ -438,8 +438,8 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
                    (size_t)(count - below) * width);
     }
 }
-// Sets parameters [at, at + n) of the flat buffers: rounded into the parameters, and what the rounding leaves into the
-// states that start from them. `rounded` has room for 2 n. Both must stay until the device was waited for.
+// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): the parameters rounded, the states that start
+// from parameters exactly. rounded: room for 2 n. exact and rounded must stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {

@@ -15,14 +15,14 @@ struct adapter_module {
     int first, rows, inputs;
 };
 
-// The linear layer of a parameter that is its weight; LINEAR_COUNT: it is no linear layer's.
+// Returns the linear layer whose weight the parameter is; LINEAR_COUNT: none has it.
 static enum linear linear_of_weight(enum parameter weight, const struct layer_shape *s) {
     for (int i = 0; i < LINEAR_COUNT; i++)
         if (linear_row((enum linear)i, s).weight == weight)
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// The module whose weight a tensor of the model's files is. False: it is of no linear layer of a block.
+// Whether a tensor of the model's files is the weight of a block's module; if so, sets *module.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -50,7 +50,7 @@ static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// The part of a module's name that is the same in every layer: what follows the layer's number.
+// Returns the part of a module's name that is alike in every layer: what follows the layer's number.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
     const int length = snprintf(number, sizeof number, ".%d.", layer);
@@ -78,7 +78,7 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
-// Marks the modules that a target names.
+// Marks the modules that a target names. Ends the program where it names none, or others than linear layers of blocks.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;
@@ -103,7 +103,7 @@ static void target_find(struct target_search *s, const char *target, size_t leng
     fail("--lora-target-modules: the model has no module '%.*s'; expected " PEFT_ALL_LINEAR " or names among %s",
          (int)length, target, known);
 }
-// The modules that were found, each of which every layer must have.
+// Returns the marked modules, bits of enum lora_module. Ends the program where one is marked in some layers only.
 static unsigned targets_found(const struct target_search *s) {
     unsigned modules = 0, absent = 0;
     struct adapter_module module;

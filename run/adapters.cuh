@@ -10,7 +10,7 @@
 
 // ---- adapter_model.safetensors ----
 
-// The part of its linear layer that a module is; -1: it has no adapter.
+// Returns which of its linear layer's adapted parts a module is; -1: the module has no adapter.
 static int adapter_part_of(const struct model_shape *shape, const struct adapter_module *module) {
     const struct lora_layer *adapter = &shape->lora.linear[module->linear];
     for (int p = 0; p < adapter->count; p++)
@@ -18,7 +18,7 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// The tensors of the adapter of a module, of which `weight` is the weight and which is part `part` of its layer.
+// pair = lora_A and lora_B of a module. weight: the module's weight; part: of adapter_part_of.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {
@@ -29,7 +29,7 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     int above = 0; // rows of B above the module's
     for (int p = 0; p < part; p++)
         above += adapter->parts[p].rows;
-    const int lacks = module->first - above; // rows that B lacks of the weight's above the module's, whole heads
+    const int lacks = module->first - above; // rows of the weight above the module's that B lacks: whole heads
     memset(a, 0, sizeof *a);
     *b = *weight;
     snprintf(a->name, sizeof a->name, "base_model.model.%.60s.lora_A.weight", name.text);
@@ -46,7 +46,7 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     b->cols = shape->lora.rank;
     b->transposed = false;
 }
-// All tensors of the adapters, for huggingface_tensors_free. The parameters are those of a model with LoRA.
+// Lists the tensors of the adapters of a model with LoRA; huggingface_tensors_free frees the list.
 static struct huggingface_tensors adapters_tensors_of(const struct parameters *table, const struct model_shape *shape,
                                                       enum architecture a, int rotary_dims) {
     struct huggingface_tensors weights = huggingface_tensors_of(table, shape, a, rotary_dims), adapters;
@@ -110,7 +110,7 @@ static const char *adapters_load(struct gpt *m, const char *path, bool *exact, s
 
 // ---- adapter_config.json ----
 
-// Whether another module than those with adapters has the same last name in a layer, as GPT-2's two c_proj.
+// Whether a module without an adapter has the same last name, as GPT-2's two c_proj have.
 static bool adapter_name_is_shared(const struct huggingface_tensors *weights, const struct model_shape *shape,
                                    const char *last) {
     struct adapter_module module;
@@ -122,8 +122,8 @@ static bool adapter_name_is_shared(const struct huggingface_tensors *weights, co
     }
     return false;
 }
-// The modules with adapters by their names in a layer, the last ones where these suffice, with commas between them. The
-// caller frees the text.
+// Lists the modules with adapters, with commas between them: by their last names, or by their names in a layer where a
+// module without an adapter has the same last name. The caller frees the text.
 static char *adapters_targets(const struct huggingface_tensors *weights, const struct model_shape *shape) {
     char *text = NULL;
     size_t bytes = 0;

@@ -13,10 +13,10 @@ enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA 
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
-    bool any_order;        // attention_backward_options's
+    bool any_order;        // as in struct attention_backward_options
     enum flash_kernels kernels;
     enum attention_backend fastest; // of those that auto may take, measured on this GPU; ATTENTION_AUTO: not measured
-    const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, whatever is here; NULL: it may
+    const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, though it could; NULL: it may
 };
 
 struct attention_choice {
@@ -54,7 +54,7 @@ static bool attention_lacks(char *reason, size_t size, enum attention_backend ba
         snprintf(reason, size, "has no %s", lacks);
     return lacks != NULL;
 }
-// Writes why flash can't be used, but for the backend of compute capability 9.0; an empty reason where it can.
+// Writes why ATTENTION_FLASH can't be used; an empty reason where it can.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, const struct attention_demands *demands,
                                    const struct device *dev) {
@@ -65,7 +65,7 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
+// Writes why ATTENTION_FLASH_SM90 can't be used; an empty reason where it can.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -86,7 +86,7 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
 // Writes why fused can't be used; an empty reason where it can.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
-    // Of what is not asked for. Times qkv: dQ in fp32 and own dK and dV take up to 4. Bytes: cudnn-frontend's limit.
+    // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
     enum { MAX_WORKSPACE = 8, MAX_BYTES = 256 << 20 };
     char library[280] = "";
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
@@ -117,8 +117,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes why auto, to which flash is left, does not ask whether fused could be used. own: kernels of compute capability
-// 9.0 take the shape.
+// Writes why fused is not considered where flash can be used. own: kernels of compute capability 9.0 take the shape.
 static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
                                       const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
@@ -155,7 +154,6 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
-// Chooses fused, and writes why.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -170,8 +168,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes the reasons of flash. Returns whether auto prefers flash to fused: where its kernels of compute capability 9.0
-// can be used, whatever refuses mma.sync, and where the self-check has refused them, since mma.sync is simpler.
+// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: where the kernels of compute capability 9.0
+// can be used, or the self-check has refused them and mma.sync, which is simpler, can be used.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -185,7 +183,7 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose holds fused against flash, which takes the shape, in this process.
+// Whether attention_choose compares fused with flash (fused_check), so that flash must be right.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
                                   struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -196,8 +194,8 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
     return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
-// Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is measured, or
-// else known, to be faster. Where no backend is left, ends the program with the reason of each.
+// Chooses the backend: flash where it is allowed and takes the shape, but fused where it is measured, or else known, to
+// be faster; unfused where neither can be used. Where no backend is left, ends the program with each one's reason.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

@@ -1,5 +1,5 @@
-// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs its
-// own tokens alone.
+// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs only
+// its own tokens.
 #pragma once
 #include "formats/chat_format.h"     // struct chat_format
 #include "run/generate.cuh"          // open_tokenizer
@@ -15,11 +15,11 @@ struct chat {
     struct chat_format format;
     int stops[CHAT_MAX_STOPS + 1], stop_count; // tokens that end an answer
     char *system;                              // content of the system turn; NULL: there is none
-    int capacity, longest;                     // tokens of the KV cache, of an answer
+    int capacity, longest;                     // in tokens: of the KV cache; of an answer
     int count;                                 // tokens in the KV cache
-    const floatX *logits;                      // of the token that follows these
+    const floatX *logits;                      // of the token that follows the KV cache
     int answers;                               // so far: each draws other random numbers
-    bool terminal;                             // turns come from one
+    bool terminal;                             // stdin and stderr are a terminal
 };
 
 // A text that grows.
@@ -82,7 +82,7 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Feeds tokens to the model: at the start of a chat as a prompt, later ones one by one into the KV cache.
+// Gives the model tokens (count) and sets chat->logits: a chat's first tokens as a prompt, the others one by one.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -136,8 +136,8 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// The text that is fed for a turn of the user: what ends the last answer, or what begins a chat, then the turn, then
-// what asks for an answer.
+// Returns the text that is fed for a turn of the user: what ends the last answer, or what begins a chat (first), then
+// the turn, then what asks for an answer. The caller frees its bytes.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)
@@ -181,7 +181,7 @@ static void chat_sizes(struct config *c) {
     c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
-// Opens the form of the model's chats.
+// Begins a chat by chat_format.json, when tokenizer and vocabulary are open. longest: tokens of an answer.
 static void chat_open(struct chat *chat, struct run *r, int longest) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -216,7 +216,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     sampler_open(&r->sampler, r->model);
 }
 
-// Reads a turn, a line; one that ends in a backslash goes on in the next. NULL: there are no more. The caller frees it.
+// Reads a turn: a line, and the next after a backslash at its end. NULL: the input has ended. The caller frees it.
 static char *chat_read(const struct chat *chat) {
     struct chat_text turn = {NULL, 0};
     char *line = NULL;
@@ -236,7 +236,7 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Commands of the terminal. Returns whether the turn is one.
+// Executes /system and /reset. Returns whether the turn is one of these commands.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
@@ -254,7 +254,7 @@ static bool chat_command(struct chat *chat, const char *turn) {
     return true;
 }
 
-// Talks until the input ends. Returns the exit status.
+// Answers turns until the input ends or a signal stops the run. Returns the exit status. longest: tokens of an answer.
 static int chat_only(struct run *r, int longest) {
     struct chat chat;
     char *turn;

@@ -1,8 +1,8 @@
-// One backend of attention, judged on this GPU before a run relies on it: forward and backward at the model's own heads, by
-// what it gives a second time, by sums of products in double on the host, and by the next simpler backend.
+// A check of one backend of attention on this GPU before a run relies on it: forward and backward at the model's own
+// heads, against a second run of the backend, sums of products in double on the host, and the next simpler backend.
 //
-// The host computes single rows: the output and the gradient of Q of a token need one row of scores, and the gradients of K
-// and V of a token near the end need those of the few tokens behind it. Every other row is held against the simpler backend.
+// The host computes a few rows: a token's output and gradient of Q need one row of scores, and gradients of K and V
+// near the end need only the rows of the few tokens behind. Every row is compared with the simpler backend's.
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with
@@ -20,22 +20,22 @@ struct attention_check {
     bool hides_keys;                         // a window or documents hide keys in some layer
     bool rotary, biases, amax;               // what is fused into the run's calls
     float dropout;                           // --attention-dropout
-    bool any_order;                          // attention_backward_options's
+    bool any_order;                          // as in struct attention_backward_options
 };
 
-// A row is stored in bf16 (2^-9 relative), and so are the probabilities and the gradients of scores that it is summed from:
-// its error is 2^-8 to 2^-6 of its length, and a row that is missing is off by its whole length.
+// The bound on a row's error, relative to its length. Rows, and the probabilities and gradients of scores in their
+// sums, are stored in bf16 (2^-9): errors are 2^-8 to 2^-6. A missing row is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
-// The same bound with dropout. The first tokens' dQ is then a sum of few numbers that cancel, and its error up to twice as
-// large: 0.05 was seen at p = 0.25.
+// The bound on a row's error with dropout. The first tokens' dQ is then a sum of few numbers that cancel, and its error
+// up to twice as large: 0.05 was seen at p = 0.25.
 static const double ATTENTION_CHECK_DROPPED = 1.0 / 8;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;
-// The share of the root of the mean square down to which errors of dK's and dV's rows shrink with the rows, towards the
-// end of a causal sequence. The output's rows do not shrink as far. The row of dQ of a sequence's first token is 0 but
+// Errors of dK's and dV's rows shrink with the rows, towards the end of a causal sequence, down to this share of the
+// root mean square of all rows. Errors of the output's rows do not, and dQ's row of a sequence's first token is 0 but
 // for rounding.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
-// fp32 sums of thousands of stored values.
+// The bound on the error of fp32 sums of thousands of stored values, relative to the sum of their magnitudes.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
 
 // The operands, on the host and the device, and the sizes.
@@ -69,7 +69,7 @@ static void *judge_memory(size_t bytes) {
         fail("no memory to check attention");
     return memory;
 }
-// Uniform numbers in [-2, 2).
+// Returns `bytes` of uniform numbers in [-2, 2), which the caller frees.
 static floatX *judge_numbers(size_t bytes, uint32_t seed) {
     floatX *const x = (floatX *)judge_memory(bytes);
     for (size_t i = 0; i < bytes / sizeof *x; i++) {
@@ -99,8 +99,8 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Two waves of blocks, by KV heads, and a last tile that is not whole; no longer than 16 tiles, which the host generates in
-// a tenth of a second.
+// Chooses B and T: two waves of blocks, by KV heads, and a last tile that is not whole. At most 16 tiles, whose numbers
+// the host generates in a tenth of a second.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
@@ -184,7 +184,7 @@ static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs both passes of a backend. What they write holds NaNs before: what they leave out, or read too early, shows.
+// Runs a backend's forward and backward. What they write holds NaNs before: what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -231,7 +231,7 @@ static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"}
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
-// The first element of head h of token `row` in a matrix like qkv.
+// Returns the index of the first element of head h of token `row`, in out or in a matrix like qkv.
 static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
     const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
     switch (kind) {
@@ -253,7 +253,7 @@ static double judge_square(const floatX *x, int D) {
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
     return sum;
 }
-// The mean of the squares of a kind's rows. Not finite where one of them is not.
+// Returns the mean of a kind's rows' sums of squares, which is not finite where an element is not.
 static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
                                 enum judge_kind kind) {
     const int heads = judge_heads(j, kind);
@@ -291,7 +291,6 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
-// Sets dropout's factors of the keys of a row of scores.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)
@@ -299,7 +298,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// The row of scores of query head h at token t of sequence b, with the gradients of the scores.
+// Computes the row of scores of query head h at token t of sequence b, its gradients, and the output.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
@@ -386,11 +385,10 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
-// The bound on a row's distance.
 static double judge_bound(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
-// The square of the length that errors of a row are relative to. square: of the row; mean: of all rows of its kind.
+// Returns the square of the length that a row's errors are relative to. square: of the row; mean: of its kind's rows.
 static double judge_yardstick(enum judge_kind kind, double square, double mean) {
     const double share = ATTENTION_CHECK_SHORT * ATTENTION_CHECK_SHORT;
     switch (kind) {
@@ -402,13 +400,13 @@ static double judge_yardstick(enum judge_kind kind, double square, double mean) 
     }
     return square;
 }
-// A row that the host computed, beside where it is.
+// A row that the host computed: of head h at token t of sequence b.
 struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares the samples of a kind with a backend's rows. Means of squares above the largest sample are not believed: a wrong
-// row would raise them.
+// Compares samples (count) of a kind with a backend's rows; raises *largest to the largest distance. A mean of squares
+// above the largest sample's is not believed: a wrong row would raise it.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -438,7 +436,7 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
     const int T = j->shape.T;
-    // Around the borders of tiles of 64 and of 128; of gradients of K and V those around the last such border.
+    // Around the borders of tiles of 64 and of 128; of dK and dV, from KV_FROM on, around the last border.
     const int tokens[TOKENS] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1};
     struct judge_scores s = judge_scores_open(T);
     struct judge_sample *const samples = (struct judge_sample *)judge_memory(MAX * sizeof *samples);
@@ -462,7 +460,7 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
     free(samples);
     judge_scores_close(&s);
 }
-// Holds every row against the simpler backend's, one by one and all together.
+// Compares every row with the simpler backend's, one by one and all together.
 static void judge_by_simpler(char *reason, size_t size, const struct attention_judge *j,
                              const struct attention_results *ours, const struct attention_results *theirs,
                              const char *name, double *largest) {
@@ -500,7 +498,7 @@ static void judge_again(char *reason, size_t size, const struct attention_judge 
     else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
         snprintf(reason, size, "its backward, computed again, gives other bits");
 }
-// The largest magnitudes, which both passes take on their way, and the sums of dqkv's columns, which backward takes.
+// Checks the largest magnitudes, by forward and backward, and the sums of dqkv's columns, by backward.
 static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, bool takes_amax) {
     uint32_t largest = 0, of_out = 0;

@@ -5,8 +5,8 @@
 #include "kernels/transfers.cuh"     // transfer_begin, transfer_wait
 #include "runtime/machine/error.h"   // fail
 
-// Whether what is copied to the device, there to another place and back is what it was: COPIES copies of `bytes` each, as
-// offloading does it, from and to 2 COPIES * bytes at `memory` of the device.
+// Whether numbers that are copied to the device, there to another place and back are what they were. Makes COPIES
+// copies of `bytes` each, as offloading does, in 2 COPIES * bytes at `memory` of the device.
 enum { COPIES = 8 };
 static bool copies_are_right(struct transfers *t, char *memory, size_t bytes, struct device *dev) {
     const size_t all = COPIES * bytes;

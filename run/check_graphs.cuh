@@ -1,9 +1,9 @@
-// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph. The
-// loss and the sum of the gradients' squares have to be the same bits; where they are not, no graph is used. The
+// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph.
+// The loss and the sum of the gradients' squares must have the same bits; where they differ, no graph is used. The
 // micro-step that trains follows: the check leaves no trace but the graph.
 //
-// Before each of the two passes the memory of activations is filled with NaNs, and the memory of gradients with zeros: work
-// that a graph has lost shows.
+// Before each of the two runs the memory of activations is filled with NaNs, and the memory of gradients with zeros:
+// work that a graph has lost shows.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 
@@ -81,8 +81,8 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
 }
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
-// Checks the graph of the step's first micro-step, where --self-check asks for that and the run records graphs. batch,
-// scale: that micro-step's. Every rank calls this.
+// Checks the graph of the step's first micro-step, where --self-check asks for it and the run is deterministic and
+// records graphs. batch, scale: the micro-step's. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||

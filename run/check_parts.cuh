@@ -1,5 +1,5 @@
-// The self-check of what is neither attention nor a product, on known numbers before the first step: FP8's casts, and copies
-// between the memories of host and device. There is nothing simpler to fall back on: the program ends where one is wrong.
+// The self-check of FP8's casts and of copies between the memories of host and device, on known numbers before the
+// first step. There is nothing simpler to fall back on: the program ends where one is wrong.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 
@@ -11,7 +11,7 @@
 // ---- FP8's casts ----
 
 enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MAX_INVERSES = 1024 };
-// The operands and results of a cast. The device's memory holds one such struct, and the host's another.
+// The operands and results of a cast, laid out alike in the device's memory and the host's.
 struct cast_check {
     floatX x[CAST_ELEMENTS]; // (CAST_ROWS, CAST_COLUMNS)
     fp8 rows[CAST_ELEMENTS], columns[CAST_ELEMENTS];
@@ -20,7 +20,7 @@ struct cast_check {
     uint64_t counts[FP8_COUNTS];
 };
 
-// Sets x to numbers of all sizes, from rows that a scale of the whole matrix makes zero to the largest.
+// Sets x to numbers of all sizes, from the largest to rows that a scale of the whole matrix makes zero.
 static void cast_fill(struct cast_check *c) {
     uint32_t seed = 1;
     for (int i = 0; i < CAST_ELEMENTS; i++) {
@@ -29,7 +29,7 @@ static void cast_fill(struct cast_check *c) {
     }
     c->x[CAST_COLUMNS / 2] = to_floatX(0);
 }
-// The forms of a cast of *c.
+// Returns the settings of a cast into *c, which may be in the device's memory.
 static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_granularity granularity) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -43,8 +43,8 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Sets right->rows, or ->columns where `transposed`, and their inverses to what the cast of right->x has to give: one block
-// after the other.
+// Sets right->rows, or ->columns where `transposed`, and their inverses to what the cast of right->x has to give: one
+// block after the other.
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
@@ -75,7 +75,7 @@ static void cast_by_host(struct cast_check *right, enum fp8_format format, enum 
             }
         }
 }
-// Whether the forms of a cast are equal, with the scales that their elements have.
+// Whether two casts have equal codes and scales.
 static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_granularity granularity) {
     bool equal =
         memcmp(a->rows, b->rows, sizeof a->rows) == 0 && memcmp(a->columns, b->columns, sizeof a->columns) == 0;
@@ -89,7 +89,7 @@ static bool cast_equal(const struct cast_check *a, const struct cast_check *b, e
         equal = equal && a->column_inverses[i] == b->column_inverses[i];
     return equal;
 }
-// Whether a cast on the device has the bits of the host's. memory: of the device, for a struct cast_check and the workspace.
+// Whether a cast on the device has the bits of the host's cast. memory: cast_bytes on the device.
 static bool cast_is_right(enum fp8_format format, enum fp8_granularity granularity, char *memory, struct device *dev) {
     struct cast_check *const right = (struct cast_check *)calloc(2, sizeof *right), *const got = right + 1;
     struct cast_check *const there = (struct cast_check *)memory;
@@ -109,7 +109,6 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     free(right);
     return equal;
 }
-// Bytes of the device's memory that cast_is_right takes.
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
@@ -121,8 +120,8 @@ static void check_casts(const struct fp8_state *f, char *memory, struct device *
     }
 }
 
-// Checks what this run uses of both, in the memory of activations, which is free before the first step, and as far as it has
-// room. Every rank calls this.
+// Checks the casts and copies that this run uses, in the memory of activations, which is free before the first step, as
+// far as it has room. Ends the program where one is wrong. Every rank calls this.
 static void check_parts(struct run *r) {
     const size_t most_bytes = 1 << 20, alignment = 256;
     struct gpt *m = r->model;

@@ -34,7 +34,7 @@ static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_re
 static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
-// The level of --instruction-set. Ends the program where it is not one that this program has and this CPU can run.
+// Returns the index of the level that --instruction-set names. Ends the program where it can't be used here.
 static int level_asked(const char *name) {
     char list[256];
     bool is_built = false;
@@ -49,8 +49,8 @@ static int level_asked(const char *name) {
     fail("--instruction-set %s: %s; it may be auto, or of %s", name,
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }
-// The level that the cpu engines are taken from: the one asked for, or the highest that this CPU can run, but none above
-// another rank's. Replicas of the parameters are updated by each rank, and stay equal to the bit by the same instructions.
+// Returns the level of the cpu engines: what --instruction-set asks for, or the highest that this CPU can run, but none
+// above another rank's. Only by the same instructions do the ranks' replicas of parameters stay equal to the bit.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
     if (strcmp(config->device.instruction_set, "auto") != 0)
@@ -61,9 +61,9 @@ static const struct level *choose_level(const struct config *config) {
     return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
 }
 
-// Replaces --precision auto: by bf16 where FP8 or parameters without master weights are asked for, else by what is faster on
-// every rank's device, which is bf16 on GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16. Sets the
-// reason.
+// Replaces --precision auto: by bf16 where FP8 or parameters without master weights are asked for, else by what is
+// faster on every rank's device: bf16 on GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16.
+// Sets the reason. Every rank calls this.
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
     const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);
@@ -98,8 +98,8 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     return config->device.precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
-// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends the
-// program where other ranks have found one: GPUs and CPUs exchange gradients by other collectives.
+// Chooses the device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends
+// the program where only other ranks have found one: GPUs and CPUs exchange gradients by different collectives.
 static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
     const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
@@ -121,9 +121,9 @@ static void check_cuda(bool plans) {
 }
 
 // Ends the job where ranks run programs of different commits, of which each may compute otherwise; or, at stage 0 on
-// CPUs, programs compiled for different instructions, as each host's own build may be. There every rank updates all
-// parameters by itself, and nothing promises that the updates stay equal: seen, they do between x86-64-v3 and AVX-512. At
-// the other stages the others take over the shard that a rank updates, and the report says how ranks differ.
+// CPUs, programs compiled for different instructions, as each host's own build may be. At stage 0 every rank updates
+// all parameters, and nothing promises that the updates stay equal, though they did between x86-64-v3 and AVX-512. At
+// the other stages a rank takes over the shards that others update, and the report says how ranks differ.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);
@@ -132,8 +132,8 @@ static void check_programs(const struct config *config) {
     parallel_check_same(config->parallel, text, "programs");
 }
 
-// The engine for the options' target, precision and level; auto is decided by this machine and the other ranks'. Sets
-// the options to what was chosen, and the reasons.
+// Chooses the engine for the options' target, precision and level; this machine and the other ranks' decide on auto.
+// Sets the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
     const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;

@@ -1,11 +1,11 @@
-// The variables of the environment that change what is computed, whether this program or a library reads them: one table.
-// Ranks that differ in one are refused at the start, as for options; the report names those that are set;
-// scripts/launch_environment.sh lists the same names, which launch scripts take to other hosts.
+// The variables of the environment that change what is computed, whether this program or a library reads them: one
+// table. Ranks that differ in one are refused at the start, as for options; the report names the variables that are
+// set; scripts/launch_environment.sh lists the same names, which launch scripts take to other hosts.
 //
-// Not here are variables that change the number of threads (OMP_NUM_THREADS, OMP_THREAD_LIMIT, OPENBLAS_NUM_THREADS), as
-// --threads does, which is a rank's own: a library's sums may round otherwise by it (docs/cpu.md), yet ranks have as
-// many cores as they have. NVTE_ALLOW_NONDETERMINISTIC_ALGO is not read: --deterministic-mode says it. Nor is
-// CUBLAS_WORKSPACE_CONFIG, which is of cuBLAS's handles: cuBLASLt alone is called, with a workspace of the plan's.
+// Not here are variables that change the number of threads (OMP_NUM_THREADS, OMP_THREAD_LIMIT, OPENBLAS_NUM_THREADS),
+// as --threads does: ranks have as many cores as they have, though a library's sums may round otherwise by the number
+// (docs/cpu.md). NVTE_ALLOW_NONDETERMINISTIC_ALGO is not read: --deterministic-mode says it. Nor is
+// CUBLAS_WORKSPACE_CONFIG, which is for cuBLAS's handles: only cuBLASLt is called, with a workspace of the plan's.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/parallel.h"  // parallel_check_same
@@ -15,7 +15,7 @@
 
 struct environment_variable {
     const char *name;
-    const char *usual; // the value that means the same as none; NULL: each means something else
+    const char *usual; // the value that means the same as unset; NULL: none does
     const char *why;   // what it decides
 };
 static const struct environment_variable environment_variables[] = {
@@ -51,7 +51,7 @@ static const struct environment_variable environment_variables[] = {
 };
 enum { ENVIRONMENT_VARIABLES = sizeof environment_variables / sizeof *environment_variables };
 
-// A variable's value; NULL where it is unset, empty, or means what none does.
+// Returns a variable's value; NULL where it is unset, empty, or `usual`.
 static const char *environment_value(const struct environment_variable *variable) {
     const char *const value = getenv(variable->name);
     return value && *value && !(variable->usual && strcmp(value, variable->usual) == 0) ? value : NULL;
@@ -78,8 +78,8 @@ static void environment_check_ranks(struct parallel *parallel) {
     free(text);
 }
 
-// The variables that are set, as "NAME=VALUE (what it decides)" with a comma between two; "": none is. The caller frees
-// it.
+// Lists the variables that are set, as "NAME=VALUE (what it decides)" with a comma between two; "": none is. The caller
+// frees the text.
 static char *environment_describe(void) {
     char *text = NULL;
     size_t bytes = 0;

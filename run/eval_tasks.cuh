@@ -13,7 +13,7 @@
 struct eval_tasks {
     int files, count, documents_count, names_count;
     char **paths;       // (files)
-    const char **names; // (names_count) of the tasks, in byte order; the items'
+    const char **names; // (names_count) of the tasks, in byte order; owned by the items
     struct eval_items items;
     int *first_document; // (items + 1) an item has a document for each of its texts
     struct scored_document *documents;
@@ -23,9 +23,9 @@ struct eval_tasks {
 
 // ---- texts to documents ----
 
-// Encodes text `i` of an item: white space that ends the context goes to what is scored; context and continuation are
-// encoded together, and split after as many tokens as the context has alone. What exceeds --seq-length is cut off on
-// the left.
+// Encodes text `i` of an item into *d and *ids, which the caller frees. White space that ends the context goes to what
+// is scored. Context and continuation are encoded together, and split after as many tokens as the context is encoded to
+// without the continuation. What exceeds --seq-length is cut off on the left (*cut).
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -54,7 +54,7 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
     d->first = d->inputs - (int)(total - before);
 }
 
-// Encodes all items. Ends the job where the ranks' differ.
+// Encodes all items. Ends the job where the ranks' items differ.
 static void encode_items(struct run *r, struct eval_tasks *tasks) {
     int64_t count = 0;
     uint64_t hash = 0;
@@ -202,7 +202,7 @@ static void close_tasks(struct run *r) {
 
 // What is chosen of an item, by each measure; of equal ones the first.
 struct item_choice {
-    int by_sum, by_characters, by_bytes, by_tokens; // of an item without alternatives 0
+    int by_sum, by_characters, by_bytes, by_tokens; // 0 of an item without alternatives
 };
 static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
@@ -237,13 +237,13 @@ struct task_scores {
     double perplexity; // of an item; where there are no choices
 };
 static double share(int64_t right, int64_t n) { return (double)right / (double)n; }
-// The standard error of a share: the sample's deviation over sqrt(n). NAN where n is 1.
+// Returns the standard error of a share: the sample's deviation over sqrt(n). NAN where n is 1.
 static double share_error(int64_t right, int64_t n) {
     const double p = share(right, n), squares = (double)right * (1 - p) * (1 - p) + (double)(n - right) * p * p;
     return n > 1 ? sqrt(squares / (double)(n - 1)) / sqrt((double)n) : NAN;
 }
 
-// The scores of task k. Likelihoods are added in the order of their size, since that of the items must not matter.
+// Returns the scores of task k. Likelihoods are added in the order of their size: the items' order must not matter.
 static struct task_scores scores_of_task(const struct eval_tasks *tasks, int k) {
     struct task_scores s;
     memset(&s, 0, sizeof s);
@@ -302,7 +302,7 @@ static void print_scores(struct run *r) {
     }
 }
 
-// A task's scores as members of the open object.
+// Writes a task's scores as members of the open object.
 static void write_task_scores(struct json *json, const struct task_scores *s) {
     json_int(json, "items", s->items);
     json_double(json, "acc", share(s->right, s->items));
@@ -378,7 +378,7 @@ static void write_scores(const struct run *r) {
     report_file_close(&out);
 }
 
-// Scores the tasks and reports them, after `step` steps. Returns false where a signal broke it off.
+// Scores the tasks and reports them, after `step` steps. Returns false where a signal stopped the scoring.
 static bool score_tasks(struct run *r, int step) {
     struct eval_tasks *tasks = r->tasks;
     if (!score_documents(r, tasks->documents, tasks->documents_count))

@@ -10,7 +10,7 @@
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/text/log.h"         // log_bytes
 
-// What is planned: the options, as which a choice is kept too, and what they leave open.
+// What is planned: the options, into which a choice is written too, and what they leave open.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
@@ -19,27 +19,27 @@ struct fit {
 };
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
-// The policy that --recompute-* ask for; of auto, before a choice is made, none. Options that contradict each other end
-// the program.
+// Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before a choice is made, one that
+// recomputes nothing. Ends the program where options contradict each other.
 static struct recompute_policy fit_policy(const struct fit *f);
 
-// Peak bytes of a whole plan in the device's and the host's memory, and what this process may use of each, and of both
-// together; SIZE_MAX: any.
+// Peak bytes of a whole plan in the device's and the host's memory.
 struct fit_bytes {
     size_t device, host;
 };
+// The bytes that this process may use of each memory, and of both together; SIZE_MAX: any.
 struct fit_limits {
     size_t device, host, both;
 };
 static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
-// Peak bytes of the whole plan under a policy, which is freed.
+// Plans the model under a policy, which is freed, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
-// The tokens of a chunk of logits: of 1, 2, 3, 4, 6, 8, 11, ... chunks the fewest with which the plan stays within the
-// limits, and no more than as planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's
-// limit is not known.
+// Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays
+// within the limits. 0: as planned, where fewer chunks than planned do not fit, the user named the tokens, on the CPU,
+// or where the device's limit is not known.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` where the policy that was asked for does less than it seems to.
@@ -123,7 +123,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     return policy_none(c->model.num_layers);
 }
 
-// Chunks of the MLP are of layers that keep none of it.
+// Prints a note on `out` where --mlp-chunk-tokens does nothing, since every layer keeps its MLP's activations.
 static void fit_advise_chunks(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     struct recompute_policy policy = fit_policy(f);
@@ -189,13 +189,13 @@ struct fit_advice {
     struct fit_limits limits;
     char lines[3072];
 };
-// Bytes of the memory that a plan exceeds: the device's, else the host's; where both together are too much, of both.
+// Returns the bytes in the memory that a->need exceeds: the device's, else the host's, else both together.
 static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
     if (a->need.device > a->limits.device)
         return bytes.device;
     return a->need.host > a->limits.host ? bytes.host : bytes.device + bytes.host;
 }
-// Adds a line for an option that makes the plan smaller, by a thousandth at least; returns whether the plan then fits.
+// Adds a line for an option that makes the plan a thousandth or more smaller. Returns whether `then`, its peaks, fits.
 static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
     const size_t before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
@@ -208,7 +208,7 @@ static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_byt
                  fits ? ", which fits" : "");
     return fits;
 }
-// The same for changed options, with their own policy.
+// Plans with changed options, and their own policy, and calls fit_suggest.
 static bool fit_suggest_options(struct fit_advice *a, const char *option, const struct config *changed) {
     struct fit g = fit_of(changed, a->f->backend, a->f->dev);
     return fit_suggest(a, option, fit_peaks(&g, fit_policy(&g)));
@@ -230,8 +230,8 @@ static void fit_suggest_policies(struct fit_advice *a) {
     fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
 }
 
-// What is offloaded leaves the device's memory, and more of the host's is needed; the reverse where the host's is
-// exceeded.
+// Suggests what takes from the device's memory: offload, which adds to the host's, and moments in bf16. Where the
+// device's is not exceeded, suggests to offload less.
 static void fit_suggest_offload(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

@@ -1,6 +1,5 @@
-// --recompute-granularity auto: the search of run/fit_search.cuh over a model's plans. What it finds is written into the
-// run's options, as if they had been given: config.json and checkpoints keep it, and a run started with them searches
-// nothing.
+// --recompute-granularity auto: the search of run/fit_search.cuh over a model's plans. The run's options get what it
+// finds, as if given: config.json and checkpoints keep it, and a run started with them searches nothing.
 #pragma once
 #include "run/fit.cuh"                // struct fit, policies
 #include "run/fit_search.cuh"         // fit_search
@@ -17,9 +16,9 @@ struct fit_chosen {
     char forced[256];
 };
 
-// Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits allow;
-// options that the user gave stay. Ranks choose together: all call it, and *rates become those of the slowest. Ends the
-// program where nothing fits.
+// Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits
+// allow; options that the user gave stay. Ranks choose together: all call this, and *rates become the lowest of any
+// rank. parallel: NULL where there is one rank. Ends the program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -44,7 +43,7 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
-// The options of a choice, but for those of recomputation.
+// Sets the options of a choice in *config, but for recomputation.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
@@ -76,7 +75,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
     return outcome;
 }
 
-// All formats in the order in which they lose: as given, then each with what the user left open. Equal ones once.
+// Adds formats, unless they are listed. What the user gave, or the run can't change, takes their place.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
     if (config_given(c, states.main_params_dtype) || sizeof(floatX) == 4 || c->training.ema_decay > 0)
@@ -92,6 +91,7 @@ static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
             return;
     a->formats[a->known_formats++] = formats;
 }
+// Lists the formats in the order in which they lose: first as given, then each with what the user left open.
 static void fit_list_formats(struct fit_auto *a) {
     static const struct fit_formats all[] = {
         {MAIN_FP32, MAIN_FP32, MOMENT_FP32, MOMENT_FP32}, {MAIN_FP32, MAIN_FP32, MOMENT_BF16, MOMENT_BF16},
@@ -102,8 +102,8 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
-// Bytes that every choice takes of the device's memory, or where that is the host's of both: what may be used before the
-// choice is made, and is not beside it in a run's peak.
+// Returns bytes that every choice takes of the device's memory, or, where the device's is the host's, of both. Before a
+// choice is made so much may be used without raising the run's peak.
 static size_t fit_least_bytes(const struct fit *f) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)
@@ -129,7 +129,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// The ranges of a choice: an option that the user gave has one value.
+// Sets the ranges of a choice: an option that the user gave has one value.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
@@ -155,7 +155,7 @@ static void fit_set_ranges(struct fit_auto *a) {
     most->formats = c->states.allow_lossy_states ? a->known_formats - 1 : 0;
 }
 
-// What is estimated: by the shapes of a layer and the buffers of a plan.
+// Sets the estimates that follow from a layer's shape: its kinds, their bytes, seconds of forward and recomputation.
 static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
@@ -171,7 +171,6 @@ static void fit_set_layers(struct fit_auto *a) {
     }
     s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
 }
-// The share of parameters outside the layers.
 static double fit_outside_layers(const struct parameters *table) {
     double all = 0, outside = 0;
     for (int i = 0; i < table->num_tensors + table->num_frozen; i++) {
@@ -181,7 +180,7 @@ static double fit_outside_layers(const struct parameters *table) {
     }
     return outside / fit_larger(all, 1);
 }
-// Sets the estimates that depend on the formats of states: those of formats i.
+// Sets the estimates of formats i: bytes of gradients and states, seconds of the update.
 static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const struct fit_formats *formats = &a->formats[i];
     struct config config = *a->f->config;
@@ -234,7 +233,7 @@ static void fit_add_text(char *out, size_t n, const char *separator, const char 
             out[used++] = *at;
     out[used] = 0;
 }
-// "activations of 12 layers, 40 % of the optimizer states and gradients in host memory; bf16 moments; ..."
+// Writes a choice to out (n bytes): "recomputes nothing; activations of 12 layers, gradients in host memory; ...".
 static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *choice, char *out, size_t n) {
     char away[128] = "", part[320], list[256];
     const struct fit_formats *formats = &a->formats[choice->formats];
@@ -266,7 +265,7 @@ static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *c
              formats->params == MAIN_BF16 ? ", no master weights" : "");
     fit_add_text(out, n, "; ", part);
 }
-// What a choice costs, then what it is.
+// Writes to out (n bytes) what a choice costs, then what it is.
 static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *choice,
                              const struct fit_outcome *outcome, char *out, size_t n) {
     char text[320], ms[LOG_NUMBER], device[LOG_NUMBER], host[LOG_NUMBER];
@@ -275,8 +274,8 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
              log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
 }
 
-// Says where --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it frees, as in models whose
-// states are smaller than the pieces in which an update streams them.
+// Says where --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it frees, as in
+// models whose states are smaller than the pieces in which an update streams them. without, with: the device's bytes.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -286,7 +285,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// Says the same as fit_forced_text of the choice that was found, which is planned without the offload, too.
+// Calls fit_forced_text for the choice that was found, which is planned once more without the offload.
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -295,7 +294,7 @@ static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *f
 
 // ---- the choice ----
 
-// Adds what the least need would be without the offload that the user gave, where that is less.
+// Adds what the least need would be without the offload that the user gave, where that is less than `with`.
 static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
     char forced[256] = "";
     a->space.least.percent = a->space.most.percent = 0;
@@ -305,8 +304,8 @@ static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size
     if (*forced)
         fit_add_text(out, n, "; ", forced);
 }
-// Why nothing fits, and the nearest budgets that something fits: the smallest need of the device's memory with the host's as
-// it is, and the reverse; where neither is enough, the smallest need of the device's memory and what goes with it.
+// Says why nothing fits, and which budgets would do: the least of the device's memory with the host's as it is, and the
+// reverse; where neither is enough, the least of the device's memory and what goes with it.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);
@@ -353,7 +352,7 @@ static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, 
         fail("out of memory");
 }
 
-// The least of what the ranks have, and the slowest of their rates.
+// Lowers the limits and each rate to the lowest of any rank. Every rank calls this.
 static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct parallel *parallel) {
     struct values {
         struct fit_limits limits;
@@ -376,7 +375,7 @@ static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct
     free(all);
 }
 
-// Makes a search over the plans of `f`, which fit_auto_close frees. Both f and rates must outlive it.
+// Opens a search over the plans of `f`, which fit_auto_close frees. f and rates must outlive the search.
 static struct fit_auto *fit_auto_open(const struct fit *f, const struct fit_rates *rates, struct fit_limits limits) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)

@@ -1,13 +1,13 @@
 // The search for the cheapest way to fit a training step into the device's and the host's memory, among the choices of
-// run/fit_space.cuh. This file knows no model: what plans is a function of its caller.
+// run/fit_space.cuh. This file knows no model: its caller's function plans.
 //
 // A choice's bytes and time are known by its plan, which takes a millisecond or more, and there are up to millions of
 // choices. All are estimated, and planned in the order of their estimates until the best is planned and fits. Estimates
-// of time are below the time of the plan, so that the choice that is found is the best of all; whether a choice fits
-// depends on its own estimate and plan, never on which others were planned. Hence more memory never leads to a slower
-// choice, and a budget that one search names is met by the next.
+// of time are below the plan's time, so that the choice that is found is the best of all. Whether a choice fits depends
+// on its own estimate and plan, never on which others were planned. Hence more memory never leads to a slower choice,
+// and a budget that one search names is met by the next.
 //
-// Estimates are formulas, corrected by plans of each group of choices, those that offload the same kinds of buffers. These
+// Estimates are formulas, corrected by plans of each group of choices that offload the same kinds of buffers. These
 // plans are the same for all budgets.
 #pragma once
 #include "run/fit_space.cuh"       // struct fit_space, fit_formula
@@ -27,9 +27,9 @@ struct fit_found {
     struct fit_outcome gain_estimate;
 };
 
-// Finds the best choice, and the best of other sets: of those that offload other kinds of buffers, or have other formats.
-// Ties go to what is lossless, then to what offloads less. `known_formats`: how many formats there are estimates for; those
-// from space->most.formats + 1 on are only estimated, for `gain`.
+// Finds the best choice, and the best choices of other sets, which offload other kinds of buffers or have other
+// formats. Ties go to what is lossless, then to what offloads less. `known_formats`: how many formats there are
+// estimates for; those from space->most.formats + 1 on are only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -37,18 +37,18 @@ static struct fit_found fit_search(const struct fit_space *space, enum fit_objec
 
 enum {
     FIT_GROUPS = 8 * FIT_FORMATS_MAX,
-    // Numbers of layers that are tried for a kind of layers, where no activations are offloaded, and for a kind and for the
-    // offloaded ones, where some are: of a deep model not each number. The states fill what that leaves free.
+    // How many numbers of layers are tried: of a kind where no activations are offloaded, and of a kind and of the
+    // offloaded ones where some are. Deep models have more numbers; the states fill what is left free.
     FIT_STEPS_PLAIN = 24,
     FIT_STEPS_OFFLOADED = 12,
     FIT_OTHERS_PLANS = 24 // for the best of other sets
 };
-// Estimates are lowered, so that they are below a plan's. Time: by shares of a micro-step and of what it waits for the bus,
-// which are larger while nothing is known of the group. Bytes: by what rounding adds.
+// Estimates are lowered to be below a plan's. Time: by shares of a micro-step and of its wait for the bus, larger while
+// nothing is known of the group. Bytes: by what rounding adds.
 static const double FIT_FORMULA_SLACK = 0.12, FIT_FORMULA_EXPOSED_SLACK = 0.4, FIT_TIME_SLACK = 0.002,
                     FIT_EXPOSED_SLACK = 0.02, FIT_ROUNDING = 4096;
-// The shares of a wait for the bus by which times of layers of two kinds are lowered: one kind may hide what the other waits
-// for.
+// The shares of a wait for the bus by which times are lowered: with layers of two kinds, of which one may hide what the
+// other waits for; and, divided by the number of offloaded layers, for what is peculiar to the last of them.
 static const double FIT_MIXED_EXPOSED_SLACK = 0.045, FIT_LAST_EXPOSED_SLACK = 0.2;
 
 // By how much plans exceed the formulas, by the kind of all layers: in bytes, and as a factor of a micro-step's time.
@@ -88,8 +88,8 @@ enum fit_known { FIT_BY_FORMULA, FIT_BY_GROUP, FIT_UNPLACED, FIT_PLANNED };
 struct fit_node {
     struct fit_choice c;
     enum fit_known known;
-    double device, host;  // its own plan's bytes beside the formula's
-    double seconds;       // its own plan's time beside the formula's
+    double device, host;  // by how much its own plan's bytes exceed the formula's
+    double seconds;       // by how much its own plan's time exceeds the formula's
     struct fit_outcome o; // estimated, or planned
     double value;         // what is minimized; INFINITY: it is out
 };
@@ -97,16 +97,15 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Finds the factor of a micro-step's time: between the factor without offloaded layers and the factor with the most of them,
-// nearer to the smaller one.
+// Finds the factor of a micro-step's time: between the factors of no and of most offloaded layers, nearer the smaller.
 static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Bytes of the device: where few layers are offloaded what no offloaded layer has beside the formula, where most are what is
-// on the way.
+// Estimates the device's bytes: the formula's with what plans without offloaded layers have beside it, but no less than
+// with the most offloaded layers, when copies on the way count.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -114,7 +113,7 @@ static double fit_device_bytes(const struct fit_queue *q, const struct fit_choic
     return fit_larger(fit_formula(q->space, c).device + q->groups[group & ~FIT_GROUP_LAYERS].device[kind],
                       fit_formula(q->space, &most).device + q->groups[group].device[kind]);
 }
-// Seconds of a step of which the bus hides everything: no plan takes less.
+// Returns the seconds of a step in which nothing waits for the bus: no plan takes less.
 static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choice *c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, k = c->recompute / L, first = c->recompute % L;
@@ -125,22 +124,21 @@ static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choi
     micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
     return s->micro_steps * micro_step_s + s->update_s[c->formats];
 }
-// Seconds by which an estimate by a group's plans is lowered. What is peculiar to the last offloaded layer counts more where
-// few are offloaded.
+// Returns the seconds by which an estimate by a group's plans is lowered.
 static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
     double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
     if (c->layers > 0)
         exposed += FIT_LAST_EXPOSED_SLACK / c->layers;
     return s->micro_steps * (FIT_TIME_SLACK * e->micro_step_s + exposed * e->exposed_s);
 }
-// Estimates a choice by what is known of it. A plan of its own raises the bytes that its group leads to, and does not lower
-// them: what a choice needs must not depend on which choices were planned.
+// Estimates a node's choice by what is known. The choice's own plan raises the bytes that its group leads to and never
+// lowers them: what a choice needs must not depend on which choices were planned.
 static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct fit_node *n) {
     const struct fit_space *s = q->space;
     const int k = n->c.recompute / s->num_layers;
     const bool mixed = n->c.recompute % s->num_layers > 0;
     const struct fit_estimate e = fit_formula(s, &n->c);
-    // A group that nothing is known of takes no less than the one that offloads no buffers.
+    // A group that nothing is known of takes no less than the group that offloads no buffers.
     const struct fit_beside *b = &q->groups[n->known == FIT_BY_FORMULA ? FIT_GROUP_PLAIN : fit_group(q->space, &n->c)];
     struct fit_outcome o = {e.device + b->device[k], e.host + b->host[k], fit_step_s(s, &e)};
     if (n->known > FIT_BY_FORMULA)
@@ -164,7 +162,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     return o;
 }
 
-// Plans a choice of a group whose layers are all of one kind.
+// Plans a choice of a group whose layers are all of one kind, once, and records how the plan exceeds the formulas.
 static void fit_learn(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
@@ -184,11 +182,11 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
     b->known[kind] = true;
     q->plans++;
 }
-// The number of kinds of layers of a choice: the first one's, and the next.
+// The number of kinds of layers in a choice, 1 or 2.
 static int fit_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
-// Whether what the estimate of a choice reads of groups is known, and its learning.
+// Whether the groups' plans that a choice's estimate reads are known.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
     bool known = true;
@@ -211,8 +209,8 @@ static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, enu
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// What is minimized. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are the same, so that
-// rounding does not decide.
+// Returns what is minimized. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are
+// equal, so that rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {
     case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));
@@ -222,7 +220,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
     return INFINITY;
 }
 
-// The least percentage in [least, most] that offloads `bytes` more than the least; most + 1: none does.
+// Finds the least percentage in [least, most] that offloads `bytes` more than `least` does; most + 1: none does.
 static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {
@@ -234,8 +232,8 @@ static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least,
     }
     return first;
 }
-// Sets the percentage in [least, most] with which a choice, by its estimate, fits: the least, or for the least of the device's
-// memory the most; then the estimate and the value, which is INFINITY where no percentage fits.
+// Sets the percentage in [least, most] with which a choice, by its estimate, fits: the least, or the largest where the
+// device's memory is minimized. Sets the estimate, and the value, which is INFINITY where no percentage fits.
 static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int least, int most) {
     const struct fit_space *s = q->space;
     const double *states_bytes = s->states_bytes[n->c.formats];
@@ -257,7 +255,7 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
         n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
-// Sets the percentage among those of the choice's set: 0, or all others.
+// Sets the percentage as fit_set_percent does, among the choice's set: 0, or all others.
 static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     if (n->c.percent > 0)
@@ -271,7 +269,7 @@ static bool fit_same_set(const struct fit_choice *a, const struct fit_choice *b)
            (a->percent > 0) == (b->percent > 0) && (a->layers > 0) == (b->layers > 0);
 }
 
-// The next of the values from least to most that are tried, about `steps` and both ends.
+// Returns the next of about `steps` values from least to most, both ends included; above most: `value` was the last.
 static int fit_next_value(int value, int least, int most, int steps) {
     const int step = (most - least + steps - 1) / steps, next = value + (step > 0 ? step : 1);
     return value < most && next > most ? most : next;
@@ -323,7 +321,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The search
 
-// Learns what a node's group has beside the formulas, and corrects all nodes of which that is known then.
+// Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known then.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_learn_all(q, &c);
@@ -336,7 +334,7 @@ static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     }
 }
 
-// The node of the smallest value, of equal ones the one that offloads least; NULL: there is none.
+// Returns the node of the smallest value, of equal ones the one that offloads least; NULL: there is none.
 static struct fit_node *fit_next(const struct fit_queue *q) {
     struct fit_node *next = NULL;
     for (int i = 0; i < q->count; i++) {
@@ -348,7 +346,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node's choice, first without placing. Where it does not fit, another percentage is chosen by what the plan says.
+// Plans a node's choice, first unplaced, in a second call placed. Where it does not fit, sets another percentage.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;
@@ -377,7 +375,8 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// The formats [first, last], which are not allowed, that would gain most over `value`, by estimates of what is known of.
+// Finds which of formats [first, last], which are not allowed, would gain most over `value`, by estimates of choices
+// whose groups are known. Replaces the queue's nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;
@@ -395,7 +394,6 @@ static void fit_estimate_gain(struct fit_queue *q, int first, int last, double v
     }
 }
 
-// Takes the node, which is planned, as the best of its set.
 static void fit_take(struct fit_queue *q, const struct fit_node *n, struct fit_found *found) {
     const struct fit_choice c = n->c;
     found->best[found->count] = c;

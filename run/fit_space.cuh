@@ -1,12 +1,12 @@
-// What --recompute-granularity auto chooses from, and what a choice takes by formulas: which layers are recomputed, what
-// is offloaded, in which formats. A choice's true bytes and time are those of its plan; run/fit_search.cuh finds the best
-// choice with few plans by these estimates.
+// The choices of --recompute-granularity auto: which layers are recomputed, what is offloaded, in which formats; and
+// formulas for what a choice takes. Only the choice's plan has the true bytes and time: by the formulas
+// run/fit_search.cuh finds the best choice with few plans.
 #pragma once
 #include <math.h>    // ceil, floor
 #include <stdbool.h> // bool
 
-// One way to fit. recompute: k L + n, of L layers, on the ladder from nothing to all: the first n layers are of kind
-// k + 1, the others of kind k; layers: the first ones, whose activations are offloaded; percent: of the optimizer states,
+// One way to fit. recompute: k L + n on the ladder from nothing to all, of L layers: the first n are of kind k + 1, the
+// others of kind k; layers: how many of the first layers offload their activations; percent: of the optimizer states,
 // offloaded; formats: index into the estimates of fit_space, 0: as asked for.
 struct fit_choice {
     int recompute, layers, percent, gradients, weights, formats;
@@ -17,11 +17,11 @@ struct fit_outcome {
 };
 enum { FIT_FORMATS_MAX = 8, FIT_KINDS_MAX = 64, FIT_PERCENTAGES = 101 };
 
-// Copies between the device's memory and the host's. copy_s: seconds of the device's own for each byte, where it copies
-// by itself.
+// Copies between the device's memory and the host's. copy_s: the device's own seconds for each byte; 0: it does not
+// copy by itself.
 struct fit_bus {
     double bytes_s, copy_s; // bytes a second each way; seconds a byte
-    double piece_bytes;     // of the update, the first and the last of which nothing hides
+    double piece_bytes;     // of the update; nothing hides the first and the last one
 };
 
 // What a search is over.
@@ -32,26 +32,25 @@ struct fit_space {
     double kept_bytes[FIT_KINDS_MAX], recompute_s[FIT_KINDS_MAX];
     double forward_s, backward_s;        // of one layer, without recomputation
     double head_s;                       // of a micro-step, beside the layers
-    double weights_bytes, updated_bytes; // all weights, and those that the update changes
+    double weights_bytes, updated_bytes; // all weights; the weights that the update changes
     double outside;                      // the share of weights and gradients outside the layers: embeddings and head
     bool tied;                           // head and embeddings are one
     double gradients_bytes[FIT_FORMATS_MAX];
-    double states_bytes[FIT_FORMATS_MAX][FIT_PERCENTAGES]; // offloaded, with a percentage; the last one: of all
+    double states_bytes[FIT_FORMATS_MAX][FIT_PERCENTAGES]; // offloaded, by the percentage; 100: all of them
     double update_s[FIT_FORMATS_MAX];                      // without a bus
     struct fit_bus bus;
     double micro_steps;
     // Limits, in bytes: device, host, and both together
     double device, host, both;
-    // Plans a choice. Where it is not `placed`, its bytes are the lower bounds of any placing. `context` is the caller's.
+    // Plans a choice. Where not `placed`, its bytes are the lower bounds of any placing. `context` is the caller's.
     struct fit_outcome (*plan)(void *context, const struct fit_choice *choice, bool placed);
     void *context;
 };
 
-// Seconds of an update that takes update_s without a bus, and copies these bytes.
+// Returns the seconds of an update that takes update_s without a bus and copies these bytes.
 static double fit_update_on_bus_s(double update_s, double to_host, double to_device, const struct fit_bus *bus);
 
-// A choice's estimate. A micro-step and the update are apart: plans differ from the formula in the former, of which exposed_s
-// are spent in waiting for the bus.
+// A choice's estimate. Plans differ from the formula in micro_step_s, of which exposed_s are spent waiting for the bus.
 struct fit_estimate {
     double device, host, micro_step_s, exposed_s, update_s;
 };
@@ -69,9 +68,9 @@ static double fit_update_on_bus_s(double update_s, double to_host, double to_dev
     return seconds + (to_device < bus->piece_bytes ? to_device : bus->piece_bytes) / bus->bytes_s;
 }
 
-// Seconds of `count` layers of a kind that wait for the bus. away: bytes of a layer's activations that are offloaded;
-// weights, gradients: of a layer, where they are. A layer takes as long as the slower of its computation, with what the device
-// copies by itself, and of what the bus carries meanwhile in either direction.
+// Returns the seconds that `count` layers of a kind wait for the bus in a micro-step. away, weights, gradients: bytes
+// of a layer that are offloaded; away: of activations. A layer takes as long as the slower of two: its computation,
+// with what the device copies by itself, and the bus.
 static double fit_exposed_s(const struct fit_space *s, int kind, int count, double away, double weights,
                             double gradients) {
     const double HIDES = 1.1; // a copy begins before the last phase of a layer ends
@@ -82,9 +81,9 @@ static double fit_exposed_s(const struct fit_space *s, int kind, int count, doub
     return count *
            (fit_larger(forward_bus_s - HIDES * forward_s, 0) + fit_larger(backward_bus_s - HIDES * backward_s, 0));
 }
-// The same of what is outside the layers. weights, gradients: bytes of all of them, where they are offloaded. Nothing but
-// the device's own copying hides the arrival of weights before the embeddings and before the head, nor that of the head's
-// gradient, nor the departure of the embeddings' gradient at the end.
+// Returns the seconds that what is outside the layers waits for the bus. weights, gradients: bytes of the whole model,
+// where they are offloaded. Only the device's own copying hides the arrival of weights before the embeddings and before
+// the head, the arrival of the head's gradient, and the departure of the embeddings' gradient at the end.
 static double fit_exposed_outside_s(const struct fit_space *s, double weights, double gradients) {
     const double a_byte_s = fit_larger(1 / s->bus.bytes_s - s->bus.copy_s, 0);
     return (s->tied ? 2 : 1) * s->outside * (weights + gradients) * a_byte_s;

@@ -23,19 +23,19 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// The time of a step of a planned model.
+// Predicts the time of a step of a planned model; 0 where it does not train.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// The rates of this machine's device, or of the GPU that --plan-gpu names: by data sheets; of a real run on other
-// devices measured, in `room` bytes or fewer of memory, which are freed again. An unknown name ends the program.
+// Returns the rates of this machine's device, or of the GPU that --plan-gpu names: a data sheet's, or measured by a
+// real run, in `room` bytes or fewer of memory, which are freed again. flops 0: nothing can be predicted.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates
 
-// The matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu target,
-// the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30); on the
-// cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
+// Returns the matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu
+// target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30);
+// on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
 static double fit_flops_per_byte(const struct device *dev) {
     const bool bf16 = sizeof(floatX) == 2;
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
@@ -43,7 +43,7 @@ static double fit_flops_per_byte(const struct device *dev) {
 
 // What matmuls of a layer's shapes reach of a data sheet's peak: 790 of 989 TFLOP/s on an H200, in bf16.
 static const double FIT_OF_PEAK = 0.8;
-// Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX). Of a plan, which runs nothing.
+// Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX), where nothing is measured.
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9;
 
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
@@ -59,7 +59,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
     return r;
 }
-// Flop/s that are measured here; 0: the room is too small to tell.
+// Measures the flop/s of a matmul in at most `room` bytes; 0: the room is too small to tell.
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
@@ -127,8 +127,8 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// The cost of all phases of a group and layer (-1: of none) in a micro-step, in flops a token. What the groups of other
-// regions cost is not asked.
+// Returns the cost of all phases of a group and layer (-1: of no layer) in a micro-step, in flops a token. What the
+// groups of other regions cost is not asked.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -145,7 +145,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     }
     return 0;
 }
-// cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
+// Returns seconds (end - first) of a micro-step's phases, equal shares of a layer's group; the caller frees them.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
     const int layers = m->shape.L + 1;     // place 0: of no layer
@@ -169,7 +169,6 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     return cost_s;
 }
 
-// The bus of a plan's copies.
 static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
     const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
     struct fit_bus bus = {r->bus, 0, PIECE_BYTES};
@@ -178,7 +177,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Seconds of phases [first, end).
+// Plays phases [first, end) and returns their seconds. *compute_s: without copies.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
@@ -216,8 +215,8 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     return clock_s;
 }
 
-// Bytes that the update reads and writes in the device's memory: parameters, gradients (their norm, the update) and
-// states of this rank, and what Muon passes between its passes: an update written, summed up, scaled, and read again.
+// Sums the bytes that the update reads and writes in the device's memory: this rank's parameters, gradients (norm,
+// update) and states, and what Muon hands from pass to pass: an update written, summed up, scaled, read again.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
     const struct optimizer *o = &m->optimizer;
@@ -227,7 +226,7 @@ static double fit_update_traffic(const struct gpt *m) {
            2 * elements * config_main_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
-// Seconds of an update without a bus.
+// Returns the seconds of an update without a bus.
 static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
     return fit_update_traffic(m) / r->traffic + m->muon.rank_flops / r->flops;
 }

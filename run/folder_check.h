@@ -1,5 +1,5 @@
-// Holds the files of a folder to the manifest beside them, by a thread of its own while they are loaded: hashes cost less
-// than the reading, but not nothing.
+// Checks the files of a folder against the manifest beside them, in a thread of its own while they are loaded: hashes
+// cost less than the reading, but not nothing.
 #pragma once
 #include "formats/checkpoint.h"    // checkpoint_verify_model
 #include "runtime/machine/error.h" // fail
@@ -9,7 +9,7 @@
 
 struct folder_check {
     const char *path; // not owned
-    bool optimizer;   // its files too
+    bool optimizer;   // check its files too
     bool running;
     pthread_t thread;
     const char *problem; // NULL, or in `error`
@@ -34,8 +34,8 @@ static inline void folder_check_begin(struct folder_check *check, const char *pa
         fail("%s: no thread can be started that checks its files", path);
 }
 
-// Waits for the check. Returns what is wrong with the files, in `error`; or else the caller's own `problem` with them, which
-// damage may have caused.
+// Waits for the check. Returns what is wrong with the files, in `error`, since damage may have caused the caller's own
+// `problem` with them; else that problem.
 static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
     if (!check->running)
         return problem;

@@ -8,7 +8,7 @@
 
 enum fp8_tensor { FP8_TENSOR_SCALE, FP8_TENSOR_HISTORY, FP8_TENSORS };
 
-// The name, type and shape of a tensor, for a file that is written or read; `id` is the caller's.
+// Returns the name, type and shape of a tensor, for a file that is written or read; `id` is the caller's.
 static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
     struct safetensors_tensor entry;
     memset(&entry, 0, sizeof entry);
@@ -22,7 +22,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     entry.id = id;
     return entry;
 }
-// Where a tensor's values begin among those of fp8_state_download, and how many there are.
+// Returns the index of a tensor's first value in fp8_state_download's array.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return t == FP8_TENSOR_SCALE ? 0 : fp8_num_scales(f);
 }
@@ -30,7 +30,7 @@ static int64_t fp8_tensor_count(const struct fp8_state *f, enum fp8_tensor t) {
     return (int64_t)fp8_num_scales(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
 }
 
-// values = those of a tensor of the open file. `name`: the file, for messages.
+// values (fp8_tensor_count) = a tensor of the open file. `name`: the file, for messages.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;
@@ -46,8 +46,8 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: it has them. Does nothing
-// where scales are not delayed.
+// Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has them. Loads
+// nothing where scales are not delayed.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
@@ -69,8 +69,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Drops the scales that a checkpoint holds, for a run whose options would have made others of the histories. The first
-// step then casts by its own amaxes; after it scales follow from the histories, which stay.
+// Drops the scales that were loaded, in a run whose options would have made others of the histories. The first step
+// then casts by its own amaxes; after it scales follow from the histories, which stay.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_num_scales(f);
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

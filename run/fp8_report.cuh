@@ -7,7 +7,6 @@
 static_assert((int)FP8_OPERANDS == (int)LOG_FP8_OPERANDS, "struct log_fp8 has an element for each operand");
 
 enum { FP8_TEXT = 512 };
-// How the recipe scales.
 static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     char name[OPTION_NAME], margin[64] = "";
     option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8.fp8_recipe, name);
@@ -32,7 +31,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// text = what is quantized, how, and what is not, in a run with --fp8-format. Returns the text.
+// Describes what is quantized, how, and what is not, in a run with --fp8-format. Returns `text`, or a constant.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
@@ -52,7 +51,7 @@ static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     return text;
 }
 
-// Elements of a cast of one operand of a linear layer: of its weight, or of a micro-batch of M tokens.
+// The number of elements in a cast of a linear layer's operand: of the weight, or of a micro-batch of M tokens.
 static double fp8_elements(const struct linear_row *row, enum fp8_operand operand, double M) {
     switch (operand) {
     case FP8_INPUT: return M * row->inputs;
@@ -62,9 +61,9 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     }
     return 0;
 }
-// The shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of the first
-// rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is counted in each layer and
-// micro-batch, of M tokens.
+// Computes the shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of
+// the first rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is counted in each
+// layer and micro-batch, of M tokens.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
@@ -84,8 +83,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
     }
 }
 
-// The first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales: writes its
-// name and *value, and returns true. amaxes: of the first rank; `width` doubles from one rank's to the next.
+// Finds the first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales:
+// writes its name and *value, and returns true. amaxes: of the first rank; `width` doubles from one rank's to the next.
 enum { FP8_TENSOR_TEXT = 80 };
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {

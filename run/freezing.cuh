@@ -5,7 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether one of a list of patterns, separated by commas, matches a name. used[i] is set for those that do.
+// Whether one of a list of patterns, separated by commas, matches a name. Sets used[i] where pattern i does.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
@@ -31,7 +31,7 @@ static void freezing_check_used(const char *patterns, const bool *used, const ch
     }
 }
 
-// The bias of a weight; PARAM_COUNT: it has none.
+// Returns the bias of a weight; PARAM_COUNT: it has none.
 static enum parameter freezing_bias(enum parameter weight) {
     const struct norm_weights norms[] = {ATTENTION_BRANCH.before_weights, MLP_BRANCH.before_weights,
                                          ATTENTION_BRANCH.after_weights, MLP_BRANCH.after_weights, NORM_FINAL};
@@ -46,7 +46,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// frozen[] of the tensors that --freeze names, and of the biases of the weights among these.
+// Marks in frozen (L + 1, PARAM_COUNT) the tensors that --freeze names, and the biases of the weights among them. Ends
+// the program where a pattern matches no tensor, or nothing is left to train.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));
@@ -89,7 +90,7 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     parameters_free(&table);
 }
 
-// The frozen parameters of a model, as parameters_create takes them; the caller frees them. NULL: none.
+// Returns the frozen parameters of a model, as parameters_create takes them; the caller frees them. NULL: none.
 static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     if (!config_freezes(c))
         return NULL;

@@ -19,14 +19,13 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
-// Prints --sample-count samples of the model after a step.
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
-    // The prompt is the end of the document before; where the vocabulary has no such token, token 0.
+    // The prompt is the token that ends a document; where the vocabulary has none, token 0.
     for (int i = 0; i < c->evaluation.sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->model.vocab_size ? end : 0;
-    // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
+    // Several ranks generate the same text, and gather sharded parameters for it together: no rank may stop by itself.
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step,
                       r->parallel ? NULL : stop_asked))
         return;
@@ -68,7 +67,7 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
         fail("--generate: %s", problem);
     if (count > INT_MAX / 2)
         fail("--generate: a prompt of %lld tokens is too long", (long long)count);
-    if (count == 0) { // an empty prompt is the end of the document before
+    if (count == 0) { // an empty prompt becomes the token that ends a document
         free(*ids);
         *ids = (int32_t *)calloc(1, sizeof **ids);
         if (!*ids)
@@ -82,8 +81,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// Fits --sample-tokens to what a prompt of `longest` tokens leaves of the model's positions. RoPE's are not at an end there:
-// what was asked for goes on past the length that the model was trained on, which is said.
+// Fits --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too many
+// tokens end the program where positions are learned; with RoPE a warning says that training had fewer positions.
 static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
     const int positions = c->model.max_position_embeddings, left = positions - longest;
     if (c->evaluation.sample_tokens <= left)
@@ -103,7 +102,7 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
 }
 
 // Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
-// Sets the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
+// Sets the sizes in *c on which the plan depends, by the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;

@@ -1,4 +1,4 @@
-// The levels of instruction sets that this program has cpu engines for, lowest first. scripts/levels.mk has their table.
+// The levels of instruction sets that this program has cpu engines for, lowest first; scripts/levels.mk has a table.
 #pragma once
 #include "run/engine.h"                   // engine_entry
 #include "runtime/machine/cpu_features.h" // struct cpu_feature
@@ -51,7 +51,7 @@ static void level_list_features(char *text, size_t bytes, const struct level *le
             text_add(text, bytes, " %s", f->name);
 }
 
-// The level's products of bf16, as the compiler calls them; NULL: none.
+// Returns the name of the level's instructions that multiply bf16; NULL: it has none.
 static const char *level_bf16_products(const struct level *level) {
     for (const struct cpu_feature *f = level->features; f->name; f++)
         if (f->multiplies_bf16 && cpu_feature_is_compiled(f))

@@ -33,7 +33,7 @@ static const char *library_version_text(char text[LIBRARY_VERSION], int version)
     return text;
 }
 
-// text = what differs between the libraries of two machines, beside matmul_describe: NCCL's version. Returns the text.
+// text = what differs between two machines' libraries beside matmul_describe: NCCL's version. Returns the text.
 static const char *library_variant(char text[LIBRARY_VERSION]) {
     text[0] = 0;
 #ifdef HAVE_NCCL
@@ -107,9 +107,8 @@ static void library_mpi(void) {
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
 }
 
-// text = what differs between the libraries of two machines, beside matmul_describe: the kernels that each library has
-// chosen for this CPU, oneDNN by the number of an instruction set (dnnl_cpu_isa_t), OpenBLAS by the name of a core. Returns
-// the text.
+// text = what differs between two machines' libraries beside matmul_describe: the kernels that each library has chosen
+// for this CPU, oneDNN by an instruction set's number (dnnl_cpu_isa_t), OpenBLAS by a core's name. Returns text.
 static const char *library_variant(char text[LIBRARY_VERSION]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN

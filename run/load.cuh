@@ -36,7 +36,7 @@ static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     return strstr(name, ".rotary_emb.") ||
            (tied && (strcmp(name, head_names[0]) == 0 || strcmp(name, head_names[1]) == 0));
 }
-// Refuses a folder with tensors that the model does not have: it holds another model.
+// Refuses a folder with a tensor that the model does not have, as another model's, or that two of its files have.
 static const char *model_folder_check_names(const struct model_folder *folder,
                                             const struct huggingface_tensors *tensors, bool tied,
                                             struct error_text *error) {
@@ -167,8 +167,8 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     return NULL;
 }
 
-// Refuses a folder of a tied model that has an output layer's weight with other values than the embedding's, of which
-// `wte` is the tensor: one of both would be lost.
+// Refuses a folder of a tied model that has an output layer's weight with other values than the embedding, tensor
+// `wte`: one of the two would be lost.
 static const char *model_check_tied_head(struct model_loader *loader, const struct model_folder *folder,
                                          const struct huggingface_tensor *wte, struct error_text *error) {
     int at[2];
@@ -351,8 +351,8 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether a state is taken from the file by itself: not what is in the parameters. Averages that a file lacks, of a run
-// without them, stay what they begin as.
+// Whether a state is loaded by model_load_moments. Master weights are not: they are loaded with the parameters.
+// Averages that a file lacks, of a run without them, stay what they begin as.
 static bool state_is_loaded(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -381,9 +381,9 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
     return problem;
 }
 
-// Loads the master weights where they are more than what is in model.safetensors. Runs without them, as with
-// --main-params-dtype bf16, have none in their files, and take none. *converted: how this run's come from the file's where
-// one of the two has none; NULL: both have them, or neither.
+// Loads the master weights, unless this run has none (--main-params-dtype bf16) or model.safetensors has them exactly
+// (model_is_exact). *converted: the conversion where only the run or only the file has master weights, for
+// report_conversions; NULL: none.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -478,7 +478,6 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
     return problem;
 }
 
-// Loads the parameters and the optimizer state of a checkpoint.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));

@@ -40,9 +40,9 @@ static void *long_wait_watch(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Starts the watch; NULL where there is no memory or no thread for it, and then nothing is watched. say_it: called by the
-// watch's thread, once a wait that takes longer than `seconds`. The caller frees the watch by long_wait_close. NULL is
-// allowed in all that follow.
+// Starts a watch, which the caller frees by long_wait_close. NULL: there is no memory or no thread for it, and nothing
+// is watched; all functions that follow take NULL. say_it: called by the watch's thread, once a wait that takes longer
+// than `seconds`.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
@@ -94,6 +94,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-// Called around a wait, by one thread. A wait that begins while another is watched takes its place.
+// Begins a wait, in the place of one that is watched. One thread begins and ends all waits.
 static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
 static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }

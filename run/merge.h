@@ -26,8 +26,8 @@ struct merge {
     bool transposed;    // the base's weights are (inputs, outputs)
     bool *used;         // (adapters.files[0].count) tensors that were added
     unsigned char *raw; // (MERGE_CHUNK or a row) elements as a file has them
-    float *values;      // the same in fp32
-    uint64_t room;      // of both, in elements
+    float *values;      // these elements in fp32
+    uint64_t room;      // elements that raw and values hold
     FILE *out;
     char out_path[PATH_MAX]; // of the file that is written
 };
@@ -82,7 +82,7 @@ static inline void merge_pair_free(struct merge_pair *pair) {
     free(pair->right);
     memset(pair, 0, sizeof *pair);
 }
-// out (rows, cols), or its transpose, = a tensor of the adapters.
+// *out (rows, cols), or its transpose, = tensor t of the adapters. The caller frees *out, after an error too.
 static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
                                      uint64_t cols, bool transposed, struct error_text *error) {
     const struct safetensors *file = &m->adapters.files[0];
@@ -106,7 +106,7 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
     free(values);
     return problem;
 }
-// The tensor of an adapter that belongs to the weight of that name; NULL: none. GPT-2's older files leave a prefix out.
+// Finds a weight's lora_A or lora_B (ending) and marks it as used; NULL: none. GPT-2's older files leave a prefix out.
 static inline const struct safetensors_tensor *merge_find(struct merge *m, const char *weight, const char *ending) {
     static const char *const prefixes[] = {"base_model.model.", "base_model.model.transformer."};
     const size_t length = strlen(weight), tail = strlen(".weight");
@@ -125,7 +125,7 @@ static inline const struct safetensors_tensor *merge_find(struct merge *m, const
     }
     return NULL;
 }
-// *pair = the adapter of a tensor of the base; *has: it has one.
+// *pair = the adapter of a tensor of the base; *has: the tensor has one. merge_pair_free frees it, after an error too.
 static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair, bool *has,
                                         const struct safetensors_tensor *base, const char *base_file,
                                         struct error_text *error) {
@@ -183,7 +183,7 @@ static inline const char *merge_write(struct merge *m, const void *bytes, uint64
                ? NULL
                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
-// Ends the file, whatever went wrong before.
+// Ends the file, if one is open. Returns `problem`, or what went wrong here.
 static inline const char *merge_close(struct merge *m, const char *problem, struct error_text *error) {
     if (!m->out)
         return problem;
@@ -306,7 +306,7 @@ static inline const char *merge_file(struct merge *m, int f, struct error_text *
 
 // ---- the run ----
 
-// Makes the folder, which must be a new one, or empty.
+// Creates the folder, which must be a new one, or empty.
 static inline const char *merge_make_folder(const char *path, struct error_text *error) {
     if (mkdir(path, 0777) == 0)
         return NULL;
@@ -336,7 +336,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters of other modules than the base's, and modules of the settings without one.
+// Refuses adapters of modules that the base lacks, and modules of the settings without an adapter.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {
@@ -373,7 +373,7 @@ static inline const char *merge_write_all(struct merge *m, struct error_text *er
         RETURN_PROBLEM(merge_copy(m, carried_files[i], error));
     return merge_copy(m, "config.json", error);
 }
-// A run of --lora-merge. Returns the exit status; fails where the model can't be written.
+// Runs --lora-merge. Returns the exit status; ends the program where the model can't be written.
 static inline int merge_adapters(const struct config *config) {
     struct merge m;
     struct error_text error;

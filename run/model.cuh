@@ -3,7 +3,7 @@
 #include "gpt.cuh"          // struct gpt
 #include "run/freezing.cuh" // freezing_of
 
-// A model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy.
+// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy.
 static struct gpt *gpt_record(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     const struct model_shape shape =
@@ -13,7 +13,7 @@ static struct gpt *gpt_record(const struct config *config, struct recompute_poli
     free(frozen);
     return m;
 }
-// Makes a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
+// Creates a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = gpt_record(config, policy, backend, dev);

@@ -45,6 +45,7 @@ static inline const char *model_folder_make_room(struct model_folder *folder, in
 }
 
 // Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained.
+// model_folder_close frees what was opened, after an error too.
 static inline const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
@@ -80,7 +81,7 @@ static inline const char *model_check_finite(const float *values, int64_t n, int
     return NULL;
 }
 
-// The tensor of that name; NULL: none. GPT-2's older files leave the prefix out.
+// Finds the tensor of that name, in file *file; NULL: there is none. GPT-2's older files leave the prefix out.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";

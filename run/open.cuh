@@ -23,8 +23,8 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Called by exit: where gcc's OpenMP ended the process since it could not start `*threads` threads, says what to change,
-// which its own message leaves out. *threads: 0 once they have started.
+// Says what to change where gcc's OpenMP could not start *threads threads and ended the process: OpenMP's own message
+// leaves that out. exit calls this. *threads: 0 once the threads have started.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -66,7 +66,7 @@ static void open_device(struct run *r) {
     check_fp8(r);
 }
 
-// The backends that --attention-backend allows, as attention_choose takes them.
+// Converts --attention-backend to what attention_choose takes.
 static enum attention_backend backend_allowed(enum config_backend backend) {
     switch (backend) {
     case BACKEND_AUTO: return ATTENTION_AUTO;
@@ -76,7 +76,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-// The kernels that --flash-kernels allows, as attention_choose takes them.
+// Converts --flash-kernels to what attention_choose takes.
 static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
     switch (kernels) {
     case KERNELS_AUTO: return FLASH_KERNELS_AUTO;
@@ -85,8 +85,8 @@ static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Where some ranks have chosen fused and others not, by what is installed on their machines, one of the others; -1: ranks
-// agree. Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
+// Returns a rank that has not chosen fused where others have, by what is installed on their machines; -1: ranks agree.
+// Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -97,8 +97,8 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
-// Whether the self-check leaves a choice; *judged is the last one that it left, which is not checked again. Every rank
-// calls this.
+// Whether the self-check accepts a choice; else refused[] says why not. *judged: the last choice that was accepted,
+// which is not checked again. Every rank calls this.
 static bool is_judged(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                       const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
@@ -125,7 +125,7 @@ static struct attention_choice choose_attention(struct run *r) {
     enum attention_backend judged = ATTENTION_AUTO;
     bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {
-        // flash is what fused is held against, and what takes calls with windows
+        // fused is compared with flash, and leaves calls with windows to it
         if (!flash_is_right &&
             parallel_largest(r->parallel, attention_tries_fused(wanted, shape, demands, &r->dev), "attention by cuDNN"))
             flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
@@ -145,8 +145,8 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// What a choice of the engine's own may use: beside what is planned, libraries of collectives take memory before the
-// model does, and the memory that is free varies.
+// Returns the limits of a choice that the engine makes: less than limits_of, since libraries of collectives take memory
+// before the model does, and the memory that is free varies.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20, VARIES = 64 };
     struct fit_limits limits = limits_of(r);
@@ -178,7 +178,6 @@ static void choose_loss_chunk(struct run *r) {
     if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
         own->memory.loss_chunk_tokens = (int)tokens;
 }
-// Predicts the time of a step for a plan's reports.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
@@ -257,7 +256,7 @@ static void allocate_model(struct run *r) {
         gpt_connect(r->model, &r->collectives);
 }
 
-// How documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
+// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
                                  c->data.eod_mask_loss};
@@ -281,7 +280,6 @@ static struct document_rule document_rule_of(const struct config *c, const struc
              rule.delimiter, c->model.vocab_size);
     return rule;
 }
-// Whether any option asks for documents to be told apart.
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
@@ -295,7 +293,7 @@ static void separate_documents(struct run *r) {
              "--separate-documents");
     if (!separates_documents(c) && !has_rows(r->train) && !has_rows(r->val))
         return;
-    // Ranks must not tell documents apart differently, and the tokenizer may be beside the data of one alone.
+    // Ranks must not tell documents apart differently, and the tokenizer may be beside the data of one rank only.
     const int delimiter =
         parallel_largest(r->parallel, r->vocabulary.end_of_text, "agreement on the end-of-text token");
     const bool may_be_one = has_rows(r->train) && delimiter < 0 && c->data.eod_token < 0 && !c->data.eod_mask_loss;
@@ -348,7 +346,6 @@ static void find_peak(struct run *r) {
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
-// Closes and frees whatever of the run was opened.
 static void close_run(struct run *r) {
     saver_close(&r->saver);
     dataloader_close(r->train);

@@ -12,7 +12,7 @@
 
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
-// Whether the optimizer, with the parameters, has more of a master weight than its rounding to bf16.
+// Whether parameters and optimizer together hold weights in fp32, not only rounded to bf16.
 static bool masters_are_exact(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
@@ -60,7 +60,7 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = that of a moment's tensor of this type in a file; false: no format has it.
+// *format = the format of a moment whose tensor in a file is of this type; false: no format has it.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;
@@ -76,7 +76,7 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
 static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
-// The name of a state's tensor, and of its scales; and its type and shape, for a file that is written or read. `name`
+// Returns the name, type and shape of a state's tensor, or of its scales, for a file that is written or read. `name`
 // holds the text; `id` is the caller's.
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
 static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
@@ -96,23 +96,24 @@ static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum 
 
 // ---- blocks as they are stored, and the bytes of a file ----
 
-// The elements of block b of n.
+// The number of elements in block b of n elements.
 static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
 }
-// out (blocks) = the scales of stored 8-bit blocks; out (n) = their first n codes.
+// out (blocks) = the scales of stored 8-bit blocks.
 static void state_take_scales(float *out, const void *stored, int64_t blocks) {
     const size_t bytes = sizeof *out + STATE_BLOCK;
     for (int64_t b = 0; b < blocks; b++)
         memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
 }
+// out (n) = the first n codes of stored 8-bit blocks.
 static void state_take_codes(unsigned char *out, const void *stored, int64_t n) {
     const size_t bytes = sizeof(float) + STATE_BLOCK;
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
 }
-// stored = whole blocks of n elements from a file's bytes, and its scales where the format has them; 0 behind them.
+// stored = whole blocks of n elements from a file's bytes, with `scales` where the format has some; 0 behind them.
 static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
                             int64_t n) {
     const size_t block = state_block_bytes(format);

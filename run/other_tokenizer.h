@@ -1,5 +1,5 @@
-// Data that were made by another tokenizer than the model's. Their token ids are within the model's vocabulary, so that no
-// other check finds the mistake, and the model is trained on, or judged by, noise.
+// Data that were made by another tokenizer than the model's. Their token ids are within the model's vocabulary, so that
+// no other check finds the mistake, and the model is trained on, or judged by, noise.
 #pragma once
 #include "run/run.cuh"               // struct run
 #include "runtime/files/file_read.h" // read_whole
@@ -10,7 +10,6 @@ struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
-// Finds the files that belong to a shard.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
@@ -24,7 +23,6 @@ static void token_texts_find(char path[PATH_MAX], const char *folder, const char
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX || access(path, R_OK) != 0)
         *path = '\0';
 }
-// Finds the files in a model's folder.
 static struct token_texts token_texts_of_model(const char *folder) {
     struct token_texts texts;
     token_texts_find(texts.tokenizer, folder, "tokenizer.json");
@@ -46,8 +44,8 @@ static bool has_same_bytes(const char *a, const char *b) {
     return same;
 }
 
-// The texts of the tokens in a tokenizer.json or a vocabulary.bin. The vocabulary's size is 0 where a tokenizer.json can't
-// be read, which whoever needs that file says. vocabulary_close frees the vocabulary.
+// Opens the vocabulary of a tokenizer.json or a vocabulary.bin; vocabulary_close frees it. Its size is 0 where a
+// tokenizer.json can't be read, which whoever needs that file says.
 static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     struct vocabulary vocabulary;
     struct tokenizer tokenizer;
@@ -63,7 +61,6 @@ static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     return vocabulary;
 }
 
-// Whether a token has the same text in both vocabularies.
 static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b, int token) {
     int length[2];
     const unsigned char *const text[2] = {vocabulary_decode(a, token, &length[0]),

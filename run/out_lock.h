@@ -1,8 +1,8 @@
 // The lock of --out: one run at a time goes on from what is there and writes there. Two would write the steps of both
 // into log.jsonl and remove each other's checkpoints.
 //
-// Rank 0 takes it for all: on hosts with disks of their own, the folders of one name are not one. The file stays, and
-// its lock ends with the process.
+// Rank 0 takes the lock for all ranks: on hosts with disks of their own, the folders of one name are not one. The file
+// stays, and its lock ends with the process.
 #pragma once
 #include "config/config.h"           // struct config
 #include "run/start.h"               // start_check_new
@@ -13,7 +13,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Whether a folder has a config.json that no run of this program wrote, as a model's folder has: the run's would replace it.
+// Whether a folder has a config.json that no run of this program wrote, as a model's has: the run would replace it.
 static bool out_is_foreign(const char *folder) {
     char path[PATH_MAX], text[4096];
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", folder) >= sizeof path || is_pipe(path))
@@ -52,8 +52,8 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     return NULL;
 }
 
-// Takes the lock, unless this run has it or --out is missing: then there is nothing to go on from, and out_lock_new
-// takes it. Ends the job, all ranks with the same status, where another run has it. Every rank calls this.
+// Takes the lock, unless this run has it or --out is missing: then out_lock_new does. Ends the job, all ranks with the
+// same status, where another run has the lock or the folder is another program's. Every rank calls this.
 static void out_lock(struct config *config) {
     struct error_text error;
     const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;
@@ -70,8 +70,8 @@ static void out_lock(struct config *config) {
     exit(EXIT_USAGE);
 }
 
-// Makes the folder of --out and takes its lock, where it was missing when the run started. Checkpoints that are there
-// now are of a run that was faster. Every rank calls this before anything is written there.
+// Creates --out and takes its lock, where --out was missing at the start. Ends the program where a new run finds
+// checkpoints there: another run was faster. Every rank calls this before anything is written there.
 static void out_lock_new(struct config *config) {
     const bool first = config->rank == 0 && config->out_lock < 0;
     if (first)

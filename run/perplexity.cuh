@@ -7,15 +7,14 @@
 #include "runtime/machine/say.h"     // say
 
 struct scored_text {
-    int32_t *ids;
+    int32_t *ids; // (tokens)
     int64_t tokens;
-    struct scored_document *windows;
+    struct scored_document *windows; // (count), over ids
     int count;
 };
 
-// Makes the windows of at most --seq-length tokens, --perplexity-stride apart, each of which scores the tokens that the
-// one before does not have. The first token of the text is not scored, nor where the stride is the whole length the
-// first of each window, before which it sees nothing.
+// Cuts the text into windows of at most --seq-length tokens, --perplexity-stride apart (0: half the length). A window
+// scores the tokens behind the previous window's end, but not its own first token, before which it sees nothing.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;
     const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;

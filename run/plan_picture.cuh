@@ -1,6 +1,6 @@
-// The picture of a memory plan (--plan-picture): on the left a bar of each memory, its arenas to scale, and a line where its
-// budget ends; on the right the activations arena, addresses upwards and phases to the right. The plan must have been
-// placed (plan_place).
+// The picture of a memory plan (--plan-picture): on the left a bar of each memory, its arenas to scale, with a line at
+// its budget; on the right the activations arena, addresses upwards and phases to the right. plan_place must have
+// placed it.
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "model/timeline.cuh"  // enum phase_group
@@ -17,9 +17,9 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Finds the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOUR: it has no row. A test
-// draws all categories and finds none without a row.
-#define PLAN_NO_COLOUR "#333333"
+// Finds the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOR: it has no row. A
+// test draws all categories and finds none without a row.
+#define PLAN_NO_COLOR "#333333"
 static const char *plan_category_color(const char *category) {
     static const struct {
         const char *category, *color;
@@ -57,9 +57,9 @@ static const char *plan_category_color(const char *category) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].category, category) == 0)
             return rows[i].color;
-    return PLAN_NO_COLOUR;
+    return PLAN_NO_COLOR;
 }
-// Finds the color of an arena; those of one kind in the device's and the host's memory have the same.
+// Finds the color of an arena. An arena in the device's memory and its counterpart in the host's have one color.
 static const char *plan_arena_color(enum plan_arena arena) {
     switch (arena) {
     case ARENA_PARAMETERS:
@@ -73,7 +73,7 @@ static const char *plan_arena_color(enum plan_arena arena) {
     case ARENA_HOST_STAGING: return "#eeeeee";
     case ARENA_COUNT: break;
     }
-    return PLAN_NO_COLOUR;
+    return PLAN_NO_COLOR;
 }
 
 // The page of the SVG and the plot's place on it, in pixels.
@@ -88,7 +88,7 @@ static double plan_x(const struct plan_picture *picture, int phase) {
     const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
     return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
 }
-// Finds the height of address `bytes` where the plot is `most` bytes high.
+// Finds the y of address `bytes` on a plot that is `most` bytes high.
 static double plan_y_of(const struct plan_picture *picture, size_t bytes, size_t most) {
     const double span = picture->height - picture->top - picture->bottom;
     return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
@@ -112,8 +112,9 @@ static void plan_svg_text(FILE *file, const char *text) {
 
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
-// Draws a memory's arenas as a bar from x on, to scale, up to the peak or the budget, whichever is more; a budget of more than
-// PLAN_FAR_BUDGET peaks is only named. Sets where the activations arena of the device begins and ends.
+// Draws a memory's arenas as a bar from x on, to scale, up to the peak or the budget, whichever is more; a budget of
+// more than PLAN_FAR_BUDGET peaks is only named. Sets the y of the bottom and the top of the device's activations
+// arena.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
@@ -196,7 +197,7 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
-// The section of a phase: its group, but recomputation is a part of backward.
+// Returns the section of the axis that a phase is in: its group, where recomputation belongs to backward.
 static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }

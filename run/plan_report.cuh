@@ -1,5 +1,5 @@
-// Reports of a memory plan: tables on the terminal (--plan=full) and every buffer as JSON (--plan-json). The plan must have
-// been placed (plan_place). run/plan_picture.cuh draws it.
+// Reports of a memory plan: tables on the terminal (--plan=full) and every buffer as JSON (--plan-json). The plan must
+// have been placed (plan_place). run/plan_picture.cuh draws it.
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "run/report_file.h"   // report_file_open
@@ -17,14 +17,14 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
                        FILE *file);
 
 // Writes the sizes of the plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
-// lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas were
-// adjacent, so that any two buffers of one memory may be compared and all end within its peak. Ends the program where the
-// file cannot be written.
+// lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas
+// were adjacent, so that any two buffers of one memory may be compared and all end within its peak. Ends the program
+// where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // ---- the table ----
 
-// First and last phase of a buffer; one that is not of a packed arena is live in every phase.
+// Returns the first phase of a buffer; 0 where its arena is not packed, so that it lives in every phase.
 static int plan_first_phase(const struct plan_buffer *buffer) {
     return plan_arena_is_packed(buffer->arena) ? buffer->first_phase : 0;
 }
@@ -34,8 +34,8 @@ static int plan_last_phase(const struct plan *plan, const struct plan_buffer *bu
 
 enum { EVERY_CATEGORY = -1 };
 
-// live[p] = the sum of the device's live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A
-// plan without phases has one element. The caller frees the array.
+// Returns live (phases, at least 1), which the caller frees: the bytes of the device's buffers that live in each phase,
+// not rounded up, of one category or of EVERY_CATEGORY. activations_only: only of ARENA_ACTIVATIONS.
 static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
     const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
     size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums

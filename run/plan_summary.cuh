@@ -1,5 +1,5 @@
-// What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to change.
-// --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
+// What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to
+// change. --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
 #pragma once
 #include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh"        // planned_gpu_bytes
@@ -14,13 +14,12 @@ static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The number of bytes that the plan takes of the memory whose limit is known: the device's; on the CPU what is offloaded too.
+// The number of bytes that the plan takes of the device's memory. On the CPU what is offloaded takes it too.
 static size_t summary_need(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     return plan->peak_bytes + (device_is_gpu(&r->dev) ? 0 : plan->host_peak_bytes);
 }
-// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known. What is offloaded
-// counts as the host's, which on the CPU is the same memory.
+// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known.
 static void summary_verdict(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     const struct plan *plan = &r->model->timeline.plan;
@@ -42,7 +41,6 @@ static void summary_verdict(const struct run *r, size_t limit) {
         log_row("verdict", "does NOT fit: it takes %s%s, %s %s", all, host, whose, log_bytes(may, (int64_t)limit));
 }
 
-// Prints the sizes of the device's arenas.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -82,7 +80,6 @@ static void summary_peak(const struct plan *plan) {
     log_row("peak", "%s", text);
 }
 
-// Prints the predicted time of a step.
 static void summary_time(const struct plan_prediction *p) {
     char ms[LOG_NUMBER], tokens[LOG_NUMBER];
     if (p->step_ms > 0)
@@ -92,12 +89,13 @@ static void summary_time(const struct plan_prediction *p) {
 
 // ---- the next thing to change ----
 
-// A plan with some options changed, under the same choice of recomputation: its step's time and its peak.
+// What a plan with some options changed would take: the time of a step, and the peaks.
 struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Plans a run with other options. The chunk of logits is chosen anew where the run chose it, as large as the limit allows.
+// Plans a run with the options `changed` and predicts its step. Where the run chose its chunk of logits, the chunk is
+// chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
@@ -113,9 +111,9 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
     return change;
 }
 
-// Where the update is more than SLOW_UPDATE of a step, prints the global batch, larger by a power of two, of whose step the
-// update is at most SMALL_UPDATE, if that fits: with several micro-steps gradients are kept between them. What auto has filled
-// to the limit it would choose anew. Returns whether it printed.
+// Prints the global batch size, larger by a power of two, at which the update takes at most SMALL_UPDATE of a step;
+// nothing if it takes at most SLOW_UPDATE now, or if the larger batch, whose micro-steps keep gradients between them,
+// does not fit and auto would not choose anew. Returns whether it printed.
 static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
@@ -144,7 +142,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Where the plan fits without recomputation too, prints its peak without. Returns whether it printed.
+// Prints the peak without recomputation, if that fits and auto did not choose. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
@@ -163,8 +161,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Where a larger micro-batch fits, prints the largest by a power of two, of at most 16 times the size. Returns whether it
-// printed.
+// Prints the largest micro-batch that fits, of up to 16 times the size, unless auto chose. Returns whether it printed.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;
@@ -190,7 +187,7 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints the first of these that applies. Without a limit nothing can be said to fit.
+// Prints the first advice above that applies. limit: as in summary_verdict; without one nothing can be said to fit.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";
@@ -219,7 +216,7 @@ static void plan_summary(const struct run *r) {
                 c->model.seq_length, c->training.global_batch_size, c->ranks > 1 ? " of all ranks" : "");
         log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
     }
-    if (r->chosen.count > 0) // behind its time and bytes, which other rows have
+    if (r->chosen.count > 0) // without its time and bytes, which other rows have
         log_row("auto", "%s", strstr(r->chosen.best[0], ": ") + 2);
     summary_verdict(r, budget[MEMORY_DEVICE]);
     summary_parts(&m->timeline.plan);

@@ -14,7 +14,7 @@ static const struct gpu_peak *planned_gpu(const struct config *c) {
              c->memory.plan_gpu);
     return gpu;
 }
-// Finds the compute capability of that GPU; major 0 where none is named.
+// Finds the compute capability of the GPU that --plan-gpu names; major 0: none is named.
 static struct compute_capability planned_capability(const struct config *c) {
     const struct gpu_peak *gpu = planned_gpu(c);
     struct compute_capability capability = {0, 0};
@@ -24,7 +24,7 @@ static struct compute_capability planned_capability(const struct config *c) {
     }
     return capability;
 }
-// The number of bytes of that GPU's memory that a plan may take: a driver's context and the kernels take about
+// The number of bytes of the named GPU's memory that a plan may take. A driver's context and the kernels take about
 // PLANNED_DRIVER_BYTES, an estimate, not measured. A GPU must be named.
 enum { PLANNED_DRIVER_BYTES = 1 << 30 };
 static size_t planned_gpu_bytes(const struct config *c) {

@@ -1,9 +1,10 @@
-// What may differ from rank to rank, for the report, which else is rank 0's alone: the memory that is planned, and by what
-// a rank computes - its GPU, its instructions, its libraries and which of their kernels they choose for it.
+// How ranks differ, for the report, which otherwise speaks only of rank 0: in the memory that is planned, and in what a
+// rank computes by: its GPU, its instructions, its libraries and the kernels that these choose for it.
 //
-// Such ranks are not refused: a cluster may have several kinds of machines. Each computes its own gradient, all take the
-// same sum of them, and the sum's bits depend on which rank has what. What would let replicas drift apart or mixes
-// attention backends is refused before: options, run/environment.h, check_programs; rank_without_fused agrees on cuDNN.
+// Such ranks are not refused: a cluster may have several kinds of machines. Each rank computes its own gradient, all
+// use one sum of the gradients, and its bits depend on which rank has what. Differences that would let replicas drift
+// apart or mix attention backends are refused earlier: start_check_ranks, check_programs; rank_without_fused agrees on
+// cuDNN.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run
@@ -16,7 +17,7 @@ struct rank_range {
 };
 struct rank_spread {
     struct rank_range planned, activations; // bytes
-    char differs[RANK_DIFFERS + 64]; // what the first rank that computes by other means has, and rank 0; "": none
+    char differs[RANK_DIFFERS + 64];        // "rank 2, of 3 that do, has A where rank 0 has B"; "": no rank differs
 };
 
 // The means by which a rank computes, a text each.
@@ -27,7 +28,7 @@ struct rank_traits {
 static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
     char library[LIBRARY_VERSION];
     memset(traits, 0, sizeof *traits);
-    if (r->config->instructions) // in place of device_describe, which has the number of threads, a rank's own
+    if (r->config->instructions) // device_describe also has the number of threads, which may differ
         snprintf(traits->text[TRAIT_DEVICE], RANK_TRAIT, "instructions%s", r->config->instructions);
     else
         device_describe(traits->text[TRAIT_DEVICE], RANK_TRAIT, &r->dev);
@@ -37,7 +38,7 @@ static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
              r->attention.reason);
 }
 
-// differs (RANK_DIFFERS) = "A where rank 0 has B", of each trait that is not rank 0's; "": all are.
+// differs (RANK_DIFFERS) = "A where rank 0 has B", of each trait in which this rank differs; "": none.
 static void rank_traits_compare(char *differs, const struct rank_traits *mine, const struct rank_traits *first) {
     differs[0] = 0;
     for (int i = 0; i < TRAITS; i++)

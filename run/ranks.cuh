@@ -14,9 +14,8 @@
 
 // ---- start-up ----
 
-// The number of threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores. It is at
-// most the rank's share of the CPUs whose time a container grants: threads beyond these would be put aside together, in
-// each period.
+// The number of threads of this rank: one per core that the rank is bound to or, unbound, a share of the machine's
+// cores; at most a share of the CPUs that a container grants: more threads would all be put aside in each period.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -24,7 +23,8 @@ static int threads_of_rank(const struct run *r) {
     const int threads = cores < share ? cores : share;
     return threads > 0 ? threads : 1;
 }
-// The number of threads that --threads asks for or, without it, that threads_of_rank gives, as far as OpenMP allows them.
+// The number of threads that --threads asks for or, without it, that threads_of_rank gives. Except with --plan,
+// OMP_THREAD_LIMIT caps it, and a larger --threads ends the program.
 static int threads_to_take(const struct run *r) {
     const struct config *c = r->config;
     const int threads = c->device.threads > 0 ? c->device.threads : threads_of_rank(r), most = omp_get_thread_limit();
@@ -35,9 +35,9 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Bytes of memory that this rank may take: of its device, of the host as far as other ranks share it, and where both are
-// the same memory of both together; the budgets lower them. A plan is held to the budgets alone, and what auto chooses without
-// one to the GPU that --plan-gpu names.
+// Returns the bytes that this rank may take: of its device's memory, of its share of the host's, and of both together
+// where they are one memory. The budgets lower them. With --plan only the budgets limit, and what auto chooses without
+// --memory-budget also fits the GPU that --plan-gpu names.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -57,8 +57,8 @@ static struct fit_limits limits_of(struct run *r) {
     return limits;
 }
 
-// Bytes of each memory that reports hold a plan against: the budgets, the memory of the GPU that --plan-gpu names and, where
-// free_here is set, what is free on a machine whose CPU would train; SIZE_MAX: not known.
+// Sets the bytes of each memory that reports hold a plan against: its budget; else, of the device, the memory of
+// --plan-gpu or, with free_here, what is free on a machine whose CPU would train; SIZE_MAX: not known.
 static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
     const struct config *c = r->config;
     budget[MEMORY_HOST] = c->states.host_memory_budget > 0 ? (size_t)c->states.host_memory_budget : SIZE_MAX;
@@ -71,7 +71,7 @@ static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY
         budget[MEMORY_DEVICE] = host_available_bytes(1);
 }
 
-// The exchange that host collectives, and the hosts of GPUs, use.
+// Returns the exchange that COLLECTIVES_HOST uses, whether the ranks compute on CPUs or on GPUs.
 static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
     switch (collectives) {
     case BY_MPI: return EXCHANGE_MPI;
@@ -101,7 +101,7 @@ static void connect_ranks(struct run *r) {
     r->connected = true;
 }
 
-// Hash of a file's first, middle and last 64 KiB.
+// Hashes a file's first, middle and last 64 KiB. Ends the program where they can't be read.
 static uint64_t sample_hash(const char *path) {
     enum { BYTES = 1 << 16 };
     unsigned char *data = (unsigned char *)calloc(3, BYTES);
@@ -143,7 +143,7 @@ static void check_same_data(struct run *r) {
 
 // ---- during the run ----
 
-// Hash of a buffer in the device's memory.
+// Hashes `bytes` of the device's memory.
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
@@ -159,7 +159,7 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// Hash of a state, of which a part may be in the host's memory; 0: there is none.
+// Hashes a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -167,8 +167,8 @@ static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
-// The first rank whose row of hashes is not the most frequent row, which rank *right has; -1: all rows are the same. Of
-// two equally frequent rows, the lower rank's counts as right.
+// Sets *right to the lowest rank that has a most frequent row of `rows` (ranks, width). Returns the first rank whose
+// row differs from that row; -1: none does.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {
@@ -186,7 +186,7 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     return -1;
 }
 
-// What replicas are compared of, beside the states of the optimizer.
+// What is compared between replicas, beside the states of the optimizer.
 static const char *const replica_names[] = {"parameters", "frozen parameters", "frozen weights"};
 enum { REPLICA_PARAMETERS, REPLICA_FROZEN, REPLICA_STORED, REPLICA_STATES };
 // Ends the job where the ranks' replicas of unsharded parameters or optimizer state differ in a bit.
@@ -223,7 +223,7 @@ static void check_replicas(struct run *r) {
 // A request to save or stop, as one number: the sum of REQUEST_SAVE, REQUEST_TIME_IS_UP and REQUEST_SIGNAL times the
 // number of the signal that asks this process to stop.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
-// The requests that have reached this process, as such a number; 0: none. A request to save is returned once.
+// Returns the requests that have reached this process, a sum of REQUEST_*; 0: none. A request to save is returned once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
@@ -243,8 +243,8 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Looks for requests, once a step. A single rank follows its own at once; several ranks send theirs in their reports of
-// the next step that is enqueued, so that all follow after the same step.
+// Looks for requests, once a step. A single rank follows its request at once; several ranks send theirs in their
+// reports of the next step that is enqueued, so that all follow after one step.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->io.request |= take_request(r);
@@ -267,8 +267,7 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// losses (ranks) = the losses of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none
-// was.
+// losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank; 0: no rank was asked to stop.
 static int share_losses(struct run *r, struct loss_sum *losses, struct loss_sum loss) {
     struct {
         struct loss_sum loss;

@@ -32,7 +32,7 @@ static void report_training(const struct run *r) {
             r->peak_is_measured ? "measured" : "by the data sheet");
 }
 
-// Where a process computes on several NUMA nodes, each thread reads most of the weights from another's memory.
+// Advises a rank per NUMA node where a process spans several: its threads read most weights from other nodes' memory.
 static void report_numa(const struct run *r) {
     const int nodes = numa_nodes_used(NUMA_NODES);
     if (r->config->device.device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
@@ -42,7 +42,7 @@ static void report_numa(const struct run *r) {
                 nodes, nodes);
 }
 
-// What a token sees, and how rotary frequencies are scaled, where options say so.
+// Prints what a token sees, and how rotary frequencies are scaled, where options say so.
 static void report_positions(const struct run *r) {
     const struct config *c = r->config;
     char type[OPTION_NAME];
@@ -67,7 +67,7 @@ static void report_positions(const struct run *r) {
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
-// The formats of the training state, where one is not the default.
+// Prints the formats of the training state, where one is not the default.
 static void report_formats(const struct run *r) {
     const struct config *c = r->config;
     char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
@@ -81,7 +81,7 @@ static void report_formats(const struct run *r) {
             option_choice_name(CHOICES(MAIN_DTYPES), (int)c->states.main_grads_dtype, grads),
             c->states.main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
 }
-// "qkv.weight, fc.weight": the tensors of a layer that Muon updates.
+// Writes the tensors of a layer that Muon updates to text (n bytes): "qkv.weight, fc.weight".
 static void muon_names(char *text, size_t n, const struct gpt *m) {
     int layer = -1;
     text[0] = 0;
@@ -93,7 +93,7 @@ static void muon_names(char *text, size_t n, const struct gpt *m) {
             text_add(text, n, "%s%s", *text ? ", " : "", strchr(name, '.') + 1);
     }
 }
-// What Muon updates and what it costs, and the moving averages.
+// Prints what Muon updates and what it costs, and the decay of the moving averages.
 static void report_optimizer(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -110,15 +110,14 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->training.ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->training.ema_decay);
 }
-// The variables of the environment that change what is computed, where any is set.
 static void report_environment(void) {
     char *const variables = environment_describe();
     if (*variables)
         log_row("environment", "%s", variables);
     free(variables);
 }
-// Prints, in a row of this name, how much is offloaded and what a step copies, where anything is offloaded. kind: what the
-// bytes in the host's memory are.
+// Prints how much is offloaded and what a step copies, if anything is. row: the row's name; kind: words behind the
+// bytes.
 static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
@@ -130,7 +129,7 @@ static void report_offload(const struct run *r, const char *row, const char *kin
             log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]), log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
-// What auto chose, what it did not, and the time that is predicted.
+// Prints what auto chose, what it did not choose, and the predicted time.
 static void report_fit(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const struct plan_prediction *p = &plan->predicted;
@@ -154,7 +153,7 @@ static void report_fit(const struct run *r) {
                 log_bytes(text, (int64_t)p->to_host_bytes), log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
-// What is trained where that is not all, and the adapters.
+// Prints how much is trained where that is not all, and the adapters.
 static void report_finetuning(const struct run *r) {
     const struct config *c = r->config;
     const struct parameters *table = &r->model->table;

@@ -1,6 +1,6 @@
-// A report's file: a plan, the scores of tasks. It is written under a temporary name and renamed when it is complete, so
-// that a full disk leaves the old file, and two runs that write one leave that of either, whole. Where the path is no
-// regular file (a pipe, a terminal), it is written directly; a link stays, and its file is replaced.
+// The file of a report: a plan, the scores of tasks. It is written under a temporary name and renamed when it is
+// complete: a full disk leaves the old file, and of two runs that write one path one leaves its file, whole. A path
+// that is no regular file (a pipe, a terminal) is written directly; a link stays, and its target is replaced.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <errno.h>                 // errno
@@ -15,7 +15,7 @@ struct report_file {
     FILE *file;
     const char *option, *path;
     char *target;    // what `path` links to; NULL: nothing is there yet
-    char *temporary; // renamed to that, or to `path`, at the end; NULL: written directly
+    char *temporary; // renamed to `target`, else to `path`, at the end; NULL: written directly
 };
 
 __attribute__((noreturn)) static void report_file_fail(const struct report_file *out) {
@@ -26,7 +26,7 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens the file that the option names; fails, naming it, where that can't be written.
+// Opens the file at `path` for a report. Ends the program, naming `option` and the path, where it can't be opened.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;
@@ -44,7 +44,7 @@ static struct report_file report_file_open(const char *option, const char *path)
     return out;
 }
 
-// Ends the file, which then has its name; fails where it could not be written.
+// Closes the file and gives it its name. Ends the program where it could not be written.
 static void report_file_close(struct report_file *out) {
     const bool written = fflush(out->file) == 0 && !ferror(out->file);
     const char *const target = out->target ? out->target : out->path;

@@ -14,7 +14,7 @@
 
 // ---- starting ----
 
-// The digest of a shard, which is computed once; 0: the file can't be read now.
+// Returns the digest of training shard i, which is computed once; 0: the file can't be read now.
 static uint64_t digest_of_shard(const struct run *r, int i) {
     struct token_file *const file = &r->train->files[i];
     struct error_text error;
@@ -54,7 +54,7 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
     free(changes);
 }
 
-// Whether this run's options of FP8 make the same scales of a history as those of the checkpoint's run.
+// Whether the checkpoint's FP8 scales still hold: all options by which a scale follows from its history are unchanged.
 static bool fp8_scales_hold(const struct config *c, const struct trainer_state *state) {
     const int rows[] = {CONFIG_ROW(fp8.fp8_format),
                         CONFIG_ROW(fp8.fp8_margin),
@@ -69,8 +69,8 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
-// Finds the base model of a run with adapters, and ends the program where it is not the one that the checkpoint's were
-// trained on, or has other modules than the options give.
+// Finds the base model of a run with adapters: its folder and digest. Ends the program where the base has other modules
+// than the options give, or is not what the adapters of `checkpoint` (NULL: none) were trained on.
 static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     const struct config *c = r->config;
     struct error_text error;
@@ -108,7 +108,8 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Loads the parameters of --init-from and, with LoRA, the adapters, and checks their files: on one rank a host.
+// Loads the parameters of --init-from and, with LoRA, the adapters. One rank a host checks their files
+// (--check-weights).
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -123,7 +124,7 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
 }
-// Loads the parameters and the optimizer state of a checkpoint; of one of adapters, with the parameters of its base.
+// Loads the parameters and the optimizer state of a checkpoint, and the base model's parameters if it is of adapters.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;
@@ -166,7 +167,7 @@ static void load_model(struct run *r) {
 
 // ---- checkpoints ----
 
-// The text of trainer_state.json, which the caller frees. No step may be in flight.
+// Returns the text (*bytes) of trainer_state.json, which the caller frees. No step may be in flight.
 static char *state_json(const struct run *r, size_t *bytes) {
     const struct config *c = r->config;
     struct trainer_state state;
@@ -218,8 +219,8 @@ static void report_save_result(struct run *r, const char *problem, double second
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
-// Waits for the save in progress, if any, and prints how it ended. Of several ranks those that rank 0 has given up are
-// silent, and rank 0 alone says that all have written.
+// Waits for the save in progress, if any, and prints how it ended. Of several ranks only rank 0 says that all have
+// written, and a rank that failed since rank 0 gave the checkpoint up is silent.
 static void report_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -235,8 +236,8 @@ static void report_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Ends the job where a rank that writes a part of the checkpoints does not see the folder of --out that rank 0 sees: the
-// one whose lock rank 0 has signed.
+// Ends the job where a rank that writes a part of the checkpoints does not see rank 0's folder of --out, which has the
+// lock that rank 0 has signed.
 static void check_shared_folder(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
@@ -283,8 +284,8 @@ static void check_checkpoints_folder(const struct run *r) {
              folder, strerror(errno));
 }
 
-// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each. What a
-// killed run has left among the checkpoints is removed, since this run may be at its last step and save no more.
+// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
+// What a killed run has left among the checkpoints is removed, since this run may be at its last step and save no more.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;
@@ -309,8 +310,9 @@ static void open_saver(struct run *r) {
         }
 }
 
-// Begins the parts of a checkpoint that rank 0 has begun (writer: its process id) or could not begin (0). Returns false
-// where none is to be written, and on rank 0 *problem says why.
+// Begins each rank's part of a checkpoint. writer: on rank 0 its process id, or 0: it could not begin. Returns false
+// where no part is to be written; *problem then says why on rank 0 and on the first rank that failed. Every rank calls
+// this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;
@@ -337,7 +339,8 @@ static bool begin_parts(struct run *r, pid_t writer, const char **problem, struc
     return false;
 }
 
-// Begins a checkpoint of the last finished step, after the save before has ended. Every rank calls this.
+// Begins a checkpoint of the last finished step, once the previous save has ended. Without a copy of the state, returns
+// when it is written. Every rank calls this.
 static void save(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;

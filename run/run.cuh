@@ -20,7 +20,7 @@ struct eval_tasks; // run/eval_tasks.cuh
 
 struct run {
     const struct config *config;
-    struct config *own; // config, for what the run itself chooses: it is kept there as if it had been given
+    struct config *own; // config, where what the run itself chooses is kept as if it had been given
     struct device dev;
     struct attention_choice attention;
     struct self_check self_check;
@@ -51,12 +51,12 @@ struct run {
     // Steps. At most one is in flight: enqueued, its results not known yet. Arrays of 2 are indexed by step number % 2.
     int enqueued, finished;   // numbers of steps
     int skipped;              // steps that updated nothing, because of a NaN or Inf or as no target counted
-    int empty;                // of these, steps of which no target counted
+    int empty;                // of the skipped steps, those without a target that counts
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
     int batch[2];             // sequences of a step, over all ranks
     double lr[2];
-    int step_begins; // the device event at which the oldest step in flight began: EVENT_START or the last step's results
-    double slowest_step;                     // seconds
+    int step_begins;     // the device event at which the oldest step in flight began: EVENT_START or a step's results
+    double slowest_step; // seconds
     struct slow_steps slow_steps;            // which steps stand out
     int64_t peak_bytes;                      // peak of the device's memory, as last asked
     struct log_fp8 fp8_shares[LINEAR_COUNT]; // of the last finished step
@@ -68,7 +68,7 @@ struct run {
     bool validation_due;                  // a signal broke off the validation of the last finished step
     bool save_failed;                     // the last save failed
     char base_folder[PATH_MAX];           // of the base model of adapters; "": the run has none
-    char base_digest[HASH128_DIGITS + 1]; // model_folder_digest of it
+    char base_digest[HASH128_DIGITS + 1]; // model_folder_digest of the base model
     // Requests
     struct deadline deadline; // --exit-after
     bool save_wanted;         // a signal asked for a checkpoint
@@ -91,13 +91,13 @@ static void step_starts(struct run *r) {
 
 // Whether a signal asked this process to stop.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
-// The signal that asked this rank to stop, and the rank, as one number; 0: none.
 enum { STOP_SIGNALS = 128 };
+// Returns the signal that asked this rank to stop + STOP_SIGNALS * rank; 0: none did.
 static int stop_asked_here(const struct run *r) {
     const int signal = signals_stop_requested();
     return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
 }
-// The largest stop_asked_here of any rank; 0: none was asked to stop. Every rank calls this.
+// Returns the largest stop_asked_here of any rank; 0: no rank was asked to stop. Every rank calls this.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }
@@ -106,7 +106,7 @@ static int stop_asked_of_any(struct run *r) {
 static bool has_rows(const struct dataloader *loader) {
     return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
 }
-// The next micro-batch of a loader, in r's memory until the next call.
+// Reads the next micro-batch of a loader into r's memory, where it stays until the next call.
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
     const struct token_batch to = {r->inputs, r->targets, r->document_starts};
     struct batch batch = batch_of(r->inputs, r->targets);

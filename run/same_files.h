@@ -1,5 +1,5 @@
 // Shards that are read twice: a pattern that takes the validation data's files too, or one file by two names, as by a
-// link. Both may be meant, and change what a loss says.
+// link. Either may be meant, and changes what a loss says.
 #pragma once
 #include "dataloader.h"          // dataloader_path
 #include "runtime/machine/say.h" // say
@@ -13,8 +13,8 @@ struct file_identity {
     ino_t inode;
 };
 
-// The identities (dataloader_num_files(loader)) of a loader's files, which the caller frees; NULL: out of memory. The inode
-// of a file that is gone is 0.
+// Returns the identities (dataloader_num_files(loader)) of a loader's files, which the caller frees; NULL: out of
+// memory. The inode of a file that is gone is 0.
 static struct file_identity *file_identities(const struct dataloader *loader) {
     const int count = dataloader_num_files(loader);
     struct file_identity *all = (struct file_identity *)calloc((size_t)count + 1, sizeof *all);
@@ -27,12 +27,12 @@ static struct file_identity *file_identities(const struct dataloader *loader) {
     }
     return all;
 }
-// Whether both are one file that is there.
+// Whether a and b are one file, which exists.
 static bool is_same_file(struct file_identity a, struct file_identity b) {
     return a.inode != 0 && a.device == b.device && a.inode == b.inode;
 }
 
-// Prints notes on `out`: on files that the training data have twice, and on those that validation data have too.
+// Prints a note on `out` where the training data have files of the validation data, and where they have a file twice.
 // val: NULL where the run does not validate.
 static void report_same_files(const struct dataloader *train, const struct dataloader *val, FILE *out) {
     const int files = dataloader_num_files(train), val_files = val ? dataloader_num_files(val) : 0;

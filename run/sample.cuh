@@ -4,7 +4,7 @@
 #include "kernels/random.cuh"      // random_uniform
 #include "kernels/vector_math.cuh" // vector_expf
 
-// The k-th largest of n values (k from 1), by quickselect; reorders them.
+// Returns the k-th largest (k from 1) of values (n), by quickselect, which reorders them.
 static float kth_largest(float *values, int n, int k) {
     int low = 0, high = n - 1;
     while (low < high) {
@@ -31,11 +31,11 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// The smallest of the largest weights that together reach `share` of the sum, by quickselect. `scratch` has room for V
+// Finds the smallest of the largest weights (V) that together reach `share` of the sum, by quickselect. scratch: V
 // floats.
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
-    double wanted = 0; // of the weights in [low, high], those that are left to reach
+    double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
     for (int i = 0; i < V; i++)
         if (weights[i] > 0) {
             scratch[n++] = weights[i];
@@ -164,7 +164,7 @@ static void sampler_close(struct sampler *sampler) {
     free(sampler->logits);
 }
 
-// Draws the token of sequence b that follows position t.
+// Draws the token of sequence b that follows position t. logits (sequences, Vp) are in the device's memory.
 static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
                            uint64_t stream) {
     const struct config *c = &m->config;
@@ -179,10 +179,9 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
                         c->evaluation.top_p, u, sampler->logits + Vp);
 }
 
-// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens, by as many tokens as
-// the longest prompt, of at most prompt_tokens, leaves of n; n - 1 is at most decode_tokens. The same seed and stream
-// give the same text. `stop` (NULL: never) is called before each token; where it returns true, generation ends and
-// returns false.
+// Continues each row of tokens (sequences, n) by as many tokens as n exceeds the longest prompt. Row b begins with a
+// prompt of lengths[b] tokens, 1 to prompt_tokens; n - 1 is at most decode_tokens. One seed and stream give one text.
+// `stop` (NULL: never) is called before each token; where it returns true, generation ends and returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

@@ -3,7 +3,7 @@
 // trainer_state.json, and the tokenizer's files.
 //
 // Every rank that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a
-// thread, while the training goes on; or, without a copy, from the model itself, while it waits.
+// thread, while the training goes on; or, without a copy, from the model itself, while the training waits.
 #pragma once
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
@@ -23,7 +23,7 @@ enum { SAVE_TOKENIZER_FILES = CARRIED_FILES };
 // The inputs of a save. None changes while the training goes on, if there is a copy of the state.
 struct save_job {
     struct save_tensors tensors;
-    int rank, ranks;     // of those that write
+    int rank, ranks;     // this rank, and the number of ranks that write
     char root[PATH_MAX]; // OUT/checkpoints
     int64_t step;
     int keep; // checkpoints; 0: all
@@ -51,7 +51,7 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
     free(data);
     return problem;
 }
-// The files that rank 0 alone writes.
+// Writes the files that only rank 0 writes.
 static const char *save_small_files(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
@@ -65,7 +65,7 @@ static const char *save_small_files(struct save_job *job) {
     return problem;
 }
 
-// Begins a checkpoint that several ranks write: lays out what they share.
+// Begins a checkpoint that several ranks write, on rank 0: lays out the files that they share.
 static const char *save_lay_out(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_begin(writer, job->root, job->step);
@@ -94,8 +94,8 @@ static const char *save_with_others(struct save_job *job) {
     return problem ? problem : checkpoint_wait_for_parts(&job->tensors.writer);
 }
 
-// A checkpoint_job. On rank 0: writes the checkpoint, then removes the oldest beyond `keep`. On the others: writes the
-// part. Returns what went wrong, or NULL.
+// Runs a save, as a checkpoint_job. argument: a struct save_job. Rank 0 writes the checkpoint, then removes the oldest
+// beyond `keep`; another rank writes its part. Returns what went wrong, or NULL.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -144,7 +144,7 @@ static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) 
     saver->job.algorithms_bytes = bytes;
 }
 
-// The files' tensors of a model: all of them, or, of one with LoRA, those of its adapters, which are saved exactly.
+// Lists the tensors of the model's files: all or, with LoRA, only the adapters', which are saved exactly.
 static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);
@@ -206,8 +206,8 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
 }
 
 // Begins the checkpoint of a step on rank 0; no save may be in progress. state_json: the text of trainer_state.json,
-// which is freed after the save. Returns what went wrong, or NULL: saver_save then writes it, after saver_begin_part
-// where several ranks write.
+// which the saver frees. Returns what went wrong, or NULL: saver_save then writes it, after saver_begin_part where
+// several ranks write.
 static const char *saver_begin(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);
@@ -221,22 +221,22 @@ static const char *saver_begin(struct saver *saver, int64_t step, char *state_js
     saver->last_step = step;
     return job->ranks > 1 ? save_lay_out(job) : NULL;
 }
-// Begins this rank's part of the checkpoint of a step that several ranks write and that rank 0, of that process id, has
-// begun. Returns what went wrong, or NULL: saver_save then writes it.
+// Begins this rank's part of a step's checkpoint, which rank 0 has begun. writer: rank 0's process id. Returns what
+// went wrong, or NULL: saver_save then writes the part.
 static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t writer) {
     struct save_job *job = &saver->job;
     job->step = step;
     saver->last_step = step;
     return checkpoint_part_begin(&job->tensors.part, job->root, step, writer, job->rank);
 }
-// Gives up what was begun and is not written.
+// Gives up a checkpoint that was begun and is not written.
 static void saver_give_up(struct saver *saver) {
     struct save_tensors *tensors = &saver->job.tensors;
     checkpoint_part_abandon(&tensors->part);
     if (saver->job.rank == 0)
         checkpoint_abandon(&tensors->writer);
 }
-// Writes what was begun: from the copy, and returns meanwhile; without one, before it returns.
+// Writes what was begun. With a copy of the state, returns when the copy is taken; without one, when all is written.
 static void saver_save(struct saver *saver) {
     struct save_job *job = &saver->job;
     saver->begun_s = seconds_now();

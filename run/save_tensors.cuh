@@ -1,9 +1,9 @@
-// The tensors of a checkpoint's files, from the model: their order, and their bytes that this rank writes.
+// The tensors of a checkpoint's files, from the model: their order, and the bytes of them that this rank writes.
 //
-// One rank alone writes the files from the first byte to the last. Of several, rank 0 lays them out, then each writes
-// the ranges of what it owns, wherever they are in the files (formats/checkpoint_part.h). Memory is bounded in both: a
-// chunk at a time is fetched and converted, and of a parameter whose elements have other places in the file
-// (transposed, permuted or repeated heads), the part that this rank owns.
+// A single rank writes the files from the first byte to the last. Of several ranks, rank 0 lays the files out, then
+// each rank writes the ranges that it owns, wherever they are in the files (formats/checkpoint_part.h). Memory is
+// bounded either way: a chunk at a time is fetched and converted. Only a parameter whose elements have other places in
+// the file (transposed, permuted or repeated heads) is fetched as a whole, as far as this rank owns it.
 #pragma once
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write
@@ -18,7 +18,7 @@ static const int64_t SAVE_CHUNK = 1 << 18; // elements, a multiple of STATE_BLOC
 
 // What a pass over the files does.
 enum save_pass {
-    SAVE_ALONE,   // writes all of them
+    SAVE_ALONE,   // writes the files whole
     SAVE_LAY_OUT, // writes the headers, and gives the files their lengths
     SAVE_PART,    // writes what this rank owns
 };
@@ -27,9 +27,9 @@ enum save_pass {
 struct save_tensors {
     struct gpt *m;
     struct huggingface_tensors model; // of model.safetensors, or of adapter_model.safetensors
-    bool adapters;                    // the model's files are those of adapters alone
+    bool adapters;                    // the model's file has only adapters
     bool bf16;                        // model.safetensors is bf16, and optimizer.safetensors has the master weights
-    bool first;                       // this rank writes what is no rank's: zeros, and FP8's state
+    bool first;                       // this rank writes what no rank owns: zeros, and FP8's state
     uint64_t most_shard_bytes;
     float *fp8;                // delayed scales and their histories (fp8_state_download); NULL: none
     char *stored[STATE_PARTS]; // room for blocks of a chunk as they are stored
@@ -41,7 +41,7 @@ struct save_tensors {
     struct checkpoint_writer writer;
     struct checkpoint_part part;
     uint64_t data_begin; // of the file's tensors
-    struct {             // the last range of elements that was asked for
+    struct {             // save_owns's last answer
         bool frozen;
         int64_t begin, end;
         bool owned;
@@ -54,14 +54,14 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 
 // ---- values ----
 
-// part_next in the flat buffers that a tensor is in.
+// Finds the next range of [*at, end) that this rank writes, as part_next does, in the frozen or the trained buffers.
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = elements [at, at + n) of the flat buffers that a tensor is in: the exact parameters, of a range that this
-// rank writes. n is at most SAVE_CHUNK.
+// out (n) = the exact parameters [at, at + n) of the frozen or the trained flat buffers, a range that this rank writes.
+// n: at most SAVE_CHUNK - STATE_BLOCK, since whole blocks are fetched.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -85,13 +85,13 @@ static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t 
         out[i] = low ? parameter_joined(rounded[i], low[i]) : to_float(rounded[i]);
 }
 
-// Writes `count` bytes at `offset` of the file: alone, they are the next ones.
+// Writes `count` bytes at `offset` of the file; in SAVE_ALONE they are the file's next bytes.
 static const char *save_bytes(struct save_tensors *s, uint64_t offset, const void *bytes, uint64_t count) {
     return s->pass == SAVE_ALONE ? checkpoint_file_write(&s->writer, bytes, count)
                                  : checkpoint_part_write(&s->part, offset, bytes, count);
 }
-// Writes values that are elements from `first` on of a tensor of the file, in its type: F32, or BF16, to which they are
-// rounded as parameters are.
+// Writes values (n) as the elements from `first` on of a tensor of the file, in its type: F32, or BF16, to which they
+// are rounded as parameters are.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
                                const float *values, int64_t n) {
     uint64_t offset = s->data_begin + entry->begin + (uint64_t)first * safetensors_dtype_bytes(entry->dtype);
@@ -109,8 +109,8 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
     return problem;
 }
 
-// Writes the exact parameters [begin, end) of the flat buffers that a tensor is in, those that this rank owns, to a
-// tensor of the file that holds them in this order.
+// Writes the exact parameters [begin, end) of the frozen or the trained flat buffers, as far as this rank owns them, to
+// a tensor of the file that holds the elements in this order.
 static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
                               int64_t begin, int64_t end) {
     const char *problem = NULL;
@@ -125,8 +125,8 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes an element of a parameter, whose last element is before `end`. Neighbors are asked for one
-// after the other.
+// Whether this rank writes element `at` of the flat buffers. end: where the element's parameter ends. An answer holds
+// for a range, which is kept: neighbors are asked for one after the other.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;
@@ -138,13 +138,13 @@ static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t e
     }
     return s->range.owned;
 }
-// The element of the flat buffers that a tensor's element comes from.
+// Finds the element of the flat buffers that element (row, col) of a tensor comes from.
 static int64_t save_element(const struct huggingface_tensor *t, int row, int col) {
     const int64_t width = t->ours->cols;
     return t->ours->offset +
            (t->transposed ? huggingface_row(t, col) * width + row : huggingface_row(t, row) * width + col);
 }
-// Writes what this rank owns of a row of a tensor.
+// Writes what this rank owns of a row of a tensor. values (cols): the row.
 static const char *save_row(struct save_tensors *s, const struct safetensors_tensor *entry,
                             const struct huggingface_tensor *t, int row, const float *values) {
     const int cols = t->cols ? t->cols : 1;
@@ -171,7 +171,7 @@ static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) 
     }
     return any;
 }
-// A tensor whose elements have other places, or that the model does not have.
+// Writes what this rank owns of a tensor whose elements have other places, or of zeros, which the model does not have.
 static const char *save_moved(struct save_tensors *s, const struct safetensors_tensor *entry,
                               const struct huggingface_tensor *t) {
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
@@ -202,7 +202,7 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does the pass over a file of the tensors `entries`, which are sorted into the file's order.
+// Does the pass over a file of tensors `entries` (count), which are sorted into the file's order. metadata (pairs).
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -249,8 +249,8 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (s->bf16 ? 2 : 4);
 }
-// Divides the tensors, in order, into shards up to the limit of bytes: first[i] = the first tensor of shard i. Returns
-// the number of shards; first[shards] is the number of tensors.
+// Divides the tensors, in order, into shards up to the limit of bytes: first[i] = the first tensor of shard i. Adapters
+// are one shard. Returns the number of shards; first[shards] is the number of tensors.
 static int save_divide(const struct save_tensors *s, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
@@ -353,8 +353,8 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
     return problem;
 }
 
-// The id of an entry is (kind of state * tensors of the table + tensor) * 2, and 1 more for scales; from STATE_COUNT *
-// tensors * 2 on they are FP8's.
+// Writes what this rank owns of an entry of optimizer.safetensors. The entry's id is (state * tensors of the table +
+// tensor) * 2, and 1 more for scales; from STATE_COUNT * tensors * 2 on ids are of FP8's state.
 static const char *save_optimizer_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const int tensors = s->m->table.num_tensors, fp8 = entry->id - 2 * STATE_COUNT * tensors;
     if (fp8 >= 0) {

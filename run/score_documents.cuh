@@ -1,8 +1,7 @@
-// The likelihoods of documents: sequences of tokens, of which the last ones are scored. Tasks and texts are scored by
-// these.
+// The likelihoods of documents, by which tasks and texts are scored: sequences of tokens, of which the last are scored.
 //
 // Documents are packed whole into rows of --seq-length, do not see each other, and each begins at position 0. The rows
-// are made from the documents' lengths and tokens alone, and dealt to the ranks a batch at a time, so that neither the
+// follow only from the documents' lengths and tokens, and are dealt to the ranks a batch at a time, so that neither the
 // order in which documents are given nor the number of ranks changes a bit of a score. Equal documents are scored once.
 #pragma once
 #include "run/ranks.cuh" // grant_request
@@ -24,7 +23,7 @@ struct document_place {
     int row, column;
 };
 
-// Longer ones first, then by their tokens, then by what is scored of them. 0: equal.
+// Compares two documents: longer ones come first, then tokens decide, then what is scored. 0: equal.
 static int compare_documents(const struct scored_document *a, const struct scored_document *b) {
     if (a->inputs != b->inputs)
         return a->inputs > b->inputs ? -1 : 1;
@@ -132,7 +131,7 @@ static void fill_batch(struct score_batch *b, const struct config *c, struct doc
 // A document's scores as the ranks exchange them.
 struct document_score {
     double log_likelihood;
-    int32_t greedy, stop; // stop: that of the first in an exchange, see stop_asked_here
+    int32_t greedy, stop; // stop: stop_asked_here of the rank, in its first score of an exchange
 };
 static struct document_score score_of(const struct score_batch *b, const struct document_place *p, int first, int T) {
     struct document_score score = {0, 1, 0};
@@ -144,11 +143,11 @@ static struct document_score score_of(const struct score_batch *b, const struct 
     return score;
 }
 
-// The documents of each batch: those of batch b are documents [batch_first[b], batch_first[b + 1]).
+// The documents in batches: batch b has documents [batch_first[b], batch_first[b + 1]).
 struct score_schedule {
     struct document_place **documents; // ordered by row and column
     int *batch_first;                  // (batches + 1)
-    int batches, most;                 // most: documents of a batch
+    int batches, most;                 // most: documents of the largest batch, at least 1
 };
 static struct score_schedule schedule_documents(struct document_place *places, int count, int rows, int B) {
     struct score_schedule s;
@@ -174,8 +173,8 @@ static struct score_schedule schedule_documents(struct document_place *places, i
     return s;
 }
 
-// Computes `batch` on this rank, and all-gathers the scores of the ranks' batches, which are `batch - rank` and those
-// after it, into all (ranks, most). Returns stop_asked_here of a rank that was asked to stop; 0: none was.
+// Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most): rank k scores batch `batch -
+// rank + k`, which has no documents behind the last batch. Returns the largest stop_asked_here of any rank.
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
     const struct config *c = r->config;
@@ -201,8 +200,8 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
     return stop;
 }
 
-// Scores documents, each of one input at least. Every rank calls this with the same ones, and has all scores after it.
-// Returns false where a signal stopped it.
+// Scores documents (count), each of at least one input. Every rank calls this with equal documents, and has all scores
+// after it. Returns false where a signal stopped it.
 static bool score_documents(struct run *r, struct scored_document *documents, int count) {
     const struct config *c = r->config;
     struct document_place *places = (struct document_place *)calloc((size_t)count + 1, sizeof *places);

@@ -2,7 +2,7 @@
 #pragma once
 #include "run/generate.cuh" // open_tokenizer
 
-// The elements of an OPTION_LIST as texts, which the caller frees with the list. *count: how many.
+// Returns the elements (*count) of an OPTION_LIST as texts. The caller frees each text, and the list.
 static char **list_elements(const char *list, int *count) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     *count = option_list_count(list);
@@ -18,8 +18,8 @@ static char **list_elements(const char *list, int *count) {
     return elements;
 }
 
-// Encodes a text. special: the template's tokens (a beginning of text) are put around it. *count: the tokens, which the
-// caller frees. where: what the text is of, for messages.
+// Encodes a text of `bytes`. special: the template's tokens (a beginning of text) are put around it. Returns the tokens
+// (*count), which the caller frees. where: the text's name in messages.
 static int32_t *encode_scored(const struct run *r, const char *text, size_t bytes, bool special, int64_t *count,
                               const char *where) {
     const int V = r->config->model.vocab_size;
@@ -34,7 +34,7 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     return ids;
 }
 
-// The token that stands before a text without context: the beginning of text, else the end of text.
+// Returns the token that stands before a text without context: the beginning of text, else the end of text.
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
@@ -44,8 +44,8 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// encode_scored of a text with a context: with the template's tokens, unless the text begins with the beginning of
-// text.
+// Encodes a text, its context included, as encode_scored: with the template's tokens, unless it begins with the
+// beginning of text or, where the tokenizer has none, with the end of text.
 static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;
@@ -54,7 +54,7 @@ static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes
     const bool has = prefix && length > 0 && bytes >= (size_t)length && memcmp(text, prefix, (size_t)length) == 0;
     return encode_scored(r, text, bytes, !has, count, where);
 }
-// encode_scored of a text without context: after the prefix token, unless it begins with that.
+// Encodes a text without context, as encode_scored: behind the prefix token, unless the text begins with that token.
 static int32_t *encode_alone(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const int32_t prefix = prefix_token(r, where);
     int32_t *ids = encode_scored(r, text, bytes, false, count, where);

@@ -1,10 +1,9 @@
 // --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
-// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends only the
-// child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. docs/gpu/self-check.md is the page
-// on it.
+// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends
+// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/gpu/self-check.md.
 //
-// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a second
-// start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
+// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a
+// second start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
 // (kernels/cudnn/attention_check.cu), and so flash is judged first.
 #pragma once
 #include "config/layers.h" // config_rotates, config_window
@@ -27,7 +26,8 @@ static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 
 
 // ---- The request: what a child is asked, as words of a command line ----
 
-// Writes the request of a check by the GPU of number `gpu`, for a child of this process, to text (SELF_CHECK_REQUEST bytes).
+// Writes the request of a check by the GPU of number `gpu`, for this process's child, to text (SELF_CHECK_REQUEST
+// bytes).
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
     snprintf(
@@ -39,13 +39,13 @@ static void self_check_write_request(char *text, const struct attention_check *c
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
         check->any_order, (double)check->dropout);
 }
-// Whether a number names a backend, and a shape has heads that attention takes.
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
+// Whether attention takes the shape's heads.
 static bool self_check_has_heads(const struct attention_shape *s) {
     return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
            s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
 }
-// Reads what self_check_write_request wrote. Returns whether it is a request that this program can make.
+// Reads what self_check_write_request wrote. Returns whether it is a request that this program can serve.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
     int backend, simpler, hides, rotary, biases, amax, any_order;
@@ -72,15 +72,16 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 
 // ---- The child ----
 
-// The lines that a child prints, among others that libraries may print: OPEN once the GPU is, ITSELF with the largest
-// distance where the backend is right by what does not need the simpler one, then RIGHT with that distance or WRONG with
-// the reason.
+// The lines that a child prints, among others that libraries may print: OPEN once the GPU is open; ITSELF, with the
+// largest distance, where the backend is right by all that needs no simpler backend; then RIGHT with the largest
+// distance, or WRONG with the reason, which may come without ITSELF.
 #define SELF_CHECK_OPEN "self-check: open"
 #define SELF_CHECK_ITSELF "self-check: right by itself "
 #define SELF_CHECK_IS_RIGHT "self-check: right, within "
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
-// Judges a backend with all keys seen and, where the model hides some, with some hidden: its layers may be of two kinds.
+// Runs a stage of the check with all keys seen and, where the model hides some, with some hidden: its layers may be of
+// two kinds. reason (size bytes, empty before) = what is wrong. Raises *largest as check_attention does.
 static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
                              int multiprocessors, double *largest, struct device *dev) {
     const bool hides = check.hides_keys;
@@ -89,7 +90,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens the GPU of number `gpu` for a child of the process `parent`, and says so.
+// Opens the GPU of number `gpu` for a child of the process `parent`, and prints OPEN.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -105,7 +106,7 @@ static void self_check_shut(struct device *dev) {
     attention_close(dev);
     device_close(dev);
 }
-// Makes the check of a request and prints what it finds. Returns the exit status.
+// Serves a request: checks the backend and prints what it finds. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
@@ -132,7 +133,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// The last line of text, whose newlines at its end are cut off.
+// Returns the last line of text, and cuts off the newlines at the text's end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -140,7 +141,7 @@ static const char *self_check_last_line(char *text) {
     const char *const newline = strrchr(text, '\n');
     return newline ? newline + 1 : text;
 }
-// Makes text fit into a line with tabs.
+// Replaces control characters by spaces, so that text fits into a line with tabs.
 static void self_check_clean(char *text) {
     for (char *at = text; *at; at++)
         if ((unsigned char)*at < ' ')
@@ -166,8 +167,8 @@ static double self_check_limit(void) {
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
-// Whether what a child printed is of an error that tells nothing of the kernels: memory that is missing, by CUDA's text, by
-// the libraries' and by ours, or that is broken.
+// Whether a child's output has an error that tells nothing of the kernels: missing memory, in the words of CUDA, of the
+// libraries or of ours, or broken memory.
 static bool self_check_tells_nothing(const char *output) {
     static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
@@ -175,8 +176,8 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child that came to no verdict, though it had opened the GPU, ended by a fault of the kernels that it judged, or
-// hung: not by a signal that was sent to it, for want of memory, or by the GPU's memory.
+// Whether a child that opened the GPU but printed no verdict hung, or ended by a fault of the kernels that it judged:
+// not by a signal that was sent, for want of memory, or by the GPU's memory.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -188,7 +189,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes how a child ended, which printed no verdict.
+// Writes how a child that printed no verdict ended.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
@@ -225,7 +226,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;
-    // what ends the child behind that line is the simpler backend's
+    // what ends the child after this line is the simpler backend's fault
     const bool by_itself = self_check_line(within, sizeof within, output, SELF_CHECK_ITSELF);
     const bool in_full = self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT);
     if (self_check_line(text, size, output, SELF_CHECK_IS_WRONG)) {
@@ -245,7 +246,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     free(output);
 }
 
-// Where the driver's version is, which CUDA's own functions don't tell.
+// Reads the driver's version, which CUDA's own functions don't tell; "": not known.
 static void self_check_driver(char *text, size_t size) {
     FILE *const file = fopen("/proc/driver/nvidia/version", "r");
     text[0] = '\0';
@@ -255,7 +256,7 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Names this program: by its commit, and where that does not tell one build from another by its file.
+// Names this program by its commit or, where that does not tell one build from another, by its file too.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
@@ -265,7 +266,7 @@ static void self_check_program(char *text, size_t size) {
         snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
                  (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
-// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): all that may change it. The GPU's number is not in it.
+// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): all that it may depend on, without the GPU's number.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
     char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
     int of_driver = 0;
@@ -278,7 +279,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Takes over the verdicts of rank 0's file. Every rank calls this.
+// Reads the verdicts in rank 0's file into r->self_check.known. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -302,8 +303,8 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-// Sets *verdict to what is known of the key; returns whether anything is. A line has the kind, the text and the key, with
-// tabs between; the last one counts.
+// Sets *verdict to what `known` says of the key; returns whether it says anything. A line has the kind, the text and
+// the key, with tabs between; the last line with the key counts.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
     static const char *const kinds[] = {"right", "wrong"};
     bool found = false;
@@ -328,7 +329,7 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
     }
     return found;
 }
-// Adds a verdict to lines of verdicts.
+// Adds a verdict to *lines (NULL: none yet), which are allocated anew.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
@@ -336,7 +337,6 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
         fail("out of memory");
     free(before);
 }
-// The name of a backend's kernels on this device.
 static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
     case ATTENTION_FLASH: return flash_describe(dev);
@@ -354,8 +354,8 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Adds the lines of rank 0's verdicts to the file in --out, whose folder is there, and what was refused to log.jsonl,
-// which is open. Where the file can't be written this is said.
+// Adds rank 0's new verdicts to the file in --out, whose folder exists, and what was refused to log.jsonl, which is
+// open. Warns where the file can't be written. Frees the lines of verdicts.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -380,7 +380,7 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank, whose environments may differ, asks for the check. Every rank calls this.
+// Whether any rank asks for the check of `backend`: their environments may differ. Every rank calls this.
 static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
@@ -392,8 +392,8 @@ static bool self_check_is_wanted(struct run *r, enum attention_backend backend) 
     }
     return r->dev.open && parallel_largest(r->parallel, wanted && backend != ATTENTION_FUSED, "whether to check");
 }
-// The simpler backend that the rows of another are held against; ATTENTION_AUTO: none takes the shape, or its memory is more
-// than an eighth of what is free.
+// Returns the simpler backend that the rows of `backend` are held against; ATTENTION_AUTO: there is none, or it would
+// take more than an eighth of the free memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
     char reason[128];
@@ -431,9 +431,9 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.dropout = c->model.attention_dropout;
     return check;
 }
-// Shares this rank's verdict of a backend. Returns the backend that some rank found wrong; ATTENTION_AUTO: none did.
-// Where it is this rank's, too, *verdict says so. Every rank calls this, not all with the same backend where GPUs
-// differ.
+// Shares this rank's verdict of `backend`; GPUs may differ, and backends with them. Returns a backend that some rank
+// found wrong; ATTENTION_AUTO: no rank did. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if this
+// rank found its backend right and another came to no verdict. Every rank calls this.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
                                                enum attention_backend backend) {
     enum { RANKS = 1 << 24 };
@@ -456,9 +456,9 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless the verdict is known. Where any rank has found one wrong, refused[it]
-// (ATTENTION_BACKENDS_COUNT) says so from here on, in a text that stays as long as the run. Returns whether none has. Every
-// rank calls this, not all with the same backend where GPUs differ.
+// Checks a backend on this GPU, unless its verdict is known. Returns false where any rank found its backend wrong;
+// refused[the wrong one] (ATTENTION_BACKENDS_COUNT) then has the reason, which stays as long as the run. Every rank
+// calls this, with another backend where GPUs differ.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
@@ -489,7 +489,6 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     return false;
 }
 
-// The row of the start-up report.
 static void self_check_report(const struct run *r) {
     const struct self_check *s = &r->self_check;
     const bool is_old = s->seconds == 0;

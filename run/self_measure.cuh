@@ -2,8 +2,8 @@
 // own shape (run/time_attention.cuh), once the choice by rule has passed the self-check, and the fastest is taken. A
 // backend that is not judged yet is judged there first; cuDNN is opened there before it is in the run's own process.
 //
-// The times are lines of self_check.txt. By them a second start measures nothing and takes the same backend: another one
-// would change the bits of a run that goes on. docs/gpu/self-check.md is the page on it.
+// The times are lines of self_check.txt. By them a second start measures nothing and takes the same backend: another
+// one would change the bits of a run that goes on. docs/gpu/self-check.md is the page on it.
 #pragma once
 #include "run/self_check.cuh" // the child, its verdicts and their file
 
@@ -24,8 +24,8 @@ static const char SELF_MEASURE_SLOWER[] = "is not faster on this GPU";
 struct measure_request {
     enum attention_backend rule; // the choice by rule, which has passed the self-check
     struct attention_check check;
-    bool others[ATTENTION_BACKENDS_COUNT]; // may be taken, too
-    uint64_t cudnn;                        // fused_installed; 0 where it may not be taken, too
+    bool others[ATTENTION_BACKENDS_COUNT]; // may be taken instead
+    uint64_t cudnn;                        // fused_installed(); 0 where fused is not among `others`
 };
 
 #define SELF_MEASURE_WORD FLOATX_NAME " measure "
@@ -143,14 +143,15 @@ static int self_serve(const char *request) {
 
 // ---- The parent ----
 
-// The backend whose work a child began last; ATTENTION_AUTO: none.
+// Finds the backend whose work a child began last; ATTENTION_AUTO: none.
 static enum attention_backend measure_last_at(const char *output) {
     int backend = ATTENTION_AUTO;
     for (const char *at = strstr(output, SELF_MEASURE_AT); at; at = strstr(at + 1, SELF_MEASURE_AT))
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Reads a child's line of a backend. Returns whether there is one.
+// Sets *verdict by a child's line of a backend: RIGHT with the time, WRONG with the reason; returns whether there is
+// one.
 static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
@@ -199,12 +200,12 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
     free(output);
 }
 
-// Writes the key of a candidate's verdict: the request's, and the candidate.
+// Writes the key of a candidate's verdict to key (SELF_CHECK_KEY bytes): the request's key, and the candidate.
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets the verdicts of all candidates, from the file or by a child. One that is known to be wrong is refused before any is
-// timed. Returns whether they are complete.
+// Sets verdicts[backend] of all candidates, from the known ones or by a child. Where one is known to be wrong nothing
+// is timed, so that it is refused first. Returns whether the verdicts are complete.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -230,15 +231,15 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
     return !*s->measured.missing;
 }
 
-// The milliseconds of a candidate on the slowest rank's GPU; 0: some rank can't take it, or has not timed it. Every rank
-// calls this.
+// Returns the milliseconds of a candidate on the slowest rank's GPU; 0: some rank can't take it, or has not timed it.
+// Every rank calls this.
 static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
     const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
     const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
     const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
     return slowest == INT_MAX ? 0 : 1e-3 * slowest;
 }
-// Whether any rank has found a candidate wrong, which refused[it] then says. Every rank calls this.
+// Whether any rank has found a candidate wrong; refused[backend] then has the reason. Every rank calls this.
 static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
                            const char **refused) {
     struct self_check *s = &r->self_check;
@@ -258,13 +259,13 @@ static bool measure_refuse(struct run *r, const struct self_verdict *verdict, en
     return true;
 }
 
-// The backends beside `rule` that auto may take for this run.
+// Finds the backends beside `rule` that auto may take for this run.
 static struct measure_request measure_request_of(struct run *r, enum attention_backend rule,
                                                  const struct attention_demands *demands) {
     struct measure_request m;
     struct attention_reasons reasons;
     struct cudaDeviceProp properties;
-    char never[256]; // whatever version is installed
+    char never[256]; // why cuDNN can't take the shape, whatever version is installed
     memset(&m, 0, sizeof m);
     m.rule = rule;
     m.check = self_check_of(r, rule);
@@ -282,9 +283,9 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times what --attention-backend auto may take beside `rule`, its choice, and says in `demands` which is the fastest, and
-// what is not to be taken. REFUSED: a candidate was refused before any was timed. Returns the same on all ranks, each of
-// which calls this.
+// Times what --attention-backend auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is
+// not to be taken. REFUSED: a candidate was refused before any was timed. Every rank calls this, and all get one
+// result.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -319,7 +320,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     return (enum self_measure_result)parallel_largest(r->parallel, (int)result, "the time of attention");
 }
 
-// Forgets which backend is the fastest, since that one has turned out to be wrong, and that others are slower.
+// Forgets which backend is the fastest, since it has turned out to be wrong, and that others are slower.
 static void self_measure_forget(struct attention_demands *demands) {
     demands->fastest = ATTENTION_AUTO;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -327,7 +328,6 @@ static void self_measure_forget(struct attention_demands *demands) {
             demands->refused[i] = NULL;
 }
 
-// The row of the start-up report.
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
     char text[320] = "", took[64];

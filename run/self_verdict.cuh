@@ -17,13 +17,13 @@ struct self_verdict {
 // The times of attention's backends on the slowest rank's GPU.
 struct self_measured {
     double ms[ATTENTION_BACKENDS_COUNT];          // forward and backward of a layer; 0: not measured
-    char left_out[ATTENTION_BACKENDS_COUNT][320]; // why a backend is not among them; "": it is, or may not be chosen
-    char missing[256];                            // why nothing was measured, though it was tried; "": it was
+    char left_out[ATTENTION_BACKENDS_COUNT][320]; // why a backend was not timed; "": it was, or may not be chosen
+    char missing[256];                            // why measuring failed; "": it did not, or was not tried
     double seconds;                               // that measuring took; 0: known from before, or not tried
 };
 struct self_check {
     bool is_read;   // the file in --out has been read
-    char *known;    // lines of verdicts: that file's, then this start's; NULL: none
+    char *known;    // lines of verdicts: the file's, then this start's; NULL: none
     char *found;    // lines to add to the file; NULL: none
     double seconds; // of all checks
     struct self_verdict last;

@@ -1,5 +1,5 @@
-// Steps that take far longer than those before: on a machine that others use too, or with a disk that does not keep up, a run
-// gets slow by that without a word.
+// Finds steps that take far longer than earlier ones. On a machine that others use too, or with a disk that does not
+// keep up, a run would get slow without a word.
 #pragma once
 #include "runtime/sort.h" // compare_doubles
 #include <stdlib.h>       // qsort
@@ -7,14 +7,15 @@
 
 enum { SLOW_STEPS_KEPT = 31, SLOW_STEPS_LEAST = 15, SLOW_STEPS_PAUSE = 100 };
 struct slow_steps {
-    double ms[SLOW_STEPS_KEPT]; // of the newest steps of this batch, in a ring
-    int count;                  // of all steps of this batch
+    double ms[SLOW_STEPS_KEPT]; // of the newest steps of this batch size, in a ring
+    int count;                  // of all steps of this batch size
     int batch;
     int silent_until; // the step before which nothing is said
 };
 
-// Takes the time of a step. Returns the median of those before where this one took more than three times as long, and is
-// to be spoken of: once in a hundred steps, and not of steps of milliseconds, which anything delays. Else 0.
+// Records the time of a step. Returns the median of the recorded times where this one is more than three times as long
+// and is to be reported, else 0. Not reported are times below 200 ms, which anything delays, and more than one in a
+// hundred steps.
 static inline double slow_steps_take(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;

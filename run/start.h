@@ -1,5 +1,5 @@
-// The options that a run starts with. Those of a checkpoint (--resume) or of a model (--init-from) are added to the
-// command line's before config_resolve; after it they are checked against the checkpoint's and the other ranks'.
+// The options that a run starts with: the command line's and, added before config_resolve, the options of a checkpoint
+// (--resume) or a model (--init-from). Resolved, they are checked against the checkpoint's and the other ranks'.
 #pragma once
 #include "config/config.h"             // struct config
 #include "config/fp8.h"                // config_drop_unused_fp8
@@ -42,8 +42,8 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
         fail("/dev/null: %s", strerror(errno));
 }
 
-// Ends the job where the ranks' resolved options differ, except those of CONFIG_PER_RANK, or their variables of the
-// environment.
+// Ends the job where ranks differ in the program's version, in a resolved option without CONFIG_PER_RANK, or in a
+// variable of the environment (run/environment.h).
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -60,7 +60,7 @@ static void start_check_ranks(const struct config *config) {
     environment_check_ranks(config->parallel);
 }
 
-// Sets an option as if the user had given it. The text of a string is copied and never freed; a list's option_set copies.
+// Sets an option as if the user had given it. A string's text is copied and never freed; a list's option_set copies.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING;
     char *const copy = keeps ? strdup(text) : NULL;
@@ -72,8 +72,9 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // ---- from a checkpoint ----
 
-// The resolved value of a checkpoint's option, in `text` or elsewhere. One that is younger than the checkpoint had its
-// default, whatever its preset says by now; of the younger biases, that of --add-bias-linear.
+// Returns the value that an option had in the checkpoint's run, as text, in `text` or in the state. A newer option gets
+// its plain default, never a preset's value; newer options of projection biases get the value of --add-bias-linear,
+// which used to set both.
 static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
     const bool bias = row == CONFIG_ROW(model.add_attention_proj_bias) || row == CONFIG_ROW(model.add_mlp_bias);
     const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
@@ -106,8 +107,8 @@ static void start_take_choice(struct config *config, const struct trainer_state 
             start_set(config, chosen[i], checkpoint_resolved_option(text, state, chosen[i]));
 }
 
-// Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of
-// the same size, named on this command line or not: the sums then have the same bits.
+// Takes over the tokens of a chunk of logits, which the checkpoint's run may have chosen by free memory, so that sums
+// keep their bits. Not where this command line names them, or another size of micro-batches.
 static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
                                   const bool by_user[CONFIG_ROWS_MAX]) {
     const int row = CONFIG_ROW(memory.loss_chunk_tokens), size = CONFIG_ROW(training.micro_batch_size);
@@ -118,8 +119,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
-// this command line gives them.
+// Takes over from the checkpoint, except what this command line gives: the options given to its run (not
+// CONFIG_THIS_START), what that run chose by itself, and all options that a resumed run can't change.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -154,7 +155,6 @@ static void start_take_options(struct config *config, const struct trainer_state
     config_drop_unused_fp8(config, by_user);
 }
 
-// Whether the run of the checkpoint trained with delayed scales.
 static bool start_had_delayed_scales(const struct trainer_state *state) {
     char format[OPTION_TEXT], recipe[OPTION_TEXT];
     return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
@@ -199,7 +199,7 @@ static void start_check(const struct config *config) {
 
 static void start_print_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
-// Finds the checkpoint of --resume and takes over its options. Rank 0 alone verifies it, which reads every byte.
+// Finds the checkpoint of --resume and takes over its options. Only rank 0 verifies it, since that reads every byte.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -227,7 +227,7 @@ static void start_resume(struct config *config) {
     trainer_state_free(&state);
 }
 
-// Ends the program where a new run's checkpoints would be written among those of an older run.
+// Ends the program where a new run would write its checkpoints among an older run's.
 static void start_check_new(const struct config *config) {
     char root[PATH_MAX];
     struct checkpoint_entries entries;
@@ -319,7 +319,8 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of the model of --init-from. The sequence length, unless given, is that of the presets.
+// Takes over the options of --init-from's model. --seq-length, unless given: the presets', at most the model's
+// positions.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
@@ -369,7 +370,7 @@ static void start_take_rows(struct config *config) {
 
 // ---- from adapters ----
 
-// Whether a folder has adapters of LoRA alone, no model.
+// Whether a folder has adapters of LoRA and no model.
 static bool start_is_adapters(const char *folder) {
     char path[PATH_MAX];
     bool has[2] = {false, false};
@@ -379,7 +380,7 @@ static bool start_is_adapters(const char *folder) {
             (size_t)snprintf(path, sizeof path, "%s/%s", folder, names[i]) < sizeof path && access(path, F_OK) == 0;
     return *folder && has[0] && !has[1];
 }
-// Sets an option from the adapters' settings; one that the user gave too must have the same value.
+// Sets an option from the adapters' settings. Ends the program where the user gave it another value.
 static void start_take_adapter(struct config *config, int row, const char *text) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     const bool was_given = config->given[row];

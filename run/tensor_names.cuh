@@ -2,13 +2,13 @@
 //
 // huggingface_tensors_of has a list for each architecture of Hugging Face, in the order of the file; a model of
 // ARCHITECTURE_OURS has the tensors of the parameters' table under their own names, without a list. A parameter that a
-// list lacks would be missing from every checkpoint, so that each list is checked against the table when a run starts.
+// list lacks would be missing from every checkpoint, so each list is checked against the table when a run starts.
 // Where the check fails, either add a tensor to the list, or let no architecture fit models with that parameter
 // (formats/huggingface.h).
 //
-// RoPE rotates pairs of elements that lie half a head apart. Where a model rotates the first R elements of a
-// head alone, its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back
-// when they are written, so that the R / 2 pairs that are rotated are the head's first.
+// RoPE rotates pairs of elements that lie half a head apart. Where a model rotates only the first R elements of a head,
+// its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back when they are
+// written, so that the R / 2 pairs that are rotated are the head's first.
 //
 // Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once
@@ -28,7 +28,7 @@ struct huggingface_tensor {
     bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: the outputs are q, k, v, each KV head repeated so many times
     bool interleaved;             // GPT-NeoX: the outputs are q, k, v of head 0, of head 1, ...; head_dim rows each
-    int turned_rows, rotary_dims; // in rows of the parameter below the first, the heads are permuted
+    int turned_rows, rotary_dims; // in the parameter's rows below turned_rows, heads are permuted
 };
 
 struct huggingface_tensors {
@@ -36,14 +36,14 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// The element of our head of D that a file has as element d, where RoPE rotates its first R alone. Ours are
-// the first R / 2 pairs, (i, i + D / 2).
+// Finds the element of our head of D that a file has as element d, where RoPE rotates only the first R. We keep the
+// rotated elements as the head's first R / 2 pairs, (i, i + D / 2).
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
     return d < R ? d + (D - R) / 2 : d - R / 2;
 }
-// The row of the parameter that output `row` of the tensor comes from.
+// Finds the row of the parameter that output `row` of the tensor comes from.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
     int ours = t->first_row + row;
     if (t->repeat > 1 && row >= t->q_rows) {
@@ -97,8 +97,8 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Repeats each KV head for every query head that uses it, where the model has fewer KV heads: GPT-2 has as many as
-// heads.
+// Repeats each KV head for every query head that uses it, if the model has fewer KV heads: GPT-2's file has one per
+// head.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -146,7 +146,7 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
     huggingface_add_head(b, "lm_head.weight");
 }
-// Permutes the heads of the first `rows` rows of the parameter, if RoPE rotates a part of each alone.
+// Marks the heads of the first `rows` rows of the parameter as permuted, if RoPE rotates only a part of each head.
 static void huggingface_turn_heads(struct huggingface_tensor *t, const struct huggingface_builder *b, int rows) {
     t->head_dim = b->shape->layer.D;
     t->rotary_dims = b->rotary_dims;
@@ -176,7 +176,8 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// The norms of a layer. A norm after attention has the name that elsewhere is of the one before the MLP.
+// Adds the norms of a layer. "post_attention_layernorm" is the norm before the MLP, except in models that also have a
+// norm behind attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
     huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
@@ -187,7 +188,7 @@ static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     huggingface_add_norm(b, l, PARAM_QNORM_W, "self_attn.q_norm.weight");
     huggingface_add_norm(b, l, PARAM_KNORM_W, "self_attn.k_norm.weight");
 }
-// Llama and what is like it. fused: q, k and v are one tensor, as gate and up are.
+// Lists the tensors of Llama and of models like it. fused: q, k and v are one tensor, as gate and up are.
 static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
     const struct layer_shape *s = &b->shape->layer;
     const int q = s->H * s->D, kv = s->G * s->D;
@@ -276,7 +277,7 @@ static void huggingface_tensors_check(const struct huggingface_tensors *tensors,
     free(held);
 }
 
-// All tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
+// Lists all tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
 // rotary_dims: elements of a head that RoPE rotates.
 static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
                                                          const struct model_shape *shape, enum architecture a,
@@ -334,8 +335,8 @@ static void huggingface_gather(float *out, const struct huggingface_tensor *t, c
                 row[c] = ours[huggingface_row(t, c) * width + r];
     }
 }
-// The inverse of huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor,
-// `in`, hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
+// Inverts huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor, `in`,
+// hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
 static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     const int64_t width = t->ours->cols;

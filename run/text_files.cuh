@@ -2,9 +2,9 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Finds such a file: beside the shards of training, else of validation, under their prefix; else, under `name`, in the
-// folder of the checkpoint or model that the run starts from, where alone settings of a model's generation are looked
-// for. Returns false where there is none.
+// Finds the file `name`: beside the shards of training, else of validation, under their prefix; else in the folder of
+// the checkpoint or model that the run starts from, the only place of a model's generation_config.json. Siblings of a
+// tokenizer.json beside the shards are only looked for there. Returns false where there is no such file.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};

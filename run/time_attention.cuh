@@ -1,5 +1,5 @@
-// The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape: launched
-// in turn, so that the GPU's clocks favor none.
+// The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape:
+// launched in turn, so that the GPU's clocks favor none.
 #pragma once
 #include "model/timeline.cuh"      // seconds_now
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
@@ -36,8 +36,8 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
-// Returns memory of the device that holds judge_numbers, a block of them again and again: with zeros a GPU would draw less
-// power, and run faster.
+// Returns memory of the device that holds judge_numbers, a block of them again and again: with zeros a GPU would draw
+// less power, and run faster.
 static floatX *timed_numbers(size_t bytes, struct device *dev) {
     const size_t block_bytes = 1 << 20, first = bytes < block_bytes ? bytes : block_bytes;
     floatX *const numbers = (floatX *)device_allocate(bytes), *const block = judge_numbers(first, 1);
@@ -95,13 +95,14 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
     return (seconds_now() - begin) / launches;
 }
 
-// The flops of a pass, forward and backward, which see half of all pairs of tokens.
+// The number of flops of forward and backward, which see half of all pairs of tokens.
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates, with as many sequences as fit into most_bytes and a pass of at most most_flops. One sequence that
-// exceeds these flops is shortened, by halves that are whole tiles: a pass may take half a minute. `begins` is called
-// before a backend's work is enqueued: who looks for the culprit of a fault has to know whose work it was.
+// Times the candidates, with as many sequences as fit into most_bytes and most_flops, and sets timing->seconds. One
+// sequence that exceeds most_flops is shortened, by halves that are whole tiles: else it may take half a minute.
+// `begins` is called before a backend's work is enqueued: who looks for the culprit of a fault must know whose work it
+// was.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

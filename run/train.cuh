@@ -34,7 +34,7 @@ static void enqueue_gradients(struct run *r) {
     }
 }
 // Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
-// results of all steps before must be known.
+// results of all earlier steps must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
     r->model->io.request = 0;
@@ -43,7 +43,7 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Does what enqueues work, watched: the host waits where CUDA's queue is full.
+// Runs `enqueue` under the device's watch: the host waits where CUDA's queue is full.
 static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_begin(r->device_watch);
     enqueue(r);
@@ -80,8 +80,8 @@ static void report_no_targets(struct run *r, int step) {
     log_event(&r->log, "step %d: no token of its batch has loss; nothing was updated", step + 1);
 }
 
-// Peak bytes of the device's memory. A GPU's driver takes longer to answer than the host to enqueue many kernels, so it
-// is asked in the first steps, which load kernels and record graphs, and then seldom.
+// Returns the peak bytes of the device's memory. A GPU's driver takes longer to answer than the host takes to enqueue
+// many kernels, so it is asked in the first steps, which load kernels and record graphs, and then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
     enum { FIRST_STEPS = 4, STEPS = 32 };
     const bool ask =
@@ -89,8 +89,8 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Fills in the log entry's model flops utilization of one rank, at its tokens per second. The peak stays what it was at the
-// start: one that the steps it judges could raise would call the fastest of these 100 %.
+// Fills in the log entry's model flops utilization of one rank, at its tokens per second. The peak is the start's: a
+// peak that steps could raise would call the fastest step 100 %.
 static void measure_utilization(const struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
@@ -190,14 +190,12 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Whether tasks are to be scored after step `done`.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return r->tasks &&
            (done == c->training.train_steps || due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
-// Whether the parameters are evaluated after step `done`.
 static bool evaluation_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return (r->val && due(c->evaluation.val_every, done, c->training.train_steps)) || tasks_due(r, done) ||
@@ -253,7 +251,7 @@ static bool must_finish_now(const struct run *r) {
 // Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
-// results of the step before it, so that it never idles. The update is enqueued after them.
+// results of the previous step, so that it never idles. The update is enqueued once they are known.
 static void train(struct run *r) {
     const struct config *c = r->config;
     step_starts(r);

@@ -1,8 +1,8 @@
 // The choice of the matrix products' algorithms before the first step, and the file that keeps it.
 //
-// Rank 0 chooses for all, so that their bits are the same: it takes the choices of a file, that of the checkpoint that
-// the run goes on from or of the folder of --out, and times the products that the file lacks. Products are those of a
-// training step and of a validation in it. Those of --generate, --eval-only and samples are left to the library's
+// Rank 0 chooses for all ranks, so that their bits are the same. It takes the choices of a file, from the checkpoint
+// that the run goes on from or from the folder of --out, and times the products that the file lacks: products of a
+// training step and of a validation in it. Products of --generate, --eval-only and samples are left to the library's
 // heuristics.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
@@ -58,8 +58,8 @@ static struct matmul_algorithms *tune_allocate(void) {
         fail("out of memory");
     return algorithms;
 }
-// The file's text of the choices that are kept and, as far as they have room, of the rows of `others`; the caller frees
-// it.
+// Returns the file's text (*bytes), which the caller frees: the choices that are kept and, as far as there is room, the
+// rows of `others`.
 static char *tune_text(const struct matmul_library *library, const struct matmul_algorithms *others,
                        const struct device *dev, size_t *bytes) {
     struct matmul_algorithms *algorithms = tune_allocate();
@@ -82,8 +82,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text, where they are of this GPU and library; else *note says that they are not. Those
-// of other products than this run's go to `others`. Returns what is wrong with the text, or NULL.
+// Keeps the choices of a file's text, if the GPU and the library are the same; else `note` says so. Choices for
+// products that this run lacks go to `others`. name: the file's. Returns what is wrong with the text, or NULL.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
@@ -112,8 +112,8 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Keeps the choices of the checkpoint's file, else of the one in --out, if there is one, and in `others` what it has of
-// other products. A broken one ends the run.
+// Keeps the choices of the checkpoint's file or, without one, of the file in --out; `others` gets the choices for other
+// products. path: the file's; "": there is none. A broken file ends the program.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->data.out};
@@ -135,13 +135,13 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Makes noise of the activations, which are free before the first step, and sets FP8's scales, which are not set yet.
+// Fills the activations, free before the first step, with noise, and sets FP8's scales, which are not set yet.
 static struct matmul_noise tune_begin(struct run *r) {
     const struct arenas *arenas = &r->model->timeline.arenas;
-    fp8_set_inverses(&r->model->fp8, 1, &r->dev); // of 0 all results would be 0, and tell nothing
+    fp8_set_inverses(&r->model->fp8, 1, &r->dev); // with 0 all results would be 0, and tell nothing
     return matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
 }
-// Zeros the gradients, into which products were computed, and FP8's scales.
+// Zeroes the gradients, into which products were computed, and FP8's scales, and frees the noise.
 static void tune_end(struct run *r, struct matmul_noise *noise) {
     struct gpt *m = r->model;
     if (!m->zero.grads_on_host)
@@ -164,7 +164,7 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Holds every product against sums in double.
+// Verifies every product against sums in double. Ends the program where one is wrong.
 static void tune_prove(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -172,7 +172,7 @@ static void tune_prove(struct run *r) {
         matmul_prove(library, &library->products[i], &noise, &r->dev);
     tune_end(r, &noise);
 }
-// Says what was found, for the start-up report.
+// Writes what was found to r->tuning, for the start-up report. path: the file of the choices that were not timed.
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
     const struct matmul_library *library = r->dev.matmul;
     double first_us = 0, us = 0, most = 0;
@@ -219,8 +219,7 @@ static int tune_replace_file(const char *path, const char *text, size_t bytes) {
         unlink(temporary);
     return problem;
 }
-// Writes the file into the folder of --out, and gives its text to the checkpoints. Where it can't be written this is
-// said, and the run goes on.
+// Writes the file into the folder of --out, or warns that it can't be. Gives its text to the saver, which frees it.
 static void tune_write(struct run *r, char *text, size_t bytes) {
     char path[PATH_MAX];
     const bool fits =
@@ -234,7 +233,8 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
-// Gives rank 0's choices to the others. One whose GPU or library is another keeps the heuristics' first, and says so.
+// Gives rank 0's choices to the other ranks. A rank with another GPU or library keeps the heuristics' first, and says
+// so.
 static void tune_share(struct run *r) {
     struct matmul_algorithms *others = tune_allocate();
     struct error_text error;
@@ -298,7 +298,7 @@ static void tune_matmuls(struct run *r) {
 
 #else
 
-// A CPU's backends are chosen by a table.
+// Does nothing: a CPU's backends are chosen by a table.
 static void tune_matmuls(struct run *r) {}
 
 #endif

@@ -1,5 +1,5 @@
-// Options that were given and that another option makes useless. The report says so, since a user who gave one expects it
-// to change something. An option whose loss makes another model than was asked for ends the program in config_resolve.
+// Options that were given and that another option makes useless. The report says so, since a user who gave one expects
+// it to change something. If the model would be another than was asked for, config_resolve ends the program instead.
 #pragma once
 #include "config/config.h" // struct config
 #include <stdio.h>         // printf

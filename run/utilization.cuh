@@ -4,7 +4,7 @@
 
 // Floating-point operations per token in forward and backward: a multiply-add counts as two, backward as twice the
 // forward, recomputation as nothing. Matmuls: 6 W, where W are the weights that they read, without the padding of the
-// head; 4 for those that are frozen, 2 where backward has ended above. Attention's two products, of L layers with H
+// head; 4 W of frozen weights, 2 W where backward has ended above. Attention's two products, of L layers with H
 // heads of size D at sequence length T, where backward goes through all of them:
 //   done  12 L H D times the keys that a token sees on average: (T + 1) / 2, itself included, or what a window leaves
 //         of them; what documents hide is counted as seen
@@ -13,7 +13,7 @@
 struct flops_per_token {
     double done, palm;
 };
-// Forward flops a token of one layer.
+// Flops per token of one layer's forward.
 struct layer_flops {
     double matmuls, attention;
 };
@@ -25,7 +25,7 @@ static struct layer_flops layer_flops_of(const struct layer_shape *s) {
             flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
     return flops;
 }
-// Sums the flops a token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
+// Sums the flops per token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
 static double head_flops(const struct gpt *m, bool padded) {
     double flops = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
@@ -49,7 +49,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
             matmuls += (beside_rows + 2 * !t->frozen) * (double)t->count;
         }
     }
-    struct layer_shape all = *s; // of which a query sees each key
+    struct layer_shape all = *s; // where a query sees each key
     all.keys = s->T;
     const double layers = 3.0 * L - 2 * below; // backward is twice the forward
     const struct flops_per_token flops = {matmuls + layers * layer.attention,
@@ -57,7 +57,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     return flops;
 }
 
-// Bytes of the operands and the workspace of a square matmul of size n.
+// The number of bytes of the operands and the workspace of a square matmul of size n.
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
@@ -98,7 +98,7 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     }
     return best;
 }
-// measure_matmul in the activations arena, before the first step or between steps.
+// Measures the matmul peak in the activations arena, before the first step or between steps.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
                           m->config.training.seed, m->dev);

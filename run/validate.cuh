@@ -3,15 +3,15 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
-// The number of batches that validation takes. The last one of examples to finetune on, which may be few, may have rows
-// beyond the last sample; else what does not fill a batch is left out.
+// The number of batches that validation takes. What does not fill a batch is left out, except of examples to finetune
+// on, which may be few, and of samples for less than one batch: the last batch then has rows beyond the last sample.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// The next batch, the `number`th, of the validation data, in which rows beyond the last sample do not count.
+// Reads the next batch of the validation data, the `number`th of all. In rows beyond the last sample no target counts.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -21,7 +21,7 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order
+// Computes the mean loss over the first --val-steps batches of the validation data, always the same, added in an order
 // that does not depend on the number of ranks. *targets: how many counted. NAN where a signal stopped the validation.
 static double validate(struct run *r, double *targets) {
     const struct config *c = r->config;
@@ -77,7 +77,7 @@ static void repeat_validation(struct run *r) {
     }
 }
 
-// --eval-only: prints the validation loss. Returns the exit status.
+// Prints the validation loss, for --eval-only. Returns the exit status.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

@@ -1,4 +1,4 @@
-// A watch over what waits for a GPU: where that takes long, what the GPU was given last is said. The run goes on.
+// A watch over what waits for a GPU: where that takes long, a warning names what was enqueued last. The run goes on.
 #pragma once
 #include "kernels/device.cuh"         // struct device, device_is_gpu
 #include "runtime/machine/error.h"    // fail

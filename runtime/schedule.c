@@ -1,7 +1,7 @@
 #include "runtime/schedule.h"
 #include <math.h> // cos, fma, pow, sqrt
 
-// The share of lr - min_lr that is left after the fraction `done` (0 to 1) of a decay.
+// Returns the share of lr - min_lr that is left after the fraction `done` (0 to 1) of a decay.
 static double cosine_decay(double done) { return 0.5 * (cos(3.14159265358979323846 * done) + 1); }
 
 static double wsd_decay(enum lr_wsd_decay_style style, double done) {
@@ -14,7 +14,7 @@ static double wsd_decay(enum lr_wsd_decay_style style, double done) {
     __builtin_unreachable();
 }
 
-// The share of lr - min_lr that is left at a step between the warm-up's end and decay_steps.
+// Returns the share of lr - min_lr that is left at a step between the warm-up's end and decay_steps.
 static double decay_of_step(const struct schedule *s, int64_t step) {
     const double done = (double)(step - s->warmup_steps) / (double)(s->decay_steps - s->warmup_steps);
     const int64_t wsd_start = s->decay_steps - s->wsd_decay_steps;

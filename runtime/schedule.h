@@ -1,5 +1,5 @@
-// Learning-rate schedules, as Megatron-LM defines them: linear warm-up, then a decay from lr to min_lr;
-// and its warm-up of the batch.
+// Learning-rate schedules, as Megatron-LM defines them: linear warm-up, then a decay from lr to min_lr; and its warm-up
+// of the batch.
 #pragma once
 #include <stdint.h>    // int64_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -25,24 +25,24 @@ struct schedule {
     enum lr_decay_style style;
     enum lr_wsd_decay_style wsd_style; // the shape of the decay at the end of LR_DECAY_WSD
     double lr, min_lr;
-    int64_t warmup_steps; // the first steps, in which the rate rises to lr
-    int64_t decay_steps;  // the step, counted from the run's start, from which on the rate is min_lr
-    int64_t
-        wsd_decay_steps; // LR_DECAY_WSD (warm-up, stable, decay): how many steps before decay_steps the decay begins
+    int64_t warmup_steps;    // the first steps, in which the rate rises to lr
+    int64_t decay_steps;     // the step, counted from the run's start, from which on the rate is min_lr
+    int64_t wsd_decay_steps; // LR_DECAY_WSD (warm-up, stable, decay): length of the decay, which ends at decay_steps
 };
 
-// The sequences of a step: `start` at first, then by `increment` more up to `batch`. Each of the smaller sizes lasts for
-// an equal part of the first `samples` sequences.
+// The sequences of a step: `start` at first, then by `increment` more up to `batch`. Each smaller size lasts for an
+// equal part of the first `samples` sequences.
 struct batch_ramp {
     int start, increment, batch; // batch - start is a multiple of increment
     int64_t samples;             // below 2^38; 0: every step has `batch`
 };
 
 __BEGIN_DECLS
-// The learning rate of a step, counted from 0. Megatron-LM warms up by step/warmup_steps, which wastes the first step
+// Returns the learning rate of a step, counted from 0. Megatron-LM warms up by step/warmup_steps, which wastes step 0
 // on a rate of 0; here it is (step + 1)/warmup_steps. The decay's first step, step == warmup_steps, has lr in both.
 double schedule_lr(const struct schedule *s, int64_t step);
-// The sequences of the step that begins after `consumed` ones, and of the first `steps` steps together.
+// The number of sequences of the step that begins after `consumed` sequences.
 int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed);
+// The number of sequences of the first `steps` steps together.
 uint64_t ramp_samples(const struct batch_ramp *ramp, int64_t steps);
 __END_DECLS

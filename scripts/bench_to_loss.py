@@ -85,7 +85,7 @@ MODELS = {
     ),
 }
 TIMED_STEPS, UNTIMED_STEPS = 40, 8  # of a stretch of --time-rounds; of these, not counted: caches and clocks settle
-COLOURS = ["#555555", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]  # Okabe and Ito's
+COLORS = ["#555555", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]  # Okabe and Ito's
 LEFT, PANEL, GAP, TOP, BOTTOM, WIDTH = 64, 400, 64, 64, 344, 960
 
 
@@ -341,7 +341,7 @@ def panel(results, target, y, left, unit, place):
     parts.append(plot_loss.text(left + PANEL / 2, BOTTOM + 38, unit, 13, anchor="middle"))
     parts.append(f'<g clip-path="url(#loss{left})">')
     parts.append(f'<clipPath id="loss{left}"><path d="M{left} {TOP}h{PANEL}V{BOTTOM}h{-PANEL}z"/></clipPath>')
-    for color, result in zip(COLOURS, results):
+    for color, result in zip(COLORS, results):
         logs = list(result.logs.values())
         curves = [[(x(place(result, log, step)), y(loss)) for step, loss in log.losses] for log in logs]
         if len(logs) > 1:
@@ -369,7 +369,7 @@ def draw(results, target, title):
     parts += panel(results, target, y, LEFT, "tokens", lambda result, log, step: log.at(log.tokens, step))
     right = LEFT + PANEL + GAP
     parts += panel(results, target, y, right, "seconds of training", lambda result, log, step: result.seconds(log, step))
-    for i, (color, result) in enumerate(zip(COLOURS, results)):
+    for i, (color, result) in enumerate(zip(COLORS, results)):
         middle, left = TOP + 16 + 18 * i, right + PANEL - 30 - 7 * max(len(result.recipe.name) for result in results)
         parts.append(f'<path d="M{left - 4} {middle}h22" stroke="{color}" stroke-width="2.2"/>')
         parts.append(plot_loss.text(left + 24, middle + 4, result.recipe.name, color=plot_loss.TEXT))
@@ -405,8 +405,8 @@ def chosen_recipes(model, given, data):
         recipes.append(Recipe(name, model, options, data))
     if len({recipe.name for recipe in recipes}) < len(recipes):
         raise Mistake("--recipe: a name is given twice")
-    if len(recipes) > len(COLOURS):
-        raise Mistake(f"--recipe: {len(recipes)} recipes; expected at most {len(COLOURS)} in one picture")
+    if len(recipes) > len(COLORS):
+        raise Mistake(f"--recipe: {len(recipes)} recipes; expected at most {len(COLORS)} in one picture")
     return recipes
 
 

@@ -22,7 +22,7 @@ import sys
 WIDTH, LEFT, RIGHT = 960, 72, 40
 LOSS_TOP, LOSS_BOTTOM, RATE_TOP, RATE_BOTTOM, HEIGHT = 78, 424, 450, 512, 562
 # Okabe and Ito's colors, which color-blind readers can tell apart: training, validation. A run each.
-COLOURS = [("#0072b2", "#d55e00"), ("#009e73", "#cc79a7"), ("#56b4e9", "#e69f00"), ("#555555", "#999999")]
+COLORS = [("#0072b2", "#d55e00"), ("#009e73", "#cc79a7"), ("#56b4e9", "#e69f00"), ("#555555", "#999999")]
 TEXT, FAINT, GRID = "#222222", "#666666", "#e6e6e6"
 COLUMNS = 600  # the thin line is drawn as the range of losses in each of so many columns when there are more steps
 
@@ -208,14 +208,14 @@ def frame(x, y, rate):
 
 def curves(runs, averages, x, y):
     parts = ['<g clip-path="url(#loss)">']
-    for (color, _), run in zip(COLOURS, runs):
+    for (color, _), run in zip(COLORS, runs):
         parts.append(
             line([(x(step), y(value)) for step, value in thinned(run.loss, x)], color, 1, 0.3) if run.loss else ""
         )
-    for (color, _), average in zip(COLOURS, averages):
+    for (color, _), average in zip(COLORS, averages):
         parts.append(line([(x(step), y(value)) for step, value in thinned(average, x)], color, 2.2) if average else "")
     parts.append("</g>")
-    for (_, color), run in zip(COLOURS, runs):
+    for (_, color), run in zip(COLORS, runs):
         points = [(x(step), y(value)) for step, value in run.val_loss]
         if points:
             parts.append(line(points, color, 1.4))
@@ -229,7 +229,7 @@ def curves(runs, averages, x, y):
 def legend(runs):
     """In the upper right corner, which a falling curve leaves free."""
     rows = []
-    for (train, val), run in zip(COLOURS, runs):
+    for (train, val), run in zip(COLORS, runs):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
         if run.loss:
             rows.append((prefix + "training, moving average", train, False))
@@ -280,7 +280,7 @@ def draw(runs, averages, title):
     if rate:
         parts += [
             line([(x(step), rate(value)) for step, value in thinned(run.rate, x)], colors[0], 1.6)
-            for colors, run in zip(COLOURS, runs)
+            for colors, run in zip(COLORS, runs)
             if run.rate
         ]
     return "\n".join(parts + legend(runs) + ["</svg>", ""])
@@ -296,7 +296,7 @@ def png_by_matplotlib(runs, averages, title, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9.6, 5.6), dpi=200)
-    for (train, val), run, average in zip(COLOURS, runs, averages):
+    for (train, val), run, average in zip(COLORS, runs, averages):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
         for points, style in (
             (run.loss, {"color": train, "lw": 0.6, "alpha": 0.35}),
@@ -319,7 +319,7 @@ def pale(color):
 def png_by_gnuplot(runs, averages, title, path):
     quoted = lambda content: '"' + content.translate(str.maketrans({'"': "'", "\\": "/", "\n": " "})) + '"'
     plots, data = [], []
-    for (train, val), run, average in zip(COLOURS, runs, averages):
+    for (train, val), run, average in zip(COLORS, runs, averages):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
         for points, style in (
             (run.loss, f'with lines lw 1 lc rgb "{pale(train)}" notitle'),
@@ -367,8 +367,8 @@ def run_script(arguments):
     )
     parser.add_argument("--title", help="headline (default: name of the run's folder)")
     options = parser.parse_args(arguments)
-    if len(options.logs) > len(COLOURS):
-        parser.error(f"{len(options.logs)} logs; expected at most {len(COLOURS)} in one picture")
+    if len(options.logs) > len(COLORS):
+        parser.error(f"{len(options.logs)} logs; expected at most {len(COLORS)} in one picture")
     if options.smooth is not None and options.smooth < 1:
         parser.error(f"--smooth is {options.smooth}; expected at least 1")
     logs = [os.path.join(log, "log.jsonl") if os.path.isdir(log) else log for log in options.logs]

@@ -11,7 +11,7 @@ from test_cli import Case, PROGRAM, run
 
 CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA", "")
 GPUS = {"A100": "8.0", "GeForce RTX 3090": "8.6", "GeForce RTX 4090": "8.9", "H100 80GB HBM3": "9.0", "B200": "10.0", "GeForce RTX 5090": "12.0"}
-NO_COLOUR = "#333333"
+NO_COLOR = "#333333"
 # Options of a plan beside its shape, and how often one is drawn.
 ROWS = [
     (0.5, ["--normalization=RMSNorm"]), (0.2, ["--normalization=RMSNorm", "--qk-layernorm"]),
@@ -190,7 +190,7 @@ class Picture(Plan):
             picture = self.drawn(*words, "--plan-gpu", "H200")
             drawn += bool(picture)
             with self.subTest(words=" ".join(words)):
-                self.assertNotIn(NO_COLOUR, picture)
+                self.assertNotIn(NO_COLOR, picture)
                 buffers = picture.partition('<g class="buffers"')[2].partition("</g>")[0]
                 for color, title in re.findall(r'fill="(#\w+)"><title>(.*?)</title>', buffers, re.S):
                     self.assertEqual(color_of.setdefault(title.split("\n")[2], color), color)

@@ -27,7 +27,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Slot 0 or 1 of a unit's stored gradients; NULL when planning.
+// Returns slot 0 (of a streamed unit also 1) of a unit's stored gradients; NULL when planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -38,12 +38,13 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
                                   "unit's stored gradients", unit_layer(z, unit));
     return bytes_behind(slots, (size_t)slot * bytes);
 }
-// The stored gradients from element `place` of this rank's on; NULL when planning.
+// Returns the address of this rank's stored gradients from element `place` on; NULL when planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
 
-// Begins to bring the stored sum of a unit's gradients into its buffer, where that holds it and it is not there yet.
+// Begins to copy the stored sum of a unit's gradients into the unit's buffer. Does nothing where backward does not add
+// in place (zero_adds_in_place), where there is no sum yet, and where the sum is there or on its way.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
     if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
@@ -54,8 +55,8 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to bring stored gradients into a slot; in the first micro-step of a step there are none, and the slot gets the
-// zeroes between tensors.
+// Begins to bring stored gradients into a slot. In a step's first micro-step there are none: the slot is zeroed, since
+// add_shard does not write the gaps between tensors.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -67,13 +68,13 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// As load_stored, of a unit that is not streamed, where slots are used: while the unit is reduced, or, with one rank,
-// computed.
+// Begins to bring a unit's stored gradients into slot 0, where slots are used and the unit is not streamed: while the
+// unit is reduced or, with one rank, computed.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
 }
-// Waits until the gradients that are on their way to the host are there. Their buffers are live in this phase.
+// Blocks later work of the device until the last stored gradients are on the host. Keeps their buffers live till then.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
@@ -87,11 +88,11 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
-// Zeroes between the tensors of a unit in its buffer, where no op writes: the buffer itself is stored and squared.
 static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
+// Zeroes the gaps between tensors in a unit's buffer, which no op writes: the whole buffer is stored and squared.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // behind the tensors so far
@@ -105,9 +106,9 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         zero_gap(z, whole + at - begin, end - at);
 }
-// To be called before a unit's backward makes its gradients. Where units have buffers, the unit's then holds the stored
-// sum, to which backward adds, or nothing yet (zero_adds says which), and the next unit's sum is fetched. A buffer that
-// is added to the stored sum (add_shard) may hold anything between its tensors.
+// Prepares a unit's buffer, before the unit's backward makes gradients. The buffer then holds the stored sum, to which
+// backward adds, or nothing yet (zero_adds says which), and the next unit's sum is being fetched. A buffer that is
+// added to the stored sum (add_shard) may hold anything between its tensors. Does nothing where units have no buffers.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -126,29 +127,29 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients, or, in the first micro-step, =.
-// Gaps between tensors stay zero.
+// sum (b->shard) += this rank's shard of bucket b in `whole`, its unit's gradients; = in a step's first micro-step. sum
+// is of grads_format. Gaps between tensors stay zero.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
-    // The counter is the rank's own; less the rank it is the same on all.
+    // Each rank's counter begins at its rank; less the rank, it is equal on all ranks.
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
                                0};
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
-// optimizer_sum_squares does with others.
+// Adds the squares of a bucket's stored gradients `sum` to the report, in a step's last micro-step: in the order of the
+// buckets, as optimizer_sum_squares does without offloading. ws: sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Adds buckets of a unit, reduced by now, to stored gradients on the device, `sum`, and takes their squares where they
-// will be on the host.
+// Adds a part of a unit's gradients `whole`, whose reduction it waits for, to `sum`, the stored gradients in device
+// memory. Of gradients on the host it adds the squares to the report; else ws may be NULL.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
-    for (int i = stored.first; i < stored.end && s->ranks > 1 && !planning; i++) // all, then ops, which are one graph
+    for (int i = stored.first; i < stored.end && s->ranks > 1 && !planning; i++) // all waits, then ops: one graph
         collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
     for (int i = stored.first; i < stored.end && !planning; i++) {
         const struct bucket *b = &s->buckets[i];
@@ -158,7 +159,7 @@ static void add_to_stored(struct zero *z, void *sum, const float *whole, struct 
             TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
     }
 }
-// Begins to store what `from` holds.
+// Begins to copy a part of a unit's summed gradients, at `from` in device memory, to the host.
 static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
     char name[64];
     z->grads_stores[slot] =
@@ -166,8 +167,8 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Adds a unit's gradients to those on the host by way of the slots: while one is in work, the next is loaded and the
-// one before stored.
+// Adds a unit's gradients `whole` to the sums on the host, through the slots on the device: while one part is added,
+// the next is loaded and the previous is stored. ws: sum_of_squares_workspace_bytes.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -186,7 +187,8 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Stores a unit's gradients, of which backward, and with several ranks the reduction, is done or waited for.
+// Stores a unit's gradients, behind its backward: adds them to the stored sum or, where backward has added in place,
+// begins to copy them to the host. Waits for their reduction. Opens a phase.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -208,8 +210,8 @@ static void collect_gradients(struct zero *z, int unit) {
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
-// To be called after a unit's backward: begins the reduction of its gradients, sharded ones in each micro-step, whole
-// ones in the last one. With one rank it stores them where the unit has a buffer.
+// Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
+// a step's last. With one rank it stores the gradients instead, where the unit has a buffer.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -238,12 +240,13 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Waits for the reduction of a unit's sharded gradients and adds this rank's shards to those of the micro-steps before.
+// Waits for the reduction of a unit's sharded gradients and adds this rank's shards to the sum of the step's earlier
+// micro-steps. Does nothing where gradients are not sharded.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
-// To be called at a micro-step's end: waits until all gradients are stored.
+// Waits, at a micro-step's end, until all gradients that are kept on the host are there.
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;

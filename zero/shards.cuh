@@ -33,7 +33,7 @@ struct shards {
     int64_t largest_shard;
 };
 
-// What a stage shards; with one rank, nothing.
+// Whether the optimizer's state is sharded. With one rank nothing is.
 static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
@@ -55,7 +55,7 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
 }
 
 static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
-                                   int64_t bucket_bytes) {
+                                   int64_t bucket_bytes) { // 0: a unit is one bucket
     const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
     struct shards s;
     memset(&s, 0, sizeof s);
@@ -82,22 +82,21 @@ static void shards_free(struct shards *s) {
     memset(s, 0, sizeof *s);
 }
 
-// Elements of a flat buffer on this rank, sharded or whole.
+// The number of a flat buffer's elements on this rank.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
-// The element of the whole flat buffer at which this rank's shard of a bucket begins.
+// Returns the element of the whole flat buffer at which this rank's shard of a bucket begins.
 static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
     return b->begin + s->rank * b->shard;
 }
 
-// The index, in this rank's buffer (sharded or whole), of element `at` of the flat buffers, which is in this rank's
-// shard of the bucket.
+// Returns the index, in this rank's buffer, of element `at` of the flat buffers, which is in its shard of the bucket.
 static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// The next range of [*at, end) that this rank's buffer holds: [*at, *at + n) of the flat buffer, at index *place of
-// this rank's buffer. Returns n; 0: nothing is left.
+// Finds the next range of [*at, end) that this rank's buffer holds. Sets *at to the range's first element and *place to
+// that element's index in this rank's buffer. Returns the number of elements; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

@@ -3,15 +3,15 @@
 // Offloading is sharding's schedule with copies over the bus: the host is one more rank, which holds what this rank
 // would.
 //
-//   parameters   a unit's are copied into the buffer that a sharded unit is gathered into; where they are sharded too,
-//                this rank's shards are, and the all-gather begins behind these copies
-//   gradients    in fp32 on one rank the unit's buffer starts from the stored sum, a unit ahead, and backward adds to
-//                it as it would in place. Else backward overwrites the buffer, which is reduced; this rank's shards
-//                of it are added to the stored sum, which comes and goes by slots
+//   parameters   a unit's parameters are copied into the buffer that a sharded unit is gathered into; where they are
+//                sharded too, only this rank's shards are copied, and the all-gather begins behind the copies
+//   gradients    in fp32 on one rank the stored sum is copied into the unit's buffer, a unit ahead, and backward adds
+//                to it as it would in place. Else backward overwrites the buffer, the buffer is reduced, and this
+//                rank's shards of it are added to the stored sum, which passes through the device by slots
 //
-// Gradients in bf16 take the second way wherever they lie: a micro-step's are summed in fp32 and rounded stochastically
-// once, when they are added to the stored sum. None of this changes a bit of what the same number of ranks computes
-// without offloading. Other numbers of ranks sum in another order, as they do in fp32.
+// Gradients in bf16 take the second way wherever they lie: the gradients of a micro-step are summed in fp32 and rounded
+// stochastically once, when they are added to the stored sum. Offloading changes no bit of what the same number of
+// ranks computes. Other numbers of ranks sum in another order, as they do in fp32.
 #pragma once
 #include "kernels/collectives.cuh"  // collective_all_gather
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
@@ -20,7 +20,7 @@
 #include "model/timeline.cuh"       // struct timeline, enum pass
 #include "zero/shards.cuh"          // struct shards
 
-// The parameters of a unit in one pass, or the stored sum of its gradients: whether they are in the unit's buffer.
+// Whether a unit's parameters in one pass, or the stored sum of its gradients, are in the unit's buffer.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
 
 // Where parameters and gradients lie and how gradients are stored.
@@ -30,9 +30,8 @@ struct zero_options {
     uint64_t seed;                           // of stochastic rounding
 };
 
-// The trained or the frozen tensors of this rank: parameters, and gradients of those that are trained. Whole or
-// sharded, by the stage; units in use are whole in any case. A unit may have no tensors of the kind, and then no
-// buckets.
+// The trained or the frozen tensors: this rank's parameters and, of trained tensors, gradients. They are whole or
+// sharded, as the stage says; a unit in use is whole in any case. A unit without tensors of the kind has no buckets.
 struct zero {
     struct shards shards;
     const struct parameters *table;   // not owned
@@ -48,7 +47,7 @@ struct zero {
     // micro-step, which each rank counts from its own rank on.
     double *squares;
     const uint64_t *micro_step;
-    struct flat_tensors tensors;   // of the table, which is in the device's memory too; not owned
+    struct flat_tensors tensors;   // the table's rows in the device's memory; not owned
     bool adds_up, last_micro_step; // of this micro-step: the step has gradients already; it is the step's last
     uint64_t *params_tickets;      // (buckets) all-gathers of parameters in flight, 0: none
     uint64_t *params_loads;        // (buckets) transfers of parameters to the device in flight, 0: none
@@ -109,13 +108,13 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// To be called when a region of the timeline begins: no unit is on the device then but where all are.
+// Marks all units as absent from their buffers, as they are when a region of the timeline begins.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// To be called before a micro-step's forward. adds_up: an earlier micro-step of the step has made gradients; when
-// planning, whether there is one that does. Else nothing of the step before is read: gradients are overwritten.
+// Begins a micro-step, before its forward. adds_up: an earlier micro-step of the step has made gradients (when
+// planning: the step has several micro-steps); else gradients are overwritten.
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -124,10 +123,11 @@ static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_
 static int64_t unit_elements(const struct zero *z, int unit) {
     return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
 }
-// Whether a unit's parameters, or gradients, are in a buffer of the unit while they are in use.
+// Whether a unit's parameters are in a buffer of the unit while they are in use.
 static bool zero_has_unit_parameters(const struct zero *z) {
     return shards_parameters(&z->shards) || z->params_on_host;
 }
+// Whether backward writes a unit's gradients into a buffer of the unit.
 static bool zero_has_unit_gradients(const struct zero *z) {
     return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
 }
@@ -135,22 +135,20 @@ static bool zero_has_unit_gradients(const struct zero *z) {
 static bool zero_adds_in_place(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
-// Whether backward adds to what the memory of gradients holds: to those of earlier micro-steps of the step. Else it
-// overwrites them.
+// Whether backward adds to what a gradient's memory holds, the sum of the step's earlier micro-steps, or overwrites it.
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
-// Bytes of this rank's gradients.
 static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
 
-// The layer of a unit, -1: the head's or the embeddings'.
+// Returns the layer of a unit; -1: the unit is the head's or the embeddings'.
 static int unit_layer(const struct zero *z, int unit) {
     const bool layer = unit != unit_of_head() && unit != unit_of_embeddings(z->table);
     return layer ? z->table->L - unit : -1;
 }
-// "parameters of layer 3", for messages about a collective.
+// Writes the name of a unit's `what`, such as "parameters of layer 3", to text and returns text.
 static const char *unit_name(const struct zero *z, int unit, char text[64], const char *what) {
     if (unit == unit_of_head())
         snprintf(text, 64, "%s of the head", what);
@@ -161,20 +159,21 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// The buffers of a unit's parameters, and of its gradients until they are reduced and stored; NULL when planning.
+// Returns the buffer of a unit's whole parameters in a pass; NULL when planning.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
                                      "unit's parameters", unit_layer(z, unit));
 }
+// Returns the buffer of a unit's gradients until they are reduced and stored; NULL when planning.
 static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
-// `bytes` behind `base`; NULL, when planning, has nothing behind it.
+// Returns the address `bytes` behind `base`; NULL where base is NULL, as when planning.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
-// The address of a parameter, and of its gradient; NULL when planning. The tensor is one of the layout.
+// Returns the address of a parameter in a pass; NULL when planning. t is of z's layout.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
     if (zero_has_unit_parameters(z)) {
         const int unit = unit_of(z->table, t);
@@ -183,6 +182,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
+// Returns the address of the gradient that backward writes of a trained tensor; NULL when planning.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
@@ -192,29 +192,28 @@ static float *zero_gradient(struct zero *z, const struct tensor *t) {
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
-// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets.
+// Blocks later work of the device until the collectives of a unit's `tickets` are done, and clears the tickets.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
         tickets[i] = 0;
     }
 }
-// Makes later work of the device wait for every all-gather of updated parameters in flight.
+// Blocks later work of the device until every all-gather of updated parameters in flight is done.
 static void zero_wait_for_updates(struct zero *z) {
     for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins to copy elements [at, at + n) of the flat buffer of parameters, at `place` of this rank's, into the buffer of
-// their unit. Returns the ticket.
+// Begins to copy elements [at, at + n) of the flat buffer of parameters, which begin at `place` of this rank's buffer,
+// into their unit's buffer `whole`. Returns the transfer's ticket.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
                              bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
-// Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards where these are on the
-// host.
+// Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards from the host, if any.
 static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -236,8 +235,8 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
                                   unit_name(z, unit, name, "parameters"), t->dev);
     }
 }
-// Begins to bring a unit's parameters into its buffer in the current phase, where it has one and they are not there
-// yet.
+// Begins, in the current phase, to bring a unit's parameters into the unit's buffer. Does nothing where units have no
+// buffers, and where the parameters are there or on their way.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
@@ -251,15 +250,14 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether all-gathers of the last update may be in flight for parameters without buffers of units. The first micro-step
-// behind it waits for all in its forward. Frozen parameters have none. Waits where there can be none would divide
-// recorded work for nothing (kernels/work_segments.cuh).
+// Whether all-gathers of the last update may be in flight for parameters that are not in buffers of units. Frozen
+// parameters have none. The forward of a step's first micro-step waits for all. A wait where there can be none would
+// divide recorded work for nothing (kernels/work_segments.cuh).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
-// To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
-// have buffers this is a phase of its own.
+// Waits for a unit's parameters (zero_prefetch's, or the last update's). Opens a phase where units have buffers.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -287,8 +285,8 @@ static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Uploads elements [at, at + n) of a flat buffer, those that this rank holds; parameters on the host are copied there.
-// `values`, in host memory, must stay until the device was waited for.
+// Copies what this rank holds of elements [at, at + n) of a flat buffer into `flat`, on the device or on the host.
+// values: (n) in host memory, which must stay until the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     const bool on_host = flat == z->params && z->params_on_host;

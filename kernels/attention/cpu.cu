@@ -1,17 +1,17 @@
 // Flash attention on the CPU (kernels/attention/flash.cuh): online softmax, and scores made again by backward.
 //
 // All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
-// down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain
-// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels up to g,
-// from 0 or from that of the first key that its first query sees, and no other is visited. Only panel g needs the
-// causal mask, which hides the padding too, as keys beyond T come after every query; only panels before the first key
-// that its last query sees need the mask of first keys.
+// down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and delta = rowsum(dout * out) are plain
+// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries. Strip g visits only the panels up
+// to g, from 0 or from the panel of the first key that the strip's first query sees. Only panel g needs the causal
+// mask, which hides the padding too, as keys beyond T come after every query. Only panels before the first key that the
+// strip's last query sees need the mask of first keys.
 //
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 //
-// K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another one
-// writes: the same bits for any number of threads.
+// K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another thread
+// writes, so that any number of threads gives the same bits.
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #if !defined(TARGET_CUDA)
@@ -37,8 +37,8 @@ struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// P^T = 2^(scale S^T - m) with the new maximum; `rescale` gets 2^(old m - new m), by which the sums so far shrink.
-// In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
+// P^T = 2^(scale S^T - m), m the new maximum, times `factors` unless NULL. rescale gets 2^(old m - new m), by which the
+// sums so far shrink. In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -99,7 +99,7 @@ static inline void flash_rescale(float *blocks, const float *rescale, int steps)
     }
 }
 
-// out = O / l and lse = ln 2 * m + ln l of one finished strip
+// out = O / l and lse = ln 2 * m + ln l of one finished strip; lse NULL: not written
 static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip,
                                const float *blocks, const struct flash_strip *state) {
     float inverse[BLOCK];
@@ -113,7 +113,7 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
         lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
 }
 
-// One tile of queries of one head against all panels that it may see.
+// Computes out and lse of one tile of queries of one head. place: where the tile's KV head is packed.
 ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *out, float *lse, const floatX *qkv,
                                       const struct flash *f, int b, int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
@@ -205,7 +205,7 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
         flash_forward_tile(LAYOUT_FP32, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
-// Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout.
+// Returns the bytes of packed K and V, 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements of 2 or 4 bytes.
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return 0;
@@ -235,7 +235,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
             flash_pack_all(&f, qkv, false);
             const int64_t jobs = (int64_t)shape.B * f.H * f.tiles;
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < jobs; i++) // head by head for the cache; of a head the longest tile first
+            for (int64_t i = 0; i < jobs; i++) // head by head for the cache; a head's longest tile first
                 flash_forward_job(out, lse, qkv, &f, i / f.tiles, f.tiles - 1 - (int)(i % f.tiles),
                                   i / f.tiles / f.group);
         }
@@ -249,7 +249,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 // A unit of work is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by
 // tile; the runs are cut so that their visible areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in
 // fp32 in a place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the
-// segments. The cut depends on the shape and the mask alone, the number of segments on the sizes alone.
+// segments. The cut depends only on the shape and the mask, the number of segments only on the sizes.
 
 // Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
 enum { FLASH_UNITS = 32 };
@@ -260,7 +260,7 @@ static inline int flash_segments(const struct flash *f) {
     return (int)(wanted < pairs ? wanted : pairs);
 }
 // The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group.
-// With one segment there are no cuts, and with several at most FLASH_UNITS - 1 sequences.
+// With one segment there are no cuts; with several there are at most FLASH_UNITS - 1 sequences.
 struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
@@ -287,7 +287,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
-// Panels that the pairs before `pair` reach.
+// The number of panels, from the first on, that the pairs before `pair` reach.
 static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;
@@ -306,7 +306,8 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
-// delta = D = rowsum(dout * out); padding rows get 0 everywhere, which makes their P 1 and their dS 0.
+// Packs `strips` strips of queries from strip `first` on, with their lse and delta = rowsum(dout * out). Padding rows
+// get 0 everywhere, which makes their P 1 and their dS 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
@@ -337,9 +338,9 @@ ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct fla
     }
 }
 
-// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta), times the slopes of capped scores where there are any
-// (capped, a constant); P^T as a left operand, dS^T as both, which in fp32 are one.
-// The factor `scale` that belongs to dS waits until dQ and dK are written.
+// P^T = 2^(scale S^T - lse) and dS^T = P^T * (dP^T - delta) of one block; where `capped`, a constant, dS^T times the
+// slopes. factors: dropout's, of P^T and dP^T, or NULL. P^T is written as a left operand, dS^T as a left and a right
+// one; in fp32 the two are one, ds_right. The factor `scale` that belongs to dS waits until dQ and dK are written.
 ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool capped, void *p, void *ds_left,
                                   void *ds_right, const float *scores, const float *dp, const float *lse_log2,
                                   const float *delta, const float *factors, const float *slopes, float scale_log2) {
@@ -377,8 +378,8 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
     }
 }
 
-// One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps)
-// blocks each. fresh: dk and dv are overwritten; else added to.
+// Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
+// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of FLASH_PANELS.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const struct flash_sight *sight,
                                         const struct flash *f, int64_t place, int panel, int slot, int first,
@@ -417,7 +418,7 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
     }
 }
 
-// One tile of queries of one head. Of the sums (panels, steps) the first `written` panels hold something already.
+// Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
 ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {
@@ -459,8 +460,8 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it,
-// in their order.
+// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over the segments that reached the panel, in
+// order.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -494,7 +495,7 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
     }
 }
 
-// The (query tile, query head) pairs of one segment of a KV head; dK and dV stay in `sums`, (2, panels, steps) blocks.
+// Computes dQ of one segment of a KV head. dK and dV stay in `sums`, (2, panels, steps) blocks.
 static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
                                 const float *lse, const struct flash *f, const struct flash_cuts *cuts, int64_t kv_head,
                                 int segment, int64_t place) {
@@ -510,9 +511,9 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     }
 }
 
-// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout;
-// and the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at
-// most 31 + max(1, B * Hkv).
+// Returns the bytes of packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each
+// by the blocks' layout; and of the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where
+// B * Hkv * segments is at most 31 + max(1, B * Hkv).
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_flash_backward_bytes(shape);

@@ -54,7 +54,7 @@ static inline int flash_queries_count(const struct flash *f, int first, int stri
     const int rest = f->shape.T - first * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
-// The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
+// Returns the packed blocks of panel `panel` of the KV head at `place`: a place has the room of one KV head.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
 }
@@ -65,11 +65,11 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// The first panel that a strip sees.
+// Returns the first panel that strip `strip` of sequence b sees.
 static inline int flash_begin(const struct flash *f, int b, int strip) {
     return f->shape.first_key ? f->shape.first_key[(int64_t)b * f->shape.T + strip * BLOCK] / BLOCK : 0;
 }
-// The visible area of a query tile of sequence b, in tiles; the last tile counts as full.
+// Returns a query tile's visible area in squares of a tile's width; the diagonal's and a short last tile count full.
 static double flash_area(const struct flash *f, int b, int tile) {
     if (!f->shape.first_key)
         return tile + 1;
@@ -85,7 +85,7 @@ static double flash_sequence_area(const struct flash *f, int b) {
         area += flash_area(f, b, tile);
     return area;
 }
-// The visible area of all sequences, in that of the sequence that sees most: B where all are alike.
+// Returns the visible area of all sequences over the area of the sequence that sees most: B where all are alike.
 static double flash_sequences(const struct flash *f) {
     double sum = 0, most = 0;
     for (int b = 0; b < f->shape.B; b++) {
@@ -104,7 +104,7 @@ static inline void flash_prefetch(const floatX *rows, int64_t stride, int count,
             __builtin_prefetch(rows + r * stride + d, 0, 2);
 }
 
-// What the strips of a query tile see: the panels from begin[s] on, of which those before whole[s] not by every query.
+// What the strips of a query tile see: the panels from begin[s] on; before whole[s] first_key hides keys of a panel.
 struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
@@ -122,17 +122,17 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
         sight->whole[s] = (keys[last] + BLOCK - 1) / BLOCK;
     }
 }
-// Which of the FLASH_PANELS panels from `group` on strip s of a tile sees, `strip` along T: none where begin >= end.
 struct flash_panels {
     int begin, end;
 };
+// Returns which of the FLASH_PANELS panels from `group` on strip s of a tile sees, strip `strip` along T; maybe none.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
     seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
     return seen;
 }
-// Masks a block of S^T of a tile's strip s: keys after the query lie below the diagonal of the block that has it.
+// Masks the block of S^T at `panel` and a tile's strip s, `strip` along T: keys after the query lie below its diagonal.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         for (int key = 1; key < BLOCK; key++)
@@ -148,8 +148,7 @@ static inline void flash_mask(float *scores, const struct flash_sight *sight, in
         }
 }
 
-// Scores S become the capped scaled scores softcap * tanh(scale S / softcap); slopes, unless NULL, their derivatives by
-// scale S.
+// scores (count) = softcap * tanh(scale scores / softcap). slopes (count) or NULL: the derivatives by scale scores.
 static void flash_cap(float *scores, float *slopes, int count, const struct flash *f) {
     const float inner = f->shape.scale / f->shape.softcap, softcap = f->shape.softcap;
     for (int i = 0; i < count; i += LANES) {
@@ -159,7 +158,7 @@ static void flash_cap(float *scores, float *slopes, int count, const struct flas
             vec_store(slopes + i, 1.0f - t * t);
     }
 }
-// What scores are multiplied by to be exponents of 2.
+// Returns what scores, capped where there is a softcap, are multiplied by to be exponents of 2.
 static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }

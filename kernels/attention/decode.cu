@@ -10,7 +10,7 @@
 
 enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
-// A thread copies one pack of a head; the heads of k and then those of v follow q's.
+// Copies one pack of a k or v head per thread. In a row of qkv, k's heads and then v's follow q's.
 static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
                                               const int32_t *ends, int capacity, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
@@ -35,7 +35,7 @@ void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int3
 struct decode_slice {
     float x[DECODE_SLICE];
 };
-// Elements [at, at + 8) of a head, zero past its D.
+// Returns elements [at, at + DECODE_SLICE) of a head, 0 past its D.
 DEVICE_FUNCTION struct decode_slice decode_load(const floatX *head, int at, int D) {
     struct decode_slice result;
     for (int i = 0; i < DECODE_SLICE; i += PACK) {
@@ -55,11 +55,11 @@ struct decode_sums {
     struct decode_slice values; // weighted sums
 };
 
-// Where a team's results lie in shared memory: its max, its total, then D sums.
+// Returns where a team's results lie in shared memory: its max, its total, then D sums.
 DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
 
-// A block computes one head of a sequence. A team of `lanes` lanes, a power of 2, takes a key at a time, 8 elements a
-// lane; then each element's thread adds the teams' results.
+// Computes one head of a sequence per block. A team of `lanes` lanes, a power of 2, takes a key at a time, DECODE_SLICE
+// elements a lane; then each element's thread adds the teams' results.
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
                             const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
@@ -152,7 +152,7 @@ enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MA
 // Vectors of a value that are summed in registers at a time.
 enum { DECODE_VECS = 4 };
 
-// Vector v of a head, its elements [v * XVEC_LANES, (v + 1) * XVEC_LANES); zero past its D.
+// Returns elements [v * XVEC_LANES, (v + 1) * XVEC_LANES) of a head, 0 past its D.
 static inline xvec decode_vec(const floatX *head, int v, int D) {
     const int rest = D - v * XVEC_LANES;
     return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);
@@ -171,8 +171,8 @@ static inline float decode_scores(float *scores, const xvec *q, const floatX *ke
     return max;
 }
 
-// Caps n scores, of which the largest is `max`. Returns the largest of the capped. Inlined, it took registers from the
-// loops of those who have no cap: 4 % of their time.
+// Applies the softcap to n scores, of which the largest is `max`. Returns the largest capped score. Inlined, it took
+// registers from the loops of models without a softcap: 4 % of their time.
 static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
 #pragma omp simd
     for (int j = 0; j < n; j++)

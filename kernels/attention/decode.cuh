@@ -12,9 +12,9 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// The k and v of (B, T) tokens, out of their qkv rows, become those of positions starts[b] to starts[b] + T - 1. Of
-// these, positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring, and where
-// prompts have different lengths the rows after a shorter one are no tokens, which must not push its own out.
+// Stores the k and v of (B, T) tokens, out of their qkv rows, in the caches, at positions starts[b] to starts[b] +
+// T - 1. Of these, only positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring,
+// and where prompts differ in length, the rows behind a shorter one are no tokens, which must not push its own out.
 void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      floatX *values,        // (B, Hkv, capacity, D)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -22,20 +22,20 @@ void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      const int32_t *ends,   // (B) in device memory; NULL: starts[b] + T, as all T tokens count
                      int capacity, struct attention_shape shape, struct device *dev);
 
-// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
-// own included: kv_cache_append comes first. shape.T is 1; its tables are not read.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
+// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
+// own included: kv_cache_append comes first. shape.T is 1; shape.first_key and shape.last_query are not read.
 void attention_decode(floatX *out,              // (B, H * D)
                       const floatX *qkv,        // (B, (H + 2 Hkv) * D)
                       const floatX *keys,       // (B, Hkv, capacity, D)
                       const floatX *values,     // (B, Hkv, capacity, D)
-                      const int32_t *positions, // (B)
+                      const int32_t *positions, // (B) of the new tokens, in device memory
                       int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 __END_DECLS
 
-// The slot of row `row` of (B, T) tokens; -1: the row is not stored.
+// Returns the slot of row `row` of (B, T) tokens; -1: the row is not stored.
 HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
     const int position = (int)position_of(starts, row, T);
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);
@@ -44,7 +44,7 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
 HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) { // keys that a sequence's token sees
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }
-// A score in units of ln 2 is decode_scale q k, which with a softcap is still to be capped by decode_cap.
+// Returns the factor of q k in a score in units of ln 2; with a softcap, its factor in the argument of decode_cap.
 HOST_DEVICE float decode_scale(struct attention_shape shape) {
     return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
 }

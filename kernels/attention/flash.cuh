@@ -1,12 +1,12 @@
-// What the flash attention backends offer: (Dao, "FlashAttention-2", 2023) memory linear in T, causal, grouped queries.
-// Of what forward computes, only the log-sum-exp of each row is kept for backward, which makes the scores again.
+// The flash attention backends (Dao, "FlashAttention-2", 2023): memory linear in T, causal, grouped queries. Of what
+// forward computes, only the log-sum-exp of each row is kept for backward, which makes the scores again.
 //
 //   flash_*   with dropout: kernels/attention/cpu.cu on the CPU, kernels/attention/sm80.cu (mma.sync, bf16) on a GPU
-//   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of compute
-//             capability 9.0, by kernels/attention/sm90_forward.cu and kernels/attention/sm90_backward.cu
+//   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of
+//             compute capability 9.0, by kernels/attention/sm90_forward.cu and kernels/attention/sm90_backward.cu
 //
-// amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken.
-// On a GPU pointers are aligned to 16 bytes. A shape that the backend has no kernel for is an error.
+// amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken. On a GPU pointers are aligned to 16 bytes. A shape that
+// the backend has no kernel for ends the program.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape, struct attention_backward_options
 #include "kernels/device.cuh"          // floatX, struct device
@@ -14,23 +14,23 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the backend can't take the shape; an empty text where it can. sm90's asks the
-// driver, which takes its time: call it once, not at each launch.
+// Writes to `reason` (size bytes) why the backend can't take the shape; an empty text where it can.
 void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev);
+// Writes a reason as flash_unavailable_reason does. Asks the driver, which takes its time: not for each launch.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
 const char *sm90_describe(void);
 
-// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = ln(sum of e^s) of each row's masked, scaled scores s.
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
+// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = ln(sum of e^s) of each row's masked, scaled scores s.
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                    struct device *dev);
-// The gradient of flash_forward; dqkv is written in full.
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
+// Computes the gradient of flash_forward. Writes all of dqkv.
 void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -39,18 +39,18 @@ void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev);
 
-// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
 size_t sm90_forward_workspace_bytes(struct attention_shape shape);
+// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
 void sm90_forward(floatX *out,       // (B, T, H * D)
                   float *lse,        // (B, H, T); NULL: not written
                   const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                   struct attention_shape shape, uint32_t *amax,
                   void *workspace, // used where shape.first_key is given
                   struct device *dev);
-// Runs of rows that backward sums dqkv's columns over.
+// The number of runs of rows over which backward sums dqkv's columns.
 int64_t sm90_bias_chunks(struct attention_shape shape);
-// The gradient of sm90_forward, and through RoPE where options.rotary is given; dqkv is written in full.
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
+// Computes the gradient of sm90_forward, and undoes RoPE on it where options.rotary is given. Writes all of dqkv.
 void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const floatX *dout, // (B, T, H * D)
                    const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)

@@ -1,4 +1,4 @@
-// The shape that every attention backend takes, and the features by which a backend may refuse one.
+// The shape of a call of attention, and the features by which a backend may refuse a shape.
 #pragma once
 
 #include "kernels/positions.cuh" // struct token_positions
@@ -15,13 +15,13 @@
     FEATURE(FULL, "attention without a causal mask")                                                                   \
     FEATURE(HIDDEN_KEYS, "keys that are hidden by documents or a window")                                              \
     ATTENTION_PLANTED_FEATURES(FEATURE)
-// The fields by which a shape asks for a feature: type, name, feature. In a shape that does not ask a field is 0.
+// The fields by which a shape asks for a feature: type, name, feature. 0: the shape does not ask for the feature.
 //   full        every query sees every key, not only those up to its own position
 //   softcap     > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2)
-//   first_key, last_query  which keys a query sees, where documents or a window hide some (kernels/attention/spans.cuh
-//               makes both): the query at t sees keys first_key[b, t] to t, the key at t is seen by queries t to
-//               last_query[b, t]. Both rise with t or stay. (B, T) in device memory each; both NULL: a query sees every
-//               key up to its own position.
+//   first_key, last_query  tables (B, T) in device memory of what documents or a window leave visible, which
+//               attention_spans fills (kernels/attention/spans.cuh): the query at t sees the keys first_key[b, t] to t,
+//               the key at t is seen by the queries t to last_query[b, t]. Neither table falls along T. NULL, in both
+//               fields: a query sees every key up to its own position.
 #define ATTENTION_ASKS(FIELD)                                                                                          \
     FIELD(bool, full, FULL)                                                                                            \
     FIELD(float, softcap, SOFTCAP)                                                                                     \
@@ -45,7 +45,7 @@ enum attention_feature {
     ATTENTION_FEATURES(BIT_ROW)
 #undef BIT_ROW
 };
-// The first of a set of features, in words; NULL: the set is empty.
+// Returns the words of the first feature in a set; NULL: the set is empty.
 static inline const char *attention_feature_name(unsigned features) {
 #define NAME_ROW(id, words)                                                                                            \
     if (features & FEATURE_##id)                                                                                       \
@@ -76,7 +76,6 @@ static_assert(sizeof(struct attention_shape) == sizeof(struct attention_shape_si
                   offsetof(struct attention_shape, full) == offsetof(struct attention_shape_size, full),
               "a field by which a shape asks for something is a row of ATTENTION_ASKS, so that backends refuse it");
 
-// The features that a call asks for: by its shape, and by its dropout.
 static inline unsigned attention_asked(struct attention_shape shape, float dropout) {
     unsigned asked = dropout > 0 ? FEATURE_DROPOUT : 0;
 #define ASK_ROW(type, name, feature)                                                                                   \

@@ -18,13 +18,14 @@
 //   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
 //   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
 //   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
-// - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal,
-//   a tile of keys those of queries up to last_query of its last key; others are not visited. Tiles at either edge are
-//   masked, by first_key where rows are queries and by last_query where they are keys. Blocks start in the order of
-//   plain causal attention: with documents of T / 8 they end about as unevenly as there (arithmetic, in tiles, at T
-//   8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of 512 less so (6 %).
-// - An amax is taken by a pass of its own, where rope_backward does not: in the kernels, even at their end, it made
-//   ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
+// - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal;
+//   a tile of keys meets the tiles of queries from the diagonal to last_query of its last key. Others are not visited.
+//   Tiles at either edge are masked, by first_key where rows are queries and by last_query where they are keys. Blocks
+//   start in the order of plain causal attention: with documents of T / 8 they end about as unevenly as without
+//   (arithmetic, in tiles, at T 8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of
+//   512 less so (6 %).
+// - An amax is taken by a pass of its own, where rope_backward does not take it: in the kernels, even at their end, it
+//   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #if defined(TARGET_CUDA)
@@ -52,11 +53,11 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// `rows` queries or keys of one of `heads` heads a block.
+// Returns a grid of blocks that have `rows` queries or keys of one head each; heads: of one sequence.
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// What the kernel of a plan takes of the arguments; `spans` is the table of its rows.
+// Returns the arguments that the kernel of a plan takes. spans: the table of the kernel's rows; NULL: causal.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -90,7 +91,7 @@ struct flash_backward_launcher {
     }
 };
 
-// Picks the instance of a tile of D columns, where there is no softcap, nor spans with dropout.
+// Runs the instance of a tile of D columns, where there is neither a softcap nor spans with dropout.
 template <class launcher, int D>
 static void flash_choose_plan(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool dropout = a.dropout.p > 0, exact = a.head_dim == D;
@@ -107,7 +108,7 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
-// A softcap, and spans with dropout, are rarer: instances that take every head that their tile holds.
+// Runs the instances for a softcap, or spans with dropout: rarer ones, which take every head that their tile holds.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)
@@ -115,7 +116,7 @@ static void flash_choose_any(const struct flash_any_arguments &a, struct attenti
     else
         launcher::template launch<D, false, true, FLASH_ANY>(a, shape, dev);
 }
-// The smallest tile that holds a head.
+// Runs the instance of the smallest tile that holds a head.
 template <class launcher>
 static void flash_choose(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool any = shape.softcap > 0 || (shape.first_key && a.dropout.p > 0);
@@ -189,7 +190,7 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 
 #else
 
-// Never reached: flash_unavailable_reason says so.
+// Fails. Never reached: flash_unavailable_reason says so.
 void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
                    uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");

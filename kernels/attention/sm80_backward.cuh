@@ -1,4 +1,4 @@
-// Flash attention's backward by mma.sync, two kernels: of dQ, and of dK and dV. kernels/attention/sm80.cu states the
+// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. kernels/attention/sm80.cu states the
 // policy.
 #pragma once
 #include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
@@ -6,11 +6,11 @@
 
 // --- Backward: P and dS of a chunk --------------------------------------------------------------------------------
 
-// From an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). `mask` is dropout's: P is scaled
-// by it as in forward, and dP before it is used. Where scores are capped, dS is multiplied by 1 - tanh^2.
 struct backward_element {
     float p, ds;
 };
+// Returns P and dS from an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). mask: dropout's
+// factor, of the P that is returned and of dP. Where scores are capped, dS is multiplied by 1 - tanh^2.
 template <class plan>
 DEVICE_FUNCTION struct backward_element backward_one(const typename plan::arguments &a, float s, float dp,
                                                      float scale_log2, float lse_log2, float delta, float mask,
@@ -45,7 +45,7 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int STAGES = D == 256 ? 1 : 2;
     static constexpr bool IN_REGISTERS = D < 256; // Q and dO
     static constexpr int ROWS_BYTES = QUERIES * 2 * D, TILE_BYTES = KEYS * 2 * D, STAGE_BYTES = 2 * TILE_BYTES;
-    // Where Q and dO stay in registers, K and V come to where they were.
+    // Where Q and dO stay in registers, K and V take their place in shared memory.
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * ROWS_BYTES;
     static constexpr int STAGES_END = STAGES_AT + STAGES * STAGE_BYTES;
     static constexpr int SHARED_BYTES = STAGES_END > 2 * ROWS_BYTES ? STAGES_END : 2 * ROWS_BYTES;
@@ -58,8 +58,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// delta = rowsum(dO O) of this lane's rows, each row by its quad; both it and lse log2(e) are kept for the other
-// kernel.
+// Computes delta = rowsum(dO O) of this lane's rows, a row by its quad; lse log2(e) and delta go to the other kernel.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -120,7 +119,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
             break; // no row of this warp sees the chunk
         if constexpr (MASKED && plan::SPANS)
             if (first_key + chunk + plan::CHUNK <= first_key_of<plan>(a, token, first_row))
-                continue; // nor this one
+                continue; // no row of this warp sees a key as early as these
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
@@ -159,7 +158,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
     }
 }
 
-// One tile: waits for its K and V, starts the copy of the next, multiplies.
+// Loads a tile's K and V, or, with two stages, waits for these and loads the next tile's; then multiplies.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          const struct head_views &view, int64_t head, int first_row, int tile,
@@ -184,7 +183,7 @@ DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &stat
     backward_query_tile<MASKED, plan>(state, a, view.token, head, first_row + warp_row, tile * KEYS, stage);
 }
 
-// One block: dQ of plan::QUERIES queries of one head; the blocks with the most keys start first.
+// Computes dQ of plan::QUERIES queries of one head per block. The blocks with the most keys start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     flash_backward_query_kernel(const typename plan::arguments a) {
@@ -248,8 +247,8 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
-    // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into
-    // the registers of one. Both make S and dP.
+    // At 256 two warps share the same keys, each with half of the columns of dK and dV: one warp has not the registers
+    // for all columns. Each of the two makes S and dP.
     static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
@@ -321,7 +320,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
             continue; // these queries see no key of this warp
         if constexpr (MASKED && plan::SPANS)
             if (first_query + chunk > last_query_of<plan>(a, token, first_key + 16 * M - 1))
-                break; // nor do these, and those that follow
+                break; // from here on no query sees a key of this warp
         const int query = first_query + chunk - first_key + lane_column() - lane_row(); // as seen from the key
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
@@ -365,7 +364,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     }
 }
 
-// One step: waits for its queries, starts the copy of the next ones, multiplies.
+// Loads a step's queries, or, with two stages, waits for these and loads the next step's; then multiplies.
 template <class plan>
 DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,
@@ -392,7 +391,7 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
         backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);
 }
 
-// One block: dK and dV of plan::KEYS keys of one KV head; the blocks with the most queries start first.
+// Computes dK and dV of plan::KEYS keys of one KV head per block. The blocks with the most queries start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     flash_backward_key_kernel(const typename plan::arguments a) {

@@ -12,10 +12,10 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 256 ? 1 : 2;     // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS; // of a block
-    // Of a tile. Where a query sees every key up to its own, spans give the same tiles, and so the same bits.
+    // Of a tile. FLASH_SPANS has the tiles of FLASH_CAUSAL, and so the same bits where spans hide nothing.
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
-    // UNROLL: of the loop over D. SKIP_LEFT: a warp tests whether a tile lies before all that its rows see. MASK_ALL: every
-    // tile is masked, so that the loop over tiles has one body.
+    // UNROLL: of the loop over D. SKIP_LEFT: a warp tests whether a tile lies before all that its rows see. MASK_ALL:
+    // every tile is masked, so that the loop over tiles has one body.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 // see thread_index()
     static constexpr int UNROLL = 1;
     static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128, HIDE_VALUES = SPANS || DROPOUT;
@@ -39,7 +39,7 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Online softmax: s becomes exp2((s - maximum) scale_log2); o and sum are rescaled to the new maximum.
+// Updates the online softmax: s = exp2((s - maximum) scale_log2), with o and sum rescaled to the new maximum.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -87,7 +87,7 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
-// Hides the keys before the first that a row sees.
+// Masks the keys before the first that a row sees.
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {
@@ -129,8 +129,8 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// One tile of keys, `lowest` being the last. On entry the copies of K of this tile, and all before, are in flight; on
-// return that of the next K is. There is one buffer each for K and V: V arrives while S is made, the next K while O is.
+// Adds a tile of keys; `lowest` is the last. On entry the copies of this tile's K, and all earlier copies, are in
+// flight; on return the next K's is. K and V have a buffer each: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
@@ -187,7 +187,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     }
 }
 
-// O / sum and lse = scale maximum + ln(sum).
+// Writes O / sum to out, and lse = scale maximum + ln(sum), unless a.lse is NULL.
 template <class plan>
 DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typename plan::arguments &a,
                                     const struct head_views &view, int64_t head, int first_row, uint32_t queries) {
@@ -209,13 +209,13 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typ
                 state.o[m][n][2 * half + 1] *= inverse;
             }
         }
-    // This warp alone has read its rows of Q, and will not again.
+    // Only this warp has read its rows of Q, and it will not read them again.
     store_rows<plan, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a, queries,
                                             warp_row, 0, state.o);
 }
 
-// One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to the first that any of them
-// sees, so that a row's maximum is finite from its first tile on; the blocks with the most keys start first.
+// Computes plan::QUERIES queries of one head per block, the blocks with the most keys first. Keys are visited from the
+// diagonal down to the first that any query sees, so that a row's maximum is finite from its first tile on.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(const typename plan::arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;

@@ -14,7 +14,7 @@
 // Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
 enum flash_scores {
     FLASH_CAUSAL, // a query sees every key up to its own position
-    FLASH_SPANS,  // those from first_key on
+    FLASH_SPANS,  // a query sees its keys from first_key on
     FLASH_ANY     // a softcap or, with dropout, none; and with first_key or without
 };
 
@@ -33,18 +33,17 @@ struct flash_arguments {
     struct dropout dropout;
 };
 
-// threadIdx.x. What a thread computes from it for a tile is cheap to compute, but kept from tile to tile it takes
-// registers that the accumulators need. Where HIDDEN, the compiler computes it again. Which uses are hidden, and how
+// Returns threadIdx.x. What a thread computes from it for a tile is cheap, but kept from tile to tile it takes
+// registers that the accumulators need: where HIDDEN, the compiler computes it again. Which uses are hidden, and how
 // far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any plain causal forward
 // kernel, and least in others, on sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
 
-// What instances of FLASH_SPANS, and those of FLASH_ANY, take besides. Where arguments have more than 128 bytes, nvcc
-// 13.0 spills more.
+// What FLASH_SPANS and FLASH_ANY take besides. Where arguments have more than 128 bytes, nvcc 13.0 spills more.
 struct flash_spans_arguments : flash_arguments {
-    const int32_t *spans; // (B, T): first_key to the kernels of queries, last_query to that of keys; NULL: causal
+    const int32_t *spans; // (B, T): first_key in the kernels of queries, last_query in the kernel of keys; NULL: causal
 };
 struct flash_any_arguments : flash_spans_arguments {
     float unit;       // of scores: the softcap, or the scale where there is none
@@ -56,7 +55,7 @@ template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_argu
 template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
 template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
 
-// The size of a head: a constant where the tile has no columns past it.
+// Returns the size of a head: a constant where the tile has no columns past it.
 template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments &a) {
     return plan::PADDED ? a.head_dim : plan::D;
 }
@@ -92,20 +91,20 @@ template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
 }
 
-// ldmatrix's address of the 16 x 16 block at (row, column), both multiples of 16, given that of the block at (0, 0). As
-// blocks lie a multiple of 8 rows apart, only the lane's part and a constant meet in the XOR.
+// Returns ldmatrix's address of the 16 x 16 block at (row, column), both multiples of 16. origin: the address of the
+// block at (0, 0). As blocks lie a multiple of 8 rows apart, only the lane's part and a constant meet in the XOR.
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
     constexpr int GROUP_COLUMNS = 8 * tile_layout<D>::GROUP;
     return (origin ^ (uint32_t)(column % GROUP_COLUMNS * 2)) +
            (uint32_t)(column / GROUP_COLUMNS * (2 * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
 }
-// The block at (0, 0) with its four 8 x 8 matrices in the order down, then right: a left operand, or, transposed by
-// ldmatrix, two right operands of 16 x 8 side by side.
+// Returns ldmatrix's address of the block at (0, 0), with its four 8 x 8 matrices in the order down, then right: a left
+// operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
-// In the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
+// Returns the address for the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -209,7 +208,7 @@ template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float
                 acc[m][n][i] *= factor;
 }
 
-// One step k of acc (16 M x 8 N) += left (16 M x D) . rows^T, with `rows` N/2 blocks of 16 rows from row `first` on.
+// acc (16 M x 8 N) += left (16 M x 16) . rows^T, step k over D; rows: N/2 blocks of 16 rows of a tile from `first` on.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
                                          int first, int k) {
@@ -238,8 +237,7 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
     }
 }
 
-// Accumulator fragments of columns 16 k .. 16 k + 15, rounded to bf16, as left operands: no lane needs another's
-// values.
+// left (16 M x 16) = columns 16 k .. 16 k + 15 of acc, rounded to bf16: no lane needs another's values.
 template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -248,9 +246,10 @@ template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], con
             left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Element i of fragment (m, n) of a warp is at row 16 m + 8 (i / 2) + lane_row() and column 8 n + i % 2 +
+// Element i of fragment (m, n) of a warp is at row fragment_row(m, i) + lane_row() and column fragment_column(n, i) +
 // lane_column(). The lane's part is kept apart from the constants, so that a comparison takes one register, not one for
 // each column.
+
 DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
@@ -258,8 +257,7 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
 
-// The first key that a query sees, and the last query that sees a key. Rows past T have those of the last row, so that
-// a query past T sees a key of the first tile that it meets.
+// Returns the first key that a query sees: past T the last row's, so that a query there sees a key of its first tile.
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
@@ -267,6 +265,7 @@ template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
 }
+// Returns the last query that sees a key: past T the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
@@ -274,7 +273,8 @@ template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
 
-// A capped score is softcap tanh(scale s / softcap): s becomes the tanh, and the softcap takes the scale's place.
+// A capped score is softcap tanh(scale s / softcap): capped_score() makes s the tanh, and score_unit() is the softcap.
+
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
@@ -290,12 +290,11 @@ DEVICE_FUNCTION float capped_score(float s, float factor) {
 
 // --- Dropout ------------------------------------------------------------------------------------------------------
 
-// The four words of block element / 4, as dropout_scale() of kernels/random.cuh makes them.
+// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh makes them.
 DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
     return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
                       (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
 }
-// 1 where the element is kept.
 DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct philox_words &words, uint64_t element) {
     const uint32_t even = element & 2 ? words.word[2] : words.word[0],
                    odd = element & 2 ? words.word[3] : words.word[1];
@@ -313,8 +312,8 @@ template <int M, int COLUMNS> struct dropout_bits {
         const int bit = ((2 * m + i / 2) * (COLUMNS / 8) + n) * 2 + i % 2;
         return word[bit / 32] >> bit % 32 & 1 ? kept : 0.0f;
     }
-    // first: number of the lane's first element; a step to the right and one down add `right` and `down` to it. The
-    // lane's elements come in pairs side by side; where `right` is 1, mostly both are in one block of four.
+    // Sets the bits. first: the number of the lane's first element; a step to the right adds `right`, a step down
+    // `down`. The elements come in pairs side by side; where `right` is 1, a pair mostly lies in one block of four.
     __device__ __forceinline__ void make(const struct dropout &d, uint32_t step, uint64_t first, uint64_t right,
                                          uint64_t down) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Whether attention by wgmma can be had and what it takes, in every build; in a build without it, the reason why not.
+// What every build knows of attention by wgmma: whether a GPU takes it, and its sizes. Without it, calls fail.
 #include "kernels/attention/flash.cuh" // the prototypes
 #include "kernels/gpu_sizes.cuh"       // gpu_sm90_unavailable_reason, gpu_sm90_backward_bytes
 
@@ -29,7 +29,7 @@ void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape s
     else
         snprintf(reason, size, "takes bf16 on a GPU alone");
 }
-// Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
+// Fails. Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");

@@ -10,10 +10,10 @@
 //   one behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which
 //   multiply by wgmma; they synchronize by full and empty mbarriers. setmaxnreg divides the registers among them.
-// - What the tables of first keys cost, instances of their own pay: the plan's SPANS. There tiles that nobody sees are
+// - Only instances of their own (the plan's SPANS) pay for the tables of first keys. There tiles that nobody sees are
 //   neither loaded nor multiplied, and every warp that needs a range of tiles reads it from the tables for itself.
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits; except dQ where
-//   options.any_order is set, which at head dim 256 several heads a group leave out: turns are faster there.
+//   options.any_order is set. At head dim 256 with several heads a group it is ignored: turns are faster.
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
 #pragma once
 #ifndef PRECISION_BF16
@@ -30,7 +30,7 @@
 #include "runtime/machine/error.h"     // fail
 #include <stdio.h>                     // snprintf
 
-// The device's properties; all zero where there is no device, as when a run is only planned.
+// Returns the device's properties; all zero where there is no device, as when a run is only planned.
 static struct cudaDeviceProp sm90_properties(const struct device *dev) {
     struct cudaDeviceProp properties;
     int count = 0;
@@ -53,12 +53,12 @@ template <int D> struct sm90_layout {
     static constexpr int SWIZZLE = COLUMNS == 64 ? 1 : 2; // as matrix_descriptor has it
 };
 
-// The swizzled byte offset of the 16-byte unit at this offset of a chunk. Chunks begin at multiples of 1024.
+// Returns the swizzled byte offset of the 16-byte unit at this offset of a chunk. Chunks begin at multiples of 1024.
 template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
     return offset ^ ((offset >> 7 & (uint32_t)(sm90_layout<D>::SPAN / 16 - 1)) << 4);
 }
 
-// A tile as an operand of wgmma that is multiplied along its rows (K-major), and where its step k of 16 columns begins.
+// Returns a tile as an operand of wgmma that is multiplied along its rows (K-major), in steps of 16 columns.
 template <int D> DEVICE_FUNCTION uint64_t sm90_along_rows(uint32_t tile) {
     return matrix_descriptor(tile, 16, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
@@ -66,7 +66,7 @@ template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_step_right(uint64_t des
     constexpr int STEPS = sm90_layout<D>::COLUMNS / 16;
     return descriptor + (uint64_t)((k / STEPS * ROWS * sm90_layout<D>::SPAN + k % STEPS * 32) >> 4);
 }
-// A tile as an operand that is multiplied along its columns (MN-major), and where its step k of 16 rows begins.
+// Returns a tile as an operand that is multiplied along its columns (MN-major), in steps of 16 rows.
 template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_along_columns(uint32_t tile) {
     return matrix_descriptor(tile, ROWS * sm90_layout<D>::SPAN, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
@@ -112,20 +112,21 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
         tma_store_4d(map, tile + (uint32_t)((c * 64 + row) * layout::SPAN), c * layout::COLUMNS, head, first + row, b);
 }
 
-// Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column
-// 8 (i / 4) + i % 2 + sm90_column().
+// Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column 8
+// (i / 4) + i % 2 + sm90_column().
+
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
-// The maximum with eight elements.
+// Returns the maximum of `largest` and the magnitudes of eight elements.
 DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 &words) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
         largest = amax_larger(largest, amax_larger(words.x[i] << 16 & 0x7fff0000u, words.x[i] & 0x7fff0000u));
     return largest;
 }
-// The maximum of the calling warp's rows of a tile of 64 rows, as sm90_put_rows has stored them, of which the first
-// `left` of the warp's count. It is read again: taken from the accumulators, it made the loop before up to 7 % longer.
+// Returns the largest magnitude in the first `left` of the calling warp's rows of a tile of 64, as sm90_put_rows has
+// stored them. It is read again: taken from the accumulators, it made the loop before up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;
@@ -144,7 +145,7 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int l
 // --- Divisions ----------------------------------------------------------------------------------------------------
 
 // Division by a number that the host knows, by a product: it takes a few clocks where a division takes a hundred, and
-// what comes out of a division ptxas takes to differ among a warp's lanes.
+// ptxas takes a division's result to differ among a warp's lanes.
 struct sm90_divisor {
     uint32_t divisor, multiplier, shift;
 };
@@ -155,7 +156,7 @@ static struct sm90_divisor sm90_divisor_of(int divisor) {
     by.multiplier = (uint32_t)(((1ull << by.shift) + by.divisor - 1) / by.divisor);
     return by;
 }
-// x / by.divisor, for 0 <= x < 2^31 (Granlund and Montgomery, 1994).
+// Returns x / by.divisor, for 0 <= x < 2^31 (Granlund and Montgomery, 1994).
 DEVICE_FUNCTION int sm90_quotient(int x, const struct sm90_divisor &by) {
     return (int)((uint64_t)(uint32_t)x * by.multiplier >> by.shift);
 }
@@ -189,7 +190,7 @@ DEVICE_FUNCTION void sm90_release(uint32_t empty) {
 
 // --- Host ---------------------------------------------------------------------------------------------------------
 
-// The map of (B, T, heads * D), in boxes of `rows` rows of one head.
+// Returns the map of (B, T, heads * D), in boxes of `rows` rows of one head.
 template <int D>
 static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_shape shape, int rows) {
     const uint64_t row_bytes = (uint64_t)heads * D * sizeof(bf16);
@@ -197,7 +198,6 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
     const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
     return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
 }
-// Heads of a token's row of qkv or dqkv: query heads, then key heads, then value heads.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {

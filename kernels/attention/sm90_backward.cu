@@ -12,28 +12,28 @@
 //   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end,
 //   whatever the group's size.
 // - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
-//   dS alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
+//   Only dS goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
 //   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
 //   has half of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed, from the first keys that it sees to the diagonal's, so that the same inputs give the same bits.
-//   The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
-//   In any order, if that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a
+//   The order is fixed, from the first keys that the tile sees to the diagonal's, so that the same inputs give the same
+//   bits. The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn
+//   it is. Where any order is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a
 //   tile.
 // - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
-// - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV
-//   head alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not
-//   promise, but everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on
-//   the device. It is also the order that starts the blocks with the most work first.
+// - Nobody waits for a block that may not have started: a block's turn comes only after blocks with earlier keys of its
+//   KV head, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise,
+//   but everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the
+//   device. It is also the order that starts the blocks with the most work first.
 // - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
-//   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
-// - KV heads are worked on in sections, whose Q, dO and dQ stay in the L2 cache: as many heads as it holds or, where that
-//   is fewer, so many that a gang of about eight blocks of each is at work at the same time, at nearly the same tile,
-//   so that all but the first find it there. The blocks of a gang end one after another, as many steps apart as a tile
-//   has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is at the next
-//   one's when that one starts. They reach the last tile together, where the next gang starts. With tables of first
-//   keys all gangs descend: a window's blocks end at tiles as far from each other as their diagonals are, and a
-//   document's at one.
+//   descend to their diagonal, so that blocks that start together wait only for the step by which one follows another.
+// - KV heads are worked on in sections, whose Q, dO and dQ stay in the L2 cache: as many heads as it holds or, where
+//   that is fewer, so many that about eight blocks of each head, a gang, are at work at the same time. A gang's blocks
+//   are at nearly the same tile, so that all but the first find it in the cache. They end one after another, as many
+//   steps apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its
+//   diagonal, and is at the next block's diagonal when that block starts. Its blocks reach the last tile together,
+//   where the next gang starts. With tables of first keys all gangs descend: a window's blocks end at tiles as far from
+//   each other as their diagonals are, and a document's at one tile.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// again: whether others will read these rows too, which the L2 cache is to keep then.
+// Starts the copies of a tile. again: whether others will read these rows too, which the L2 cache is to keep then.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -103,8 +103,7 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     }
 }
 
-// One thread: K, then Q, lse, delta and dO of each step. V comes behind the first Q, so that the first S does not wait
-// for it.
+// Loads K, then Q, lse, delta and dO of each step, by one thread. V comes behind Q: the first S does not wait for it.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                         const struct sm90_backward_block &block, uint32_t shared) {
@@ -145,12 +144,12 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
 
 // Adds dQ of a step from shared to global memory when the block's turn has come. Two threads call, one for even steps
 // and one for odd ones: the waits of one, for the turn and for the end of the copy, take longer than a step and overlap
-// the other's. Up to head dim 128 each has a buffer of its own, so that dQ of a step leaves the registers while dQ of
-// the one before still waits for its turn.
+// the other's. Up to head dim 128 each has a buffer of its own, so that a step's dQ leaves the registers while the
+// previous step's still waits for its turn.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
-    int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
+    int turn = a.any_order ? -1 : block.number; // the number of blocks that add before; -1: any order
     const uint32_t buffer = (uint32_t)odd % plan::DQ_BUFFERS, full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     const uint32_t empty = shared + plan::DQ_EMPTY_AT + 16 * buffer;
     uint32_t parity = 0;
@@ -208,7 +207,6 @@ template <class plan> struct sm90_backward_state {
     struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
-// The pipelines of queries and of dO, at a step's stage.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
@@ -220,35 +218,35 @@ DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t
     return douts;
 }
 
-// The lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
+// Loads the lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
 DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Turns S^T into P^T. diagonal: this thread's first query less its first key.
+// Masks S^T where a key comes after its query. diagonal: this thread's first query less its first key.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) - 8 * (i / 4) - i % 2 > diagonal)
             s[i] = -INFINITY;
 }
-// left: how many keys from this thread's first on are not past T.
+// Masks the keys past T. left: how many keys from this thread's first on are not past T.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
-// seen: the last query, counted from this thread's first, that sees each of its two keys.
+// Masks queries past `seen`, the last that sees each of this thread's two keys, counted from the thread's first query.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-// The lse or delta of all columns; FIRST: there and not in the functions below, which load a pair when it is wanted.
+// Loads the lse or delta of all columns, with FIRST; else sm90_load_now loads each pair when it is wanted.
 template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
 #pragma unroll
     for (int n = 0; FIRST && n < N / 8; n++)
@@ -263,6 +261,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
+// Turns S^T into P^T.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -286,7 +285,7 @@ DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, const float
             dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
     }
 }
-// Accumulators as left operands: 16 columns each.
+// left (N / 16) = acc, rounded to bf16, as left operands of 16 columns each.
 template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const float *acc) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
@@ -402,8 +401,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// A step is a tile of queries, in three parts. The first begins S; with EARLY it is called within the third part of the
-// step before, so that the tensor cores find S queued behind dK.
+// Begins S of a step, a tile of queries of one head: the step's first part. With EARLY it is called within the third
+// part of the previous step, so that the tensor cores find S queued behind dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
@@ -414,8 +413,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
-// The second part: P and dV, dS and its way to shared memory. diagonal: the first query less the first key of the
-// block.
+// Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. diagonal: the
+// first query less the first key of the block.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
@@ -477,7 +476,7 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// The third part: dQ and dK. LAST: no S is begun.
+// Computes dQ and dK, and finishes dV: a step's third part. LAST: no S is begun.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -519,7 +518,7 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// The maximum of a thread's part of a tile's first `rows` rows, which both warpgroups read.
+// Returns the largest magnitude in a thread's part of a tile's first `rows` rows, which both warpgroups read.
 template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
     uint32_t largest = 0;
 #pragma unroll 1
@@ -528,16 +527,16 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
-// Where the sums of columns of a tile's rows belong, from a head's first column on.
+// Returns where the sums of columns of a tile's rows belong, from a head's first column on.
 template <class plan>
 DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
     return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
 }
-// The sums of a gradient's columns over a tile's first `rows` rows, which lie as an operand does. Both warpgroups
-// call; each thread leaves its rows' sums of 8 columns in `scratch`, (GROUPS, D) floats, for sm90_finish_sums.
 template <class plan> struct sm90_sums {
     static constexpr int UNITS = plan::D / 8, GROUPS = 256 / UNITS, BYTES = GROUPS * plan::D * 4;
 };
+// Sums a gradient's columns over a tile's first `rows` rows, which lie as an operand does. Both warpgroups call; each
+// thread leaves its rows' sums of 8 columns in `scratch`, (GROUPS, D) floats, for sm90_finish_sums.
 template <class plan, class operand> DEVICE_FUNCTION void sm90_sum_rows(uint32_t scratch, uint32_t tile, int rows) {
     typedef sm90_sums<plan> sums;
     const int thread = (int)threadIdx.x - 128, unit = thread % sums::UNITS, group = thread / sums::UNITS;
@@ -564,7 +563,7 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
     return sum;
 }
 // Sums the columns of dK and dV of the block, which lie where K and V did, by way of the place of dS. The sums of all
-// of the block's keys are those of its first tile of queries; its other one has zeroes.
+// of the block's keys go to its first tile of queries; a second tile gets zeroes.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -639,8 +638,8 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
-// Brings the last queries of the block's keys to shared memory: registers are too few. Past T, where the diagonal hides
-// all, there are no words.
+// Brings the last queries of the block's keys to shared memory: registers are too few. Keys past T, which the diagonal
+// hides, have none.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
                                                     const struct sm90_backward_block &block, uint32_t shared) {
@@ -694,7 +693,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     // Found again: kept throughout the steps, it would be spilled at head dim 128 with tables.
     block = sm90_backward_block_of<plan>(a, hide_value((int)blockIdx.x));
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
-    named_barrier_sync(1, 256); // both have read K and V, Q and dO
+    named_barrier_sync(1, 256); // the two warpgroups have read K and V, Q and dO
     if (a.rotary)
         sm90_undo_rope_on_keys<plan>(state, a, block);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
@@ -719,7 +718,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait_read<0>();
 }
 
-// Initializes the block's barriers. One thread calls.
+// Sets up the block's barriers. One thread calls.
 template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
@@ -798,11 +797,11 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
     if (threadIdx.x < D)
         sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
 }
-// dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
-// 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their
-// own. A thread has both halves of a head's columns: where a warpgroup had one of them, so do the first and the last
-// 128 threads one half of their quads. AMAX: a.amax is given. Sums of columns are taken from there, too: behind the rows
-// lie those of SM90_QUERIES_THREADS / (D / 2) groups of them, (groups, D) floats.
+// Writes dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared
+// memory in 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of
+// their own. A thread has both halves of a head's columns: where each half was one warpgroup's, the first 128 threads
+// take one half of each warpgroup's quads, the last 128 the other. AMAX: a.amax is given. Sums of columns are made
+// there too: behind the rows lie the sums of SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -906,7 +905,7 @@ struct sm90_backward_launcher {
                dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0,
                a);
         const bool spans = a.first_key || a.positions.starts || a.positions.document_starts;
-        if (spans && shape.full) // whose plan masks keys past T by the diagonal alone
+        if (spans && shape.full) // SPANS masks keys past T only by the diagonal
             fail("attention by wgmma without a causal mask takes no tables and no positions");
         if (spans)
             launch_plan<sm90_backward_plan<D, true>>(a, dev);
@@ -931,8 +930,8 @@ void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const fl
     a.rows = (float *)((char *)workspace + layout.dq_bytes);
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
     a.rotary = options.rotary;
-    // At head dim 256 blocks of a group that add at once cost more than their turns: on an H200, causal, 64 heads over 8,
-    // 242 TFLOP/s at T 1024 and at T 8192, where turns have 278 and 319 (docs/gpu/measured.md).
+    // At head dim 256 blocks of a group that add at once cost more than their turns: on an H200, causal, 64 heads over
+    // 8, 242 TFLOP/s at T 1024 and at T 8192, where turns have 278 and 319 (docs/gpu/measured.md).
     a.any_order = options.any_order && (shape.head_dim < 256 || shape.num_heads == shape.num_query_groups);
     a.amax = options.amax;
     a.bias_partial = options.bias_partial;

@@ -53,10 +53,10 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     // EARLY: S of the next step is begun beside dQ and dK. DV_FIRST: dV is waited for before those two are begun, since
     // with P and dV in flight beside them ptxas runs short of registers (C7512).
     static constexpr bool EARLY = SPLIT_KEYS, DV_FIRST = D == 64 || D == 128;
-    // V is dP's left operand: in registers where they suffice, as FlashAttention-3 has it, which spares shared memory 2 KB
-    // for each 16 columns and warpgroup. At head dims 64 and 128 they don't.
+    // V is dP's left operand: in registers where they suffice, as FlashAttention-3 has it, which spares shared memory 2
+    // KB for each 16 columns and warpgroup. At head dims 64 and 128 they don't.
     static constexpr bool VALUES_IN_REGISTERS = D == 96;
-    // lse is loaded before the wait for S, delta before that for dP, as in FlashAttention-3, where registers suffice.
+    // lse is loaded before the wait for S, delta before dP's, as in FlashAttention-3, where registers suffice.
     static constexpr bool LSE_FIRST = D == 96 || (D == 128 && !SPANS) || D == 256, DELTA_FIRST = D == 256;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -78,15 +78,16 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int VALUES_FULL_AT = KEYS_FULL_AT + 8;
     static constexpr int QUERY_BARRIERS_AT = VALUES_FULL_AT + 8,
                          DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
-    // Of even and of odd steps, and of the buffers, each of both warpgroups.
+    // DQ_FULL: of even and of odd steps; DQ_EMPTY: of the buffers. Each has a barrier for either warpgroup.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
     // With SPANS: of each key the last query that sees it, less the first key.
     static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16 * DQ_BUFFERS;
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
-// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers throughout the
-// products' loop.
+// sm90_backward_row and sm90_backward_column are sm90_row and sm90_column without signed divisions, parts of which
+// ptxas would keep in registers throughout the products' loop.
+
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
@@ -105,17 +106,17 @@ struct sm90_backward_arguments {
     // section * blocks; KV heads of a section, of the last one; gang, or 1; Hkv; heads
     struct sm90_divisor by_section, by_units[2], by_gang, by_Hkv, by_heads;
     float scale;
-    const float *rotary; // (T, D) or NULL
+    const float *rotary; // (more than the largest position, D), or NULL
     uint32_t *amax;      // of dqkv, or NULL
     float *bias_partial; // (B, tiles, (H + 2 Hkv) D): sums of dqkv's columns, or NULL
     bool any_order, full;
-    // With plan::SPANS alone:
+    // Only with plan::SPANS:
     const int32_t *first_key, *last_query; // (B, T), both or neither NULL
     struct token_positions positions;      // of rotary
 };
 
-// The first key that the query at a row of sequence b sees, and the last query that sees the key there. Unsigned: the
-// extension of a sign would be one register too many where dQ is copied.
+// Returns the first key that the query at a row of sequence b sees. Unsigned: the extension of a sign would be one
+// register too many where dQ is copied.
 template <class plan>
 DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
@@ -125,7 +126,6 @@ DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, 
     return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
 }
 
-// The work of a block, of which `index` is that of the grid.
 struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
@@ -156,7 +156,7 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     return block;
 }
 
-// The query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
+// Returns the query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
 DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                        int i) {
     const int later = i + block.number;
@@ -174,8 +174,8 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
 }
-// The position of a row of sequence b: token_position without its division. Rows past T, which are not stored, have the
-// last one's: a branch for each would wait for the loads of angles one by one.
+// Returns the position of a row of sequence b: token_position without its division. Rows past T, which are not stored,
+// have the last row's: a branch for each would wait for the loads of angles one by one.
 template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backward_arguments &a, int b, int row) {
     const int t = row < a.T ? row : a.T - 1;
     int position = t;
@@ -191,8 +191,6 @@ DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_an
     rope_rotate_pair(a[1], b[1], angles.cosine.y, -angles.sine.y);
 }
 
-// --- Memory, and the order of the work -------------------------------------------------------------------------------
-
 // --- Launches -----------------------------------------------------------------------------------------------------
 
 static_assert(sm90_backward_plan<64>::QUERIES == SM90_BACKWARD_QUERIES_OF_64, "what plans of memory count with");
@@ -204,14 +202,14 @@ static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what p
 #define SM90_BACKWARD_MANY_HEADS 4
 #define SM90_BACKWARD_L2_SHARE 0.6
 #endif
-// SM90_BACKWARD_GANG: most blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a group
-// from which on gangs alternate. SM90_BACKWARD_L2_SHARE: of the L2 cache, what a section's Q, dO and dQ may take.
+// SM90_BACKWARD_GANG: most blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a
+// group from which on gangs alternate. SM90_BACKWARD_L2_SHARE: of the L2 cache, what a section's Q, dO and dQ may take.
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
-// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time. The smaller a
-// gang, the less its blocks wait for each other's turns at dQ, but the more of Q, dO and dQ lie between two blocks that
-// come to the same tile: 8 bytes for each element of a query head. So a section has as many heads as the L2 cache
-// holds, or where that is fewer, as make a gang of SM90_GANG.
+// Orders the work in sections of about the same number of KV heads, and gangs of as many blocks as run at the same
+// time. The smaller a gang, the less its blocks wait for each other's turns at dQ, but the more of Q, dO and dQ lies
+// between two blocks that come to the same tile: 8 bytes for each element of a query head. So a section has as many
+// heads as the L2 cache holds or, where that is fewer, as many as make a gang of SM90_GANG.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
                                 int multiprocessors, double l2_bytes) {
     const int units = shape.B * shape.num_query_groups;
@@ -231,7 +229,7 @@ static void sm90_backward_order(struct sm90_backward_arguments &a, struct attent
     a.by_heads = sm90_divisor_of(a.heads);
 }
 
-// The arguments that the shape alone decides.
+// Returns the arguments that depend only on the shape; the others are 0.
 static struct sm90_backward_arguments sm90_backward_arguments_of(struct attention_shape shape) {
     struct sm90_backward_arguments a;
     memset(&a, 0, sizeof a);

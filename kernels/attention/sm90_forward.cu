@@ -2,31 +2,31 @@
 //
 //   S = Q K^T, P = softmax(scale S) over first_key[i] <= j <= i, O = P V
 //
-// - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
-//   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a
-//   section at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a
-//   short one, or of two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the
-//   blocks' time unused. Without a causal mask all tiles are as long.
+// - There are as many blocks as multiprocessors. Each takes tiles of queries in turn: the longest first, and every
+//   other round backwards, so that no block has the longer tile each time. Where memory can't feed that, heads are done
+//   a section at a time, whose keys and values the L2 cache holds. A section's tiles are taken in pairs of the same
+//   length, a long tile and a short one or two heads' middle ones: longest first in each section would leave up to 15 %
+//   of the blocks' time unused. Without a causal mask all tiles have the same length.
 // - Where the shape has a first_key, an instance of its own runs. A tile's keys begin where its first query's do, so
 //   that its place says nothing of its length: a small kernel sorts the tiles by length before.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
-// - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
-//   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products,
-//   so that one's softmax falls into another's products.
-// - The tiles that the diagonal cuts come first, those that first_key cuts last, in loops of their own; the one between
+// - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before this tile's O += P V,
+//   which runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so that
+//   one's softmax falls into another's products.
+// - Tiles that the diagonal cuts come first, tiles that first_key cuts last, in loops of their own; the loop between
 //   has no test of -inf.
-// - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this one's last
-//   product runs and its O leaves; where that doesn't fit, at head dim 256, through Q's place, and the next Q comes
-//   after it.
-// - K and V, which other tiles read too, are the last that the L2 cache is to replace, Q, which nobody else reads, the
-//   first.
+// - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this tile's last
+//   product runs and its O leaves. Where that doesn't fit, at head dim 256, O leaves through Q's place, and the next Q
+//   comes after it.
+// - K and V, which other tiles read too, are the last that the L2 cache is to replace; Q, which only this tile reads,
+//   the first.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_forward_plan.cuh" // sm90_forward_plan, struct sm90_forward_arguments
 
 enum { SM90_ORDER_THREADS = 256 };
 
-// Orders the tiles by how many tiles of keys they see, the most first and, of as many, the last first: those of all
-// sequences or, in sections, each sequence's. A tile's heads are neighbors. A thread finds the places of one tile.
+// Orders the tiles by how many tiles of keys they see: the most first and, of equals, the last first; in sections, each
+// sequence's tiles for themselves. A tile's heads are neighbors. A thread finds the places of one tile.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -116,7 +116,7 @@ template <class plan> struct sm90_forward_state {
     float factor[2];                // of what was summed before the last tile
 };
 
-// Warpgroups take turns to start products: each waits at barrier 1 + warpgroup until the one before passes the turn.
+// Waits for this warpgroup's turn to start products, which the previous warpgroup passes to barrier 1 + warpgroup.
 template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
@@ -150,14 +150,14 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
 }
 
 // What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
-// first_key; first_key alone, where each row has seen a key of a tile before.
+// first_key; only first_key, where each row has seen a key of an earlier tile.
 enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
 // The last and, with spans, the first key that each of the thread's two rows sees, less the tile's first key and
 // sm90_column().
 struct sm90_seen {
     int last[2], first[2];
 };
-// Moves to the tile of keys this many before.
+// Moves `seen` to the tile of keys that lies `tiles` tiles earlier.
 template <class plan> DEVICE_FUNCTION void sm90_seen_before(struct sm90_seen &seen, int tiles) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -171,7 +171,7 @@ DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int col
            (MASK != SM90_NO_MASK && plan::SPANS && column < seen.first[half]);
 }
 
-// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima.
+// Turns S into exp2(scale log2(e) (S - the row's maximum so far)), and updates the rows' maxima, factors and sums.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2,
                                   const struct sm90_seen &seen) {
@@ -238,7 +238,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// The first tile's step: P alone, as there is nothing yet to add to O.
+// Computes P of the first tile. There is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const struct sm90_seen &seen) {
@@ -263,7 +263,7 @@ template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_
     }
 }
 
-// Computes P of the next tile while O += P V of the one before runs.
+// Computes P of a tile of keys while the previous tile's O += P V runs.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                     const struct sm90_seen &seen) {
@@ -289,7 +289,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
-// Adds the rows' sums up, of which `factor` becomes the inverse, and writes lse.
+// Adds up the rows' sums, puts their inverses into `factor`, and writes lse, unless a.lse is NULL.
 template <class plan>
 DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -304,7 +304,7 @@ DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, fl
             a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
     }
 }
-// The last O += P V, beside which the rows are finished.
+// Adds the last P V to O, beside which the rows are finished.
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -327,8 +327,8 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O over the sums, by way of shared memory. Each warp copies its own rows. Where they go through the queries'
-// place, it is released once it has been read.
+// Writes O divided by the rows' sums, by way of shared memory. Each warp copies its own rows. Where these go through
+// the queries' place, `empty` says when it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
@@ -384,7 +384,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
     struct sm90_forward_state<plan> state;
     struct sm90_forward_tile tile = sm90_forward_begin();
     if (c.warpgroup == plan::WARPGROUPS - 1)
-        sm90_pass_turn<plan>(c.warpgroup); // the first turn is the first one's
+        sm90_pass_turn<plan>(c.warpgroup); // the first turn is warpgroup 0's
     while (sm90_forward_next<plan>(tile, a)) {
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
@@ -443,8 +443,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_forward_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
     const uint32_t shared = shared_memory();
-    const int warpgroup =
-        __shfl_sync(~0u, (int)threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler sees now
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0) - 1; // uniform, as the compiler sees now
     struct sm90_forward_consumer<plan> c;
     c.warpgroup = warpgroup;
     c.shared = shared;
@@ -477,10 +476,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at
-// about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a
-// block 1.7 us, so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it
-// feeds well. With fewer, keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
+// The number of heads of a section; 0: all at once. Where several query heads share a KV head, their blocks read the
+// same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128
+// columns takes a block 1.7 us, so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group:
+// 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through it.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));

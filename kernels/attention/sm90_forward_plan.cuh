@@ -52,14 +52,14 @@ struct sm90_forward_arguments {
     int pairs, turns_back;                     // 1: rounds are of halves of pairs; every other one goes backwards
     int half, middle;                          // blocks / 2; a head's middle tile, -1 where it has none
     struct sm90_divisor by_items, by_heads[2]; // tiles or pairs of a section; its heads, and the last section's
-    // With plan::SPANS alone:
+    // Only with plan::SPANS:
     const int32_t *first_key;        // (B, T)
     struct sm90_forward_item *order; // (heads * blocks): in the workspace
 };
 
 // The tile that a block is at.
 struct sm90_forward_tile {
-    int round, number; // the next round; how many tiles this block had before
+    int round, number; // the next round; how many tiles this block had before the current one
     int head, first;   // as in sm90_forward_item
 };
 
@@ -75,18 +75,18 @@ static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     a.by_heads[1] = sm90_divisor_of(last);
 }
 
-// This block's place in a round, where every other round goes backwards.
+// Returns this block's place in the order of all rounds. Every other round goes backwards.
 DEVICE_FUNCTION int sm90_there_and_back(int round) {
     const int grid = (int)gridDim.x;
     return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
 }
-// a where all bits of `mask` are set, b where none is.
+// Returns a where all bits of `mask` are set, b where none is.
 DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
-// Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one KV
-// head are neighbors. Of pairs, an even round has the longer half, the odd one after it the shorter: those of tiles at
-// the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
-// False: there is no tile, nor in a later round. Without a branch: ptxas would take what the lanes do from there on to
-// differ, and move all addresses to uniform registers again in each step.
+// Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one
+// KV head are neighbors. A pair's longer tile is an even round's, its shorter tile the next round's. A pair is two
+// tiles at the same distance from a head's ends or, at a section's end, two heads' middle tiles. block: the tile's
+// number in its head. Returns false where neither this round nor a later one has a tile. Without a branch: ptxas would
+// take the lanes to differ from there on, and move all addresses to uniform registers again in each step.
 DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
                                       const struct sm90_forward_arguments &a) {
     const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
@@ -103,7 +103,7 @@ DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block
     tile.round = round + 1 + alone;
     return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
-// Finds the tile of a round where `order` has them.
+// Takes this block's tile of a round from a.order; false where there is none.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
     const int at = sm90_there_and_back(round);
     if (at >= a.heads * a.blocks)
@@ -129,16 +129,16 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
     tile.first = block * plan::QUERIES;
     return true;
 }
-// The last tile of keys that rows first .. first + rows - 1 see.
+// Returns the last tile of keys that rows first .. first + rows - 1 see.
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
-// The first key that a row of sequence b sees; past T, where nothing is kept, the last row's.
+// Returns the first key that a row of sequence b sees; past T, where nothing is kept, the last row's.
 template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
     return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
 }
 
-// How many tiles of keys a tile of queries sees; tile: b * blocks + block.
+// The number of tiles of keys that a tile of queries sees; tile: b * blocks + block.
 template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_forward_arguments &a, int tile) {
     const int first = tile % a.blocks * plan::QUERIES;
     return sm90_last_keys<plan>(a, first, plan::QUERIES) + 1 -

@@ -1,12 +1,11 @@
-// Which keys each query sees, and which queries see each key, where documents do not see each other or a window ends
-// what a query sees: the tables of struct attention_shape.
+// The tables first_key and last_query of struct attention_shape: which keys each query sees, and which queries see each
+// key, where documents do not see each other or a window ends what a query sees.
 //
 // With document(t) the row at which t's document begins and W the window, a query at t sees the keys
 // max(document(t), t - W + 1) to t, and a key at t is seen by the queries up to min(end of t's document, t + W - 1).
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
-// Makes both tables.
 static void
 attention_spans(int32_t *first_key,             // (B, T)
                 int32_t *last_query,            // (B, T)
@@ -14,13 +13,14 @@ attention_spans(int32_t *first_key,             // (B, T)
                 int window,                     // keys that a query sees, its own included; 0: all
                 int B, int T, struct device *dev);
 
+// Returns the first key that query t sees. sequence: the row of the sequence's first token.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;
 }
-// The last query that sees key t: first_key is nondecreasing, so that a search by halves finds it.
+// Returns the last query that sees key t. As first_key never falls, a search by halves finds it.
 HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int window, int64_t sequence, int t, int T) {
-    int low = t, high = T; // first_key(low) <= t; high sees less, or is the end
+    int low = t, high = T; // query `low` sees key t; query `high` does not, or is the end
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
         if (attention_first_key(document_starts, window, sequence, middle) <= t)

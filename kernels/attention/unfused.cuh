@@ -3,25 +3,25 @@
 //   S = scale Q K^T     P = softmax(cap(S) + mask)     O = dropout(P) V     cap(s) = softcap tanh(s / softcap)
 //
 // P is stored whole, (B, H, T, T), with zeros where a query does not see a key; backward stores dS. Each of these
-// matrices is made and read in passes of its own, by blocks; one in which no query sees a key is neither computed nor
-// read. P does not tell the capped scores, so that backward computes these again.
+// matrices is made and read by blocks, in passes of its own; a block in which no query sees a key is neither computed
+// nor read. With a softcap backward computes the scores again, since P does not tell them.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/random.cuh"          // struct dropout
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full. amax: kernels/amax.cuh's,
-// of out or dqkv; NULL: not taken.
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
+// out = dropout(P) V. P is kept for backward, without the dropout. Writes all of out and P. amax: kernels/amax.cuh's,
+// of out, in backward of dqkv; NULL: not taken.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
                      struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                      struct device *dev);
 
-// The gradient of unfused_forward; dqkv is written in full.
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
+// Computes the gradient of unfused_forward. Writes all of dqkv.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
@@ -30,11 +30,10 @@ void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
 
-// The first key that query t sees.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }
 
-// For the report: the type of the products (cuda) or the CPU's block kernels.
+// Names what computes the products, for the report: their type on a GPU, the block kernels on the CPU.
 const char *unfused_compute_name(const struct device *dev);
 __END_DECLS

@@ -22,8 +22,8 @@ struct unfused {
     int panels, steps;              // blocks along T and along D
     int64_t qkv_stride, out_stride; // elements of a token's row
     char *k, *v;                    // packed, (B, Hkv, panels, steps) blocks each
-    char *q, *dout;                 // packed, (B, H, panels, steps) blocks each; backward alone
-    char *score_k;                  // K^T, packed as k; backward with a softcap alone
+    char *q, *dout;                 // packed, (B, H, panels, steps) blocks each; only in backward
+    char *score_k;                  // K^T, packed as k; only in backward with a softcap
     float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
@@ -57,7 +57,7 @@ static inline int unfused_count(const struct unfused *u, int block) { // rows or
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
-// Element (b, t, head) of qkv, head counted over the query, key and value heads of a token.
+// Returns the index of element (b, t, head) of qkv; head counts a token's query, key and value heads.
 static inline int64_t unfused_at(const struct unfused *u, int64_t b, int t, int head) {
     return (b * u->T + t) * u->qkv_stride + (int64_t)head * u->D;
 }
@@ -65,7 +65,6 @@ static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, 
     return (b * u->T + t) * u->out_stride + (int64_t)h * u->D;
 }
 
-// The first panel that a strip sees a key of, and the last strip that sees one of a panel.
 static inline int unfused_first_panel(const struct unfused *u, int64_t b, int strip) {
     return unfused_first_key(u->shape, b, strip * BLOCK) / BLOCK;
 }
@@ -74,8 +73,9 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
 }
 
-// Of a panel's keys, which of those from key `first` on and up to key `last`: [unfused_begin, unfused_end).
+// Returns where the keys from `first` on begin in a panel.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
+// Returns where the keys up to `last` end in a panel.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
@@ -127,7 +127,7 @@ static void unfused_cap(float *block, float scale, float softcap) {
     for (int i = 0; i < BLOCK_ELEMENTS; i++)
         block[i] = softcap * vector_tanhf(inner * block[i]);
 }
-// Scores of keys that their query does not see become -inf, in a strip's blocks from panel `begin` on.
+// Sets scores of keys that their query does not see to -inf, in a strip's blocks from panel `begin` on.
 static void unfused_mask(float *rows, const struct unfused *u, int64_t b, int strip, int begin) {
     for (int r = 0; r < BLOCK; r++)
         for (int i = r + 1; i < BLOCK; i++)
@@ -205,7 +205,7 @@ ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX 
     unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u);
 }
 
-// Packed K^T and V, and 32 rows of fp32 scores for each job slot.
+// Returns the bytes of packed K^T and V, and of 32 rows of fp32 scores for each job slot.
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return 0;
@@ -214,7 +214,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_rows_bytes(&u);
 }
 
-// Packs `heads` heads of rows as right operands: x as it is, transposed as its transpose; either may be NULL.
+// Packs `heads` heads of rows as right operands, to x, and their transposes, to `transposed`; either may be NULL.
 static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride,
                          int heads) {
 #pragma omp parallel for schedule(static)
@@ -261,8 +261,8 @@ void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, stru
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// One query's dP, a row of a strip's blocks, becomes dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the first
-// key that the query sees to its own.
+// Turns one query's dP, a row of a strip's blocks, into dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the
+// first key that the query sees to its own.
 static void unfused_backward_row(float *row, const floatX *probabilities, const struct unfused *u, int64_t head,
                                  int first_key, int query) {
     const floatX *p_row = probabilities + (head * u->T + query) * u->T;
@@ -285,7 +285,7 @@ static void unfused_backward_row(float *row, const floatX *probabilities, const 
             dp[i] = to_float(p_row[p * BLOCK + i]) * (dp[i] - dot);
     }
 }
-// Times the derivative of cap: ds *= 1 - tanh(scale x / softcap)^2, x a block of scores.
+// ds *= 1 - tanh(scale x / softcap)^2, the derivative of cap; x: a block of scores.
 static void unfused_cap_backward(float *ds, const float *x, float scale, float softcap) {
     const float inner = scale / softcap;
 #pragma omp simd
@@ -294,7 +294,7 @@ static void unfused_cap_backward(float *ds, const float *x, float scale, float s
         ds[i] *= 1.0f - capped * capped;
     }
 }
-// One strip: dP = dO V^T; dS, which is stored; and dQ = scale dS K.
+// Computes dP = dO V^T, dS, which is stored, and dQ = scale dS K of one strip.
 ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX *dqkv, floatX *ds, const floatX *dout,
                                           const floatX *qkv, const floatX *probabilities, float *rows,
                                           const struct unfused *u, int64_t head, int strip) {
@@ -329,8 +329,8 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u);
 }
 
-// One panel: dV = dropout(P)^T dO and dK = scale dS^T Q, summed over all strips that see the panel, of all heads of the
-// group.
+// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of one panel, summed over all strips that see the panel, of all
+// heads of the group.
 ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
                                           const floatX *probabilities, const struct unfused *u, int64_t kv_head,
                                           int panel) {
@@ -361,7 +361,7 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
     const size_t bytes = (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
     return (bytes + 63) / 64 * 64;
 }
-// dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
+// Returns the bytes of dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_unfused_backward_bytes(shape);

@@ -1,5 +1,4 @@
-// Unfused attention on a GPU, by tiles of 64 x 64. An amax is taken by a pass of its own: in the kernels it made ptxas
-// spill.
+// Unfused attention on a GPU, by tiles of 64 x 64. An amax has a pass of its own: in the kernels it made ptxas spill.
 #if defined(TARGET_CUDA)
 #include "kernels/attention/unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/fp8/cast.cuh"          // fp8_amax
@@ -9,9 +8,9 @@
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
 #include <float.h>                       // FLT_MAX
 
-// Every product here is one of tiles of 64 x 64, fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows 4y
-// to 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighboring lanes. Both operands come through shared
-// memory, 16 of the inner dimension at a time, as rows of 64 floats (and 4 more, against bank conflicts).
+// Every product here is made by tiles of 64 x 64, in fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows
+// 4y to 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighboring lanes. Both operands come through
+// shared memory, 16 of the inner dimension at a time, as rows of 64 floats (and 4 more, against bank conflicts).
 enum { TILE = 64, TILE_DEPTH = 16, TILE_THREADS = 256, TILE_ROW_BYTES = (TILE + 4) * 4 };
 enum { TILE_BYTES = TILE_DEPTH * TILE_ROW_BYTES, UNFUSED_SHARED_BYTES = 2 * TILE_BYTES };
 
@@ -102,20 +101,20 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
 // Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
 enum unfused_scores {
     UNFUSED_CAUSAL, // a query sees every key up to its own position
-    UNFUSED_SPANS,  // those from first_key on
+    UNFUSED_SPANS,  // a query sees its keys from first_key on
     UNFUSED_CAPPED  // a softcap; with first_key or without
 };
 
-// The first tile of keys that 64 queries from `first` on see one of, and the end of the queries that see one of 64 keys
-// from `first` on.
+// Returns the first key of the first tile of keys that 64 queries from `first` on see.
 DEVICE_FUNCTION int unfused_first_panel(const struct unfused &u, int64_t b, int first) {
     return unfused_first_key(u.shape, b, first) / TILE * TILE;
 }
+// Returns the end of the queries that see one of 64 keys from `first` on.
 DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int first) {
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
 }
-// Products of queries and keys as scores in units that unfused_unit() gives.
+// Turns products of queries and keys into scores in units of unfused_unit().
 template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct unfused &u, struct tile *s) {
     if (SCORES == UNFUSED_CAPPED)
         for (int i = 0; i < 4; i++)
@@ -125,18 +124,18 @@ template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct u
 template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_unit(const struct unfused &u) {
     return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }
-// A grid of a block per head, 64 rows of T and 64 columns; the head is the first dimension, since others end at 65535.
+// Returns a grid of a block per head, 64 rows of T and 64 columns. Heads come first: other dimensions end at 65535.
 static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
     return dim3((unsigned)heads, blocks_for(T, TILE), blocks_for(columns, TILE));
 }
 
-// One head's (T, D) out of a tensor of tokens, whose rows are `stride` apart.
+// Returns one head's (T, D) out of a tensor of tokens, whose rows are `stride` apart.
 DEVICE_FUNCTION struct unfused_matrix unfused_rows(const struct unfused &u, const floatX *x, int64_t stride, int64_t b,
                                                    int head) {
     const struct unfused_matrix result = {x + b * u.T * stride + (int64_t)head * u.D, stride, 1, u.T, u.D, {0}, 0};
     return result;
 }
-// One head's (T, T): P, with dropout applied where `dropped`, or dS.
+// Returns one head's (T, T): P, with dropout applied where `dropped`, or dS.
 DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, const floatX *x, int64_t head,
                                                      bool dropped) {
     const int64_t at = head * u.T * u.T;
@@ -257,7 +256,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
 }
 
 // out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
-// K. The matrix is of the query's head, x of its KV head. Left to itself, ptxas takes 48 registers for sm_86 and sm_89, and
+// K. matrix: of the query's head; x: of its KV head. By itself ptxas takes 48 registers for sm_86 and sm_89, and
 // spills.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)

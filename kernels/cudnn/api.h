@@ -56,7 +56,7 @@ enum cudnn_descriptor_type {
     CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR = 41, // from 9.13 on
 };
 
-// With the type and the number of elements that each takes.
+// Each with the type and the number of elements that it takes.
 enum cudnn_attribute_name {
     // a pointwise function
     CUDNN_ATTR_POINTWISE_MODE = 0,      // POINTWISE_MODE
@@ -179,8 +179,8 @@ enum cudnn_knob_type {
     CUDNN_KNOB_TYPE_TILE_N = 41,
 };
 
-// The functions; `stream` is a cudaStream_t. Who makes a descriptor destroys it; the engine destroys none before
-// those that were given it.
+// The functions; `stream` is a cudaStream_t. Who makes a descriptor destroys it; this program destroys none before the
+// descriptors that were given it.
 struct cudnn_functions {
     size_t (*get_version)(void);                                       // 10000 * major + 100 * minor + patch
     const char *(*get_error_string)(cudnn_status status);              // the status's name
@@ -200,8 +200,8 @@ struct cudnn_functions {
                             struct cudnn_descriptor *variant_pack); // enqueues, on the handle's stream
 };
 
-// Loads one of the libraries that libcudnn.so.9, a mere shim, loads itself when it is first called: the one beside the
-// shim, which its rpath makes it prefer, or else the one that the dynamic linker finds.
+// Loads one of the libraries that libcudnn.so.9, a mere shim, loads at its first call: from beside the shim, which the
+// shim's rpath prefers, or else from where the dynamic linker finds it. False: `reason` (size bytes) says why not.
 static inline bool cudnn_load_part(void *shim, const char *name, char *reason, size_t size) {
     struct link_map *map = NULL;
     char path[4096];
@@ -217,9 +217,9 @@ static inline bool cudnn_load_part(void *shim, const char *name, char *reason, s
     snprintf(reason, size, "cuDNN is incomplete: %s", error ? error : name);
     return false;
 }
-// The shim aborts the process at its first call where a part is missing or damaged: they are loaded before it, so that
-// this is an error like any other. NVIDIA's configuration without precompiled kernels has the first two alone (the
-// guide of cuDNN's frontend, "cuDNN Library Configuration").
+// Loads the shim's parts before its first call, which aborts the process where a part is missing or damaged: here that
+// is an error like any other, false and `reason` (size bytes). NVIDIA's configuration without precompiled kernels has
+// only the first two parts (the guide of cuDNN's frontend, "cuDNN Library Configuration").
 static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
     static const char *const parts[] = {"libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9",
                                         "libcudnn_engines_precompiled.so.9", "libcudnn_heuristic.so.9"};
@@ -230,8 +230,8 @@ static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
             return false;
     return true;
 }
-// A number that tells one installed library's file from another's, by its size and its time; 0: none is found where
-// cudnn_load looks. Calls nothing of the library.
+// Returns a number that tells one installed library's file from another's, by its size and its time; 0: none is found
+// where cudnn_load looks. Calls nothing of the library.
 static inline uint64_t cudnn_installed(void) {
     struct link_map *map = NULL;
     struct stat file;
@@ -270,6 +270,6 @@ static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, s
             return false;
         }
     static_assert(sizeof found == sizeof *functions, "one name a function");
-    memcpy(functions, found, sizeof found); // ISO C converts no pointer to data to one to a function
+    memcpy(functions, found, sizeof found); // ISO C converts no pointer to data to a pointer to a function
     return true;
 }

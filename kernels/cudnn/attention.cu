@@ -1,4 +1,4 @@
-// What kernels/cudnn/attention.cuh declares; in a build for fp32 or the CPU, that there is none of it.
+// What kernels/cudnn/attention.cuh declares; in a build for fp32 or the CPU, stand-ins that refuse.
 #include "kernels/cudnn/attention.cuh"
 #include "kernels/cudnn/attention_rules.cuh" // fused_refuses, fused_planned_bytes
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
@@ -14,7 +14,7 @@
 
 // ---- the library ----
 
-// The bytes of dP that backward may keep where it has a choice: the limit of cudnn-frontend, and its variable.
+// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's limit, or its variable's.
 static double fused_most_dp_bytes(void) {
     static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
     const char *text = getenv(variable);
@@ -39,7 +39,7 @@ static void fused_open(struct fused_library *library, struct device *dev) {
     }
     library->version = library->functions.get_version();
     library->most_dp_bytes = fused_most_dp_bytes();
-    library->composes = library->version < 92100; // which can't mask within the operation
+    library->composes = library->version < 92100; // older versions can't mask within the operation
     snprintf(library->name, sizeof library->name, "cuDNN %d.%d.%d", (int)(library->version / 10000),
              (int)(library->version / 100 % 100), (int)(library->version % 100));
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -48,7 +48,7 @@ static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudnn_builder b;
     memset(&b, 0, sizeof b);
     b.functions = &library->functions;
-    if (!cudnn_ok(&b, library->functions.create(&library->handle), "can't be opened")) { // also: a part is missing
+    if (!cudnn_ok(&b, library->functions.create(&library->handle), "can't be opened")) { // as when a part is missing
         library->handle = NULL;
         snprintf(library->obstacle, sizeof library->obstacle, "%s %s", library->name, b.reason);
     }
@@ -83,9 +83,9 @@ const char *fused_describe(struct device *dev) { return dev->open ? fused_librar
 
 // ---- plans ----
 
-// The engines that heuristics do not propose, by number, of the deterministic backward; the numbers are those of
-// cudnn-frontend (3929da2, and its pull request 398 for compute capability 9.0). From 9.23 on a kernel is described by
-// its tiles. NULL: there is none for backward of that order here, and the heuristics are asked.
+// Returns the engine, by number, that the deterministic backward of this order takes although heuristics do not propose
+// it. The numbers are cudnn-frontend's (3929da2, and its pull request 398 for compute capability 9.0). From 9.23 on a
+// kernel is described by its tiles. NULL: there is no such engine here, and the heuristics are asked.
 static const struct cudnn_engine *fused_own_engine(const struct fused_library *library, enum fused_order order) {
     static const struct cudnn_knob numbered[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
     static const struct cudnn_knob tiles[] = {{CUDNN_KNOB_TYPE_TILE_M, 3},     {CUDNN_KNOB_TYPE_TILE_N, 2},
@@ -114,7 +114,8 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
     return NULL;
 }
 
-// Makes p->plan of a configuration; false: p->builder.reason says why not.
+// Sets p->plan by a configuration; false: p->builder.reason says why not. checked: reads the engine's notes, by which a
+// deterministic backward refuses an engine whose bits may differ.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;
@@ -132,7 +133,7 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     p->may_differ = may_differ;
     return true;
 }
-// Makes p->plan of what the builder has; none: p->builder.reason says why not.
+// Sets p->plan for what the builder has; where that fails it stays NULL, and p->builder.reason says why.
 static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS];
@@ -147,7 +148,7 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
     if (*b->reason)
         return;
     for (int i = 0; i < count; i++) {
-        b->reason[0] = 0; // of the configuration before
+        b->reason[0] = 0; // the last configuration's
         if (fused_try(library, p, configurations[i], !own_engine))
             return;
     }
@@ -171,7 +172,8 @@ static void fused_make_plan(const struct fused_library *library, struct fused_pl
     fused_plan_operations(library, p);
 }
 
-// The plan of a key, made where it is not there yet; NULL: there is no room for one.
+// Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
+// the key, its `plan` is NULL.
 static struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key) {
     for (int i = 0; i < library->planned; i++)
         if (memcmp(&library->plans[i].key, key, sizeof *key) == 0)
@@ -201,7 +203,7 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
     return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;
 }
 
-// The same of one direction here, by asking the library for a plan.
+// Writes why fused can't take a shape in one direction, by asking the library for a plan; an empty text where it can.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward,
                                     enum fused_order order, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
@@ -259,7 +261,7 @@ bool fused_takes(struct attention_shape shape, struct device *dev) {
 
 // ---- calls ----
 
-// Parts of the workspace: the caller's scratch tensors, then cuDNN's own.
+// The number of bytes of one fp32 number a row: the workspace's first part, before dQ's sum and cuDNN's own part.
 static size_t fused_rows_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
     const bool sums = k->backward && k->order != FUSED_SUM_NONE;
@@ -318,7 +320,7 @@ static struct fused_call fused_call_of(const struct fused_library *library, stru
     const int64_t keys = (int64_t)shape.num_heads * shape.head_dim;
     memset(&call, 0, sizeof call);
     call.scale = shape.scale;
-    call.hidden = library->version < 91000 ? -FLT_MAX : -INFINITY; // which the older ones can't have in a softmax
+    call.hidden = library->version < 91000 ? -FLT_MAX : -INFINITY; // older versions can't have infinity in a softmax
     call.one = 1;
     call.tensors[FUSED_Q] = qkv;
     call.tensors[FUSED_K] = qkv + keys;

@@ -11,8 +11,9 @@
 // synchronizes nothing, so that it can be recorded.
 //
 // Determinism. cuDNN states that most of its routines give the same bits in every run of one version on one
-// architecture (its developer guide, "Reproducibility"); an engine that does not carries a note. Forward: the report
-// says whether the engine has the note; without it recomputation should change no bit. Backward: enum fused_order.
+// architecture (its developer guide, "Reproducibility"); an engine whose bits may differ carries a note. Forward: the
+// report says whether the engine has the note; without it recomputation should change no bit. Backward: enum
+// fused_order.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
@@ -22,31 +23,33 @@
 __BEGIN_DECLS
 // Frees the library and its plans; before device_close. May be called where nothing was opened.
 void fused_close(struct device *dev);
-// Names the library and its version; the text is the library's, empty in a build without it.
+// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without a GPU and in a build
+// without it. The text is the library's.
 const char *fused_describe(struct device *dev);
-// A number that tells the installed library from another one, without opening it; 0: none is installed.
+// Returns a number that tells the installed library from another one, without calling it; 0: none is installed.
 uint64_t fused_installed(void);
-// Whether fused is by published figures faster than our kernels on this GPU; own: those of compute capability 9.0 are
-// there. On 10.x cuDNN's kernels are written for its tensor cores, ours for those of 8.0; on 9.0 it is twice as fast as
-// kernels like those of 8.0. On 8.x and 12.x figures disagree or are against it (docs/gpu/attention-cudnn.md).
+// Whether fused is by published figures faster than our kernels on this GPU. own: our kernels for compute capability
+// 9.0 take the shape. On 10.x cuDNN's kernels are written for the GPU's tensor cores, ours for 8.0's; on 9.0 cuDNN is
+// twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
+// (docs/gpu/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
-// The GPU in words, for the report.
+// Names the GPU for a message: its compute capability, in `text` (size bytes), or that none is open.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
-// Whether fused computes attention of this shape: training has been told why not, prompts and windows ask at each call.
+// Whether fused computes forward of this shape. Every call asks: prompts and windows have shapes of their own.
 bool fused_takes(struct attention_shape shape, struct device *dev);
-// The bytes of workspace that fused_forward and fused_backward need at this shape.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
+// The number of bytes of workspace that fused_backward needs. any_order: its bits may differ from run to run.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
-// Writes what the plans take and, of forward, whether it gives the same bits when it is computed again.
+// Describes what the plans take and whether forward gives the same bits again, in `text` (size bytes) or a constant.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
-// masked, scaled scores s.
+// masked, scaled scores s. amax: kernels/amax.cuh's, of out; NULL: not taken.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
-// The gradient of fused_forward; dqkv is written in full.
+// Writes the gradient of fused_forward, all of dqkv. amax: of dqkv; NULL: not taken.
 void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -56,8 +59,8 @@ void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
 // Writes to `reason` (size bytes) why fused can't take the shape, forward and backward; an empty text where it can.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
-// Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at a
-// shape like this one; an empty text where it does not, or where there is no flash to hold it against. Forward is asked
-// for as a graph of operations from then on where it is not right as one operation.
+// Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at
+// a shape like this one; an empty text where it does not differ, or where no flash takes the shape. Where forward is
+// wrong as one operation, it is asked for as a graph of operations from then on.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
 __END_DECLS

@@ -1,7 +1,7 @@
-// Attention by cuDNN held against flash attention of ours, once, before it is chosen and memory is planned: both passes
-// at the model's heads and few tokens, forward a second time and, where it has to give the same bits, backward too: no
-// note tells of an engine that sums dQ as the tiles are done. The library is not in the tests of this program, and its
-// versions have been wrong in silence: what is not as it should be on this GPU is a reason not to take it.
+// Checks attention by cuDNN against our flash attention, once, before it is chosen and memory is planned: forward and
+// backward at the model's heads and few tokens, forward a second time and, where it has to give the same bits, backward
+// too, since no note tells of an engine that sums dQ as the tiles are done. The library is not in the tests of this
+// program, and its versions have been wrong in silence: what is wrong on this GPU is a reason not to take it.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/flash.cuh" // flash_forward, flash_backward
 #include "kernels/cudnn/attention.cuh" // fused_forward, fused_backward
@@ -9,11 +9,11 @@
 #include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"    // device_synchronize
 
-// Two attentions in bf16 are less than a hundredth apart, by the root of their squares; one whose scale, mask or heads
-// are wrong is further by tens.
+// Two attentions in bf16 are less than a hundredth apart (fused_distance); with a wrong scale, mask or heads they are
+// tens of times further apart.
 static const double FUSED_CHECK_DISTANCE = 1.0 / 32;
 
-// What both passes read and write, on the GPU.
+// What forward and backward read and write, on the GPU.
 struct fused_check {
     struct attention_shape shape;
     struct dropout dropout; // none
@@ -24,7 +24,7 @@ struct fused_check {
     float *lse;
     void *workspace;
 };
-// What they give, on the host.
+// What forward and backward give, on the host.
 struct fused_results {
     floatX *out, *dqkv;
 };
@@ -83,7 +83,7 @@ static floatX *fused_check_download(const floatX *memory, size_t bytes, struct d
     device_download(host, memory, bytes, dev);
     return host;
 }
-// What a pass writes is cleared before it: what it leaves out shows.
+// Returns forward's output, which the caller frees. The GPU's is cleared before: what the pass leaves out shows.
 static floatX *fused_check_forward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->out, c->out_bytes, dev);
     if (fused)
@@ -101,7 +101,7 @@ static floatX *fused_check_backward(struct fused_check *c, bool fused, struct de
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
 }
 
-// How far `theirs` is from `ours`, of the columns from `begin` on of every row; NaN where one of them holds a NaN.
+// Returns the relative distance of `theirs` from `ours` in columns [begin, begin + width); NaN where one holds a NaN.
 static double fused_distance(const floatX *ours, const floatX *theirs, int64_t rows, int64_t row, int64_t begin,
                              int64_t width) {
     double apart = 0, all = 0;
@@ -132,7 +132,7 @@ static void fused_compare(char *reason, size_t size, const struct fused_check *c
     }
 }
 
-// Writes what is wrong of one form of fused on this GPU, for heads as the shape's; an empty text where it is right.
+// Writes what is wrong with one form of fused on this GPU, for heads as the shape's; an empty text where it is right.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     struct fused_library *library = fused_library_of(dev);

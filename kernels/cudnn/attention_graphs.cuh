@@ -1,11 +1,11 @@
 // The graphs of attention, forward and backward, that cuDNN is asked for (cudnn/attention.cuh).
 //
-// Forward is asked for as one operation, as NVIDIA's frontend does, from 9.21 on; where no engine takes that, or where
-// fused_check finds it wrong, and by older versions, by the graph of operations that cuDNN's engines recognize: two
-// products and a softmax written out as maximum, difference, exponential, sum and quotient. Backward is asked for by
-// the five products of the gradient, of which the frontend makes no other. Sources: the graphs that cudnn-frontend
-// makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend, 1.2x:
-// node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
+// From 9.21 on forward is asked for as one operation, as NVIDIA's frontend does. From older versions, where no engine
+// takes the operation, and where fused_check finds it wrong, forward is asked for by the graph of operations that
+// cuDNN's engines recognize: two products and a softmax written out as maximum, difference, exponential, sum and
+// quotient. Backward is asked for by the five products of the gradient: the frontend has no other form. Sources: the
+// graphs that cudnn-frontend makes and the conditions under which it refuses to (github.com/NVIDIA/cudnn-frontend,
+// 1.2x: node/scaled_dot_product_flash_attention.h, node/sdpa_support_surface.h).
 #pragma once
 #include "kernels/cudnn/graph.h" // cudnn_matmul, cudnn_pointwise, cudnn_subgraph
 
@@ -18,7 +18,7 @@ enum fused_tensor {
     FUSED_LSE,    // (B, H, T) fp32
     FUSED_SCALE,  // number: attention_shape's
     FUSED_HIDDEN, // number: the score of a key that is not seen
-    FUSED_ONE,    // number: what undoes dropout's scale, which there is none of
+    FUSED_ONE,    // number: what undoes dropout's scale, 1 without dropout
     FUSED_DOUT,
     FUSED_DQ,
     FUSED_DK,
@@ -60,7 +60,7 @@ static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fus
     view.tensor = cudnn_tensor_of(b, id, CUDNN_DATA_BFLOAT16, dims, view.strides, CUDNN_IN_MEMORY);
     return view;
 }
-// One fp32 number for each row of the scores.
+// Creates a tensor of one fp32 number for each row of the scores.
 static struct cudnn_tensor fused_rows(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id) {
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, 1};
     return cudnn_dense(b, id, CUDNN_DATA_FLOAT, dims, CUDNN_IN_MEMORY);
@@ -72,7 +72,7 @@ static struct cudnn_tensor fused_index(struct cudnn_builder *b, struct cudnn_ten
     cudnn_pointwise_to(b, index, scores, NULL, NULL, y);
     return y;
 }
-// The scores of keys that a query sees, and FUSED_HIDDEN in place of the others.
+// Returns the scores with FUSED_HIDDEN in place of those whose key a query does not see.
 static struct cudnn_tensor fused_masked(struct cudnn_builder *b, const struct fused_key *k,
                                         struct cudnn_tensor scores) {
     const struct cudnn_function not_later = {CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, 0};
@@ -110,7 +110,7 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_matmul_to(b, p, v, out);
 }
 
-// The same as one operation, with the mask as a graph within it.
+// Builds forward as one operation, with the mask as a graph within it.
 static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
@@ -138,7 +138,7 @@ static void fused_forward_operation(struct cudnn_builder *b, const struct fused_
     cudnn_operation(b, operation, "attention");
 }
 
-// The transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, of each group's heads added.
+// Adds the transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, with each group's heads added.
 static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                  struct cudnn_tensor scores, struct cudnn_tensor x) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

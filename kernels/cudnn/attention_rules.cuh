@@ -8,7 +8,7 @@
 
 enum { FUSED_SCRATCH_ALIGNMENT = 256 };
 
-// The first version that takes heads of up to 256 on compute capability major.x; SIZE_MAX: none does.
+// Returns the first version that takes heads of up to 256 on compute capability major.x; SIZE_MAX: none does.
 static inline size_t fused_wide_from(int major) {
     static const struct {
         int major;
@@ -67,12 +67,12 @@ static inline void fused_refuses(char *reason, size_t size, size_t version, int 
 static inline size_t fused_rounded(size_t bytes) {
     return (bytes + FUSED_SCRATCH_ALIGNMENT - 1) / FUSED_SCRATCH_ALIGNMENT * FUSED_SCRATCH_ALIGNMENT;
 }
-// Bytes of a sum a row, fp32 (B, heads, T).
+// The number of bytes of one fp32 number a row, (B, heads, T).
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
-// Bytes of workspace that are planned where the library can't be asked: of backward dQ in fp32 and, for groups, each head's
-// own dK and dV.
+// The number of bytes of workspace to plan where the library can't be asked. Backward's have dQ in fp32 and, for
+// groups, each head's own dK and dV.
 static inline size_t fused_planned_bytes(struct attention_shape s, bool backward) {
     const size_t elements = (size_t)s.B * s.num_heads * s.T * s.head_dim;
     return fused_sums_bytes(s.B, s.num_heads, s.T) +
@@ -80,8 +80,8 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 }
 
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
-// Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: our kernels for 9.0 take
-// the shape.
+// Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: our kernels for 9.0
+// take the shape.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
 // Writes why the newest version can't take a shape on the GPU that memory is planned for; an empty text where it may.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,

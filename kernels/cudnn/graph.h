@@ -112,7 +112,7 @@ static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64
     cudnn_finish(b, t.descriptor, what);
     return t;
 }
-// A tensor without gaps, last dimension first.
+// Creates a tensor without gaps, whose last dimension is the innermost.
 static inline struct cudnn_tensor cudnn_dense(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                               const int64_t dims[CUDNN_RANK], enum cudnn_place place) {
     const int64_t strides[CUDNN_RANK] = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
@@ -122,7 +122,7 @@ static inline struct cudnn_tensor cudnn_virtual(struct cudnn_builder *b, enum cu
                                                 const int64_t dims[CUDNN_RANK]) {
     return cudnn_dense(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, CUDNN_VIRTUAL);
 }
-// One fp32 number, whose address in the host's memory the variant pack has.
+// Creates one fp32 number, whose address in the host's memory the variant pack has.
 static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t id) {
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
     return cudnn_dense(b, id, CUDNN_DATA_FLOAT, one, CUDNN_BY_VALUE);
@@ -138,7 +138,7 @@ static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descrip
     b->operations[b->operation_count++] = operation;
 }
 
-// c = a b, of the last two dimensions. Heads of b that are fewer than a's are read by several of a's.
+// c = a b, of the last two dimensions. Where b has fewer heads than a, several of a's heads read one of b's.
 static inline void cudnn_matmul_to(struct cudnn_builder *b, struct cudnn_tensor a_in, struct cudnn_tensor b_in,
                                    struct cudnn_tensor c) {
     struct cudnn_descriptor *matmul = cudnn_make(b, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
@@ -187,7 +187,7 @@ static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_func
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
     cudnn_operation(b, operation, what);
 }
-// The same in fp32, to a virtual tensor of x's shape.
+// Computes f(x) or f(x, with), in fp32, into a virtual tensor of x's shape and of `type`.
 static inline struct cudnn_tensor cudnn_pointwise(struct cudnn_builder *b, enum cudnn_pointwise_mode mode,
                                                   struct cudnn_tensor x, const struct cudnn_tensor *with,
                                                   enum cudnn_data_type type) {
@@ -197,7 +197,7 @@ static inline struct cudnn_tensor cudnn_pointwise(struct cudnn_builder *b, enum 
     return y;
 }
 
-// Reduces the dimensions in which y is 1 and x is not; heads of y that are fewer than x's each reduce as many of x's.
+// Reduces the dimensions in which y is 1 and x is not; where y has fewer heads, each reduces a group of x's heads.
 static inline void cudnn_reduce_to(struct cudnn_builder *b, enum cudnn_reduction reduction, struct cudnn_tensor x,
                                    struct cudnn_tensor y) {
     struct cudnn_descriptor *function = cudnn_make(b, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
@@ -219,7 +219,7 @@ static inline struct cudnn_tensor cudnn_reduce_rows(struct cudnn_builder *b, enu
     return y;
 }
 
-// The transposed of x, whose strides are given, as another type.
+// Transposes x, whose strides are given, as another type.
 static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, struct cudnn_tensor x,
                                                    enum cudnn_data_type type, const int64_t strides[CUDNN_RANK]) {
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[3], x.dims[2]};
@@ -233,7 +233,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     return y;
 }
 
-// A graph of the operations since the first `before`, which are the builder's no longer: for an operation that has it.
+// Builds a graph of the operations after the first `before`, which leave the builder, for an operation that has it.
 static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
@@ -286,7 +286,7 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
     cudnn_finish(b, configuration, "the engine's configuration");
     return configuration;
 }
-// What the heuristics propose for a graph, best first; returns how many.
+// Asks the heuristics for configurations of a graph, best first; returns how many there are.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                   struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
@@ -305,7 +305,7 @@ static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descript
         return 0;
     return count < CUDNN_MAX_CONFIGURATIONS ? (int)count : (int)CUDNN_MAX_CONFIGURATIONS;
 }
-// Whether a configuration's engine says that its bits may differ from run to run.
+// Whether a configuration's engine says that its bits may differ from run to run, or can't be asked.
 static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descriptor *configuration) {
     enum cudnn_numerical_note notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t count = 0;

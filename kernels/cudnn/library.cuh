@@ -20,11 +20,11 @@ struct fused_library {
     struct cudnn_functions functions;
     struct cudnn_context *handle; // NULL: `obstacle` says why
     char obstacle[256], name[24]; // name: with the version
-    bool composes;                // forward is asked for by a graph of operations alone
-    bool checks;                  // what a call breaks goes to `broken`; else it ends the program
+    bool composes;                // forward is asked for only by a graph of operations
+    bool checks;                  // the error of a call goes to `broken`; else it ends the program
     char broken[192];
     size_t version;
-    double most_dp_bytes; // of FUSED_SUM_NONE, where there is a choice
+    double most_dp_bytes; // that FUSED_SUM_NONE may keep, where there is a choice
     int major, minor;     // of the GPU's compute capability
     cudaStream_t stream;  // the handle's
     double planning_s;    // what plans took to make, so far
@@ -38,14 +38,13 @@ enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every
 struct fused_library *fused_library_of(struct device *dev);
 void fused_forget_plans(struct fused_library *library);
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
-// How backward sums dQ for a shape. As cudnn-frontend (pull request 398) says that it is faster, dP is kept up to a
-// limit.
+// Chooses how backward sums dQ. dP is kept up to a limit: that is faster, says cudnn-frontend (pull request 398).
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// The bytes of workspace of a plan, 0 where the library has none.
+// The number of bytes of workspace for a key; 0 where the library has no plan for it.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
-// The gradient of fused_forward; dqkv is written in full.
+// Does fused_backward with dQ summed in this order.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)

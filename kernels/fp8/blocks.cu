@@ -14,11 +14,11 @@ size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N) {
 // Bound by memory: a block of threads takes a tile of 128 x 128 elements, a thread 8 rows of 8 columns; a half warp
 // reads rows of 256 bytes and writes rows of 128. Codes of the column form pass through shared memory.
 enum { FP8_BLOCKS_THREADS = 256, FP8_BLOCKS_WARPS = FP8_BLOCKS_THREADS / 32, FP8_BLOCKS_EACH = 8 };
-enum { FP8_BLOCKS_RESIDENT = sizeof(floatX) == 2 ? 3 : 2 }; // a multiprocessor: of bf16 loads, 96 KB in flight
-enum { FP8_BLOCKS_LANES = FP8_BLOCK / FP8_BLOCKS_EACH };    // that have a row of the tile
+enum { FP8_BLOCKS_RESIDENT = sizeof(floatX) == 2 ? 3 : 2 }; // blocks a multiprocessor: 96 KB of bf16 loads in flight
+enum { FP8_BLOCKS_LANES = FP8_BLOCK / FP8_BLOCKS_EACH };    // lanes that share a row of the tile
 
-// Shared memory: the transposed codes; of each warp the columns' maxima and their sums; the columns' scales; of each
-// warp a number of flushed values.
+// Offsets in shared memory, in bytes: the transposed codes; of each warp the columns' maxima, then of each their sums;
+// the columns' scales; of each warp a number of flushed values.
 enum {
     FP8_BLOCKS_AMAXES = FP8_BLOCK * FP8_BLOCK,
     FP8_BLOCKS_SUMS = FP8_BLOCKS_AMAXES + FP8_BLOCKS_WARPS * FP8_BLOCK * 4,
@@ -41,7 +41,7 @@ DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH]
         }
     }
 }
-// Without this the compiler keeps elements as floats, in twice the registers, instead of converting them again.
+// Lets the compiler forget elements as floats, which it would keep, in twice the registers, to convert only once.
 DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
     int words[sizeof *row / sizeof(int)];
     memcpy(words, row, sizeof words);
@@ -61,11 +61,11 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     return amax;
 }
 
-// Where a warp's word of column 8 `group` + i lies: four columns of all groups, then the other four, so that neither
-// 16-byte accesses of groups side by side nor words of columns in this order meet a bank twice.
+// Returns where a warp's word of column 8 `group` + i lies: four columns of all groups, then the other four, so that
+// neither 16-byte accesses of groups side by side nor words of columns in this order meet a bank twice.
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Of the warp's two halves, which have the same columns, each stores four of a thread's eight numbers.
+// Stores a thread's numbers of eight columns: the warp's two halves, which have the same columns, store four each.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;
@@ -95,7 +95,7 @@ DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_b
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
 }
-// The sum of a column of the tile, over the warps, for the thread of its word.
+// Returns the sum of a column of the tile, over the warps: the column whose word has this thread's number.
 DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
     float sum = 0;
 #pragma unroll
@@ -110,7 +110,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
         amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
     return amax;
 }
-// The maximum of the tile.
+// Returns the tile's largest magnitude. All threads of the block call.
 DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
     EACH_FP8(r) amax = amax_larger(amax, fp8_blocks_row_amax(rows[r]));
@@ -124,7 +124,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_
     return amax;
 }
 
-// Eight elements as codes, the first in the lowest byte. Adds to *flushed those that were, where `counted`.
+// Encodes eight elements, the first in the lowest byte. Adds the number of flushed ones to *flushed, where `counted`.
 template <enum fp8_format FORMAT>
 DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_row &from, float scale, bool counted) {
     float scaled[FP8_BLOCKS_EACH];
@@ -140,8 +140,8 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
 #endif
     *(uint2 *)to = codes;
 }
-// Where rows 8 `rows` to 8 rows + 7 of a column of the tile lie, as an offset in its codes. Lanes of a half warp have
-// one `rows` and columns that are 8 apart: each writes to banks of its own, as do the lanes that read a column later.
+// Returns where rows 8 `rows` to 8 `rows` + 7 of a column of the tile lie, as an offset in its codes. Lanes of a half
+// warp write one `rows` of columns that are 8 apart, and later read along columns: neither meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
@@ -149,12 +149,12 @@ DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
-// to: of the tile's first column, in a form of M bytes a column.
+// Writes the tile's columns to a form of M bytes a column, from `to` on.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < FP8_BLOCK * FP8_BLOCK / 16 / FP8_BLOCKS_THREADS; i++) {
         const int at = i * FP8_BLOCKS_THREADS + (int)threadIdx.x, column = at / 8, pair = at % 8;
-        const bool swapped = column / FP8_BLOCKS_EACH % 2 != 0; // the two rows of eight stand the other way round
+        const bool swapped = column / FP8_BLOCKS_EACH % 2 != 0; // the two runs of 8 rows are in the other order
         const struct word_x4 w = load_shared_words(shared + fp8_blocks_codes(column, 2 * pair + (swapped ? 1 : 0)));
         fp8 *run = to + column * M + pair * 16;
         packed_check(run, true);
@@ -163,7 +163,7 @@ DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t share
     }
 }
 
-// Adds what each thread counted, after the block's last barrier but one.
+// Adds the flushed values that each thread counted to counts[FP8_FLUSHED]. All threads of the block call.
 DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flushed) {
     for (int offset = 16; offset > 0; offset /= 2)
         flushed += __shfl_xor_sync(0xffffffffu, flushed, offset);
@@ -179,7 +179,7 @@ DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flu
         atomicAdd((unsigned long long *)&counts[FP8_FLUSHED], (unsigned long long)total);
 }
 
-// partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
+// Casts a tile. partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
 template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT)
     fp8_blocks_kernel(struct fp8_cast to, float *partial, const floatX *x, int64_t M, int64_t N) {
@@ -287,14 +287,14 @@ void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, 
 
 #else
 
-// A tile of the cpu's, and what is known of its rows and columns.
+// A tile of the cpu target, with the scales of its rows and columns.
 struct fp8_tile {
     float x[FP8_BLOCK][FP8_BLOCK];
     float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
     fp8 codes[FP8_BLOCK][FP8_BLOCK]; // of the column form, before they are transposed
 };
 
-// The loops of format and counts, which the compiler makes vectors of.
+// Encodes FP8_BLOCK elements, each by its scale; returns how many were flushed. The compiler vectorizes the loops.
 static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, enum fp8_format format) {
     int flushed = 0;
     switch (format) {
@@ -312,7 +312,7 @@ static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, e
     return flushed;
 }
 
-// x: the tile's first element. sums (128): of columns; NULL: not made.
+// Loads the tile whose first element is at x, and finds its scales. sums (128): of columns; NULL: not made.
 static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N,
                           enum fp8_granularity granularity, enum fp8_format format) {
     uint32_t columns[FP8_BLOCK] = {0}, whole = 0;
@@ -340,7 +340,7 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// The form of the tile whose first element is (row, depth_at) in the form; its rows have `scales`.
+// Stores the inverses of the tile's `scales` (128) in the form, where its first element is (row, depth_at).
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

@@ -10,10 +10,10 @@
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Shapes and parameters are fp8_cast's; M and N are multiples of 128. The padding of `inverse` becomes 0, so that a
-// product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by the flushed values of the row form, where
-// that is made, else of the column form.
 size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N); // no more than fp8_cast_workspace_bytes
+// Casts as fp8_cast does, whose parameters these are; M and N are multiples of 128. The padding of `inverse` becomes 0,
+// so that a product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by the flushed values of the row
+// form, where that is made, else of the column form.
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS
 
@@ -26,7 +26,7 @@ HOST_DEVICE float fp8_block_scale(uint32_t amax, enum fp8_format format) {
     memcpy(&power, &bits, sizeof power);
     return scale == scale ? power : scale;
 }
-// 1 / scale, exactly: of 2^k that of exponent -k.
+// Returns 1 / scale, exactly, of a scale 2^k; NaN of NaN.
 HOST_DEVICE float fp8_block_inverse(float scale) {
     uint32_t bits;
     float inverse;

@@ -1,20 +1,20 @@
 // Casts of floatX matrices to FP8: the row form, the column form, which is the transposed matrix, or both in one pass.
 //
-// On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices by rows alone, so that the products of a linear
+// On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices only by rows, so that the products of a linear
 // layer's backward need transposed operands, as bytes in memory.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix, struct fp8_cast
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// amax = the larger of what it holds and fp8_magnitude of x's largest element.
+// *amax = the larger of *amax and fp8_magnitude of x's (n) largest element.
 void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
-// Casts x. FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes scale->scale and
-// scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the rows of each form
-// by themselves, so that the two forms of an element may differ. FP8_128X128: the forms hold the same codes. Scales of
-// blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N are multiples of 16; for blocks, of
-// 128.
 size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
+// Casts x (M, N). FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes
+// scale->scale and scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the
+// rows of each form have scales of their own, so that an element's codes in the two forms may differ. FP8_128X128: the
+// forms hold the same codes. Scales of blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N
+// are multiples of 16; for blocks, of 128. workspace: may be NULL where to.dbias is.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS

@@ -4,9 +4,9 @@
 //   E4M3 (fn)        1/4/3              7      448        2^-6              2^-9            none       7f, ff
 //   E5M2             1/5/2             15    57344        2^-14             2^-16          7c, fc      7d..7f, fd..ff
 //
-// (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as fp8(x scale), and read as that times `inverse`,
-// 1 / scale. x is rounded to floatX before, by whatever computes it: a cast that is fused with an op then has the bits
-// of one that is not, and every target has the same bits.
+// (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as the code fp8(x scale), and read as the code's
+// value times `inverse`, 1 / scale. x is rounded to floatX before, by whatever computes it: so a cast that is fused
+// with an op has the bits of one that is not, on every target.
 #pragma once
 #include "kernels/device.cuh" // floatX, HOST_DEVICE
 
@@ -28,8 +28,8 @@ HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format);
 
 // ---- the scale of a tensor ----
 
-// The bits of |x|: as integers they are ordered as the magnitudes are, with infinity and NaN on top, so that a maximum
-// of them carries an overflow and does not depend on the order.
+// Returns the bits of |x|. As integers they are ordered as the magnitudes are, with infinity and NaN on top, so that a
+// maximum of them carries an overflow and does not depend on the order in which it is taken.
 HOST_DEVICE uint32_t fp8_magnitude(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -41,14 +41,14 @@ HOST_DEVICE uint32_t fp8_magnitude(float x) {
 // next micro-batch begins: casts of recomputed values find the same amax, and write the same scale again.
 struct fp8_scale {
     uint32_t amax;        // fp8_magnitude of the tensor's largest element in this micro-batch; a weight's in this step
-    uint32_t step_amax;   // in the step's micro-batches before; in fp8_scales_update the ranks' largest of the step
+    uint32_t step_amax;   // of the step's earlier micro-batches; in fp8_scales_update the ranks' largest of the step
     float delayed;        // the scale by the history of amaxes; 0: other recipes, and an empty history
     float scale, inverse; // of the last cast; `inverse` is what a product multiplies by
     uint32_t unused[3];   // 32 bytes: members at 16-byte boundaries stay there in an array
 };
 
-// fp8_largest / amax. 1 for a tensor of zeros; NaN for a magnitude that is infinite or NaN, so that products become
-// NaN and the update is skipped, which saturation would hide. Scale and inverse are normal numbers for any amax.
+// Returns fp8_largest / amax; 1 for a tensor of zeros; NaN for a magnitude that is infinite or NaN, so that products
+// become NaN and the update is skipped, which saturation would hide. Scale and inverse are normal numbers for any amax.
 HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
     float largest, scale;
     memcpy(&largest, &amax, sizeof largest);
@@ -62,9 +62,8 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
 
 // ---- matrices ----
 
-// What one scale is of: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` is laid out as cuBLASLt
-// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up
-// to 4).
+// What one scale covers: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` lies as cuBLASLt reads
+// it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up to 4).
 enum fp8_granularity { FP8_PER_TENSOR, FP8_1X128, FP8_128X128 };
 enum { FP8_BLOCK = 128 };
 
@@ -75,7 +74,7 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
+// The number of floats from one row of `inverse` to the next: the next 128 of the depth (FP8_1X128) or of the rows
 // (FP8_128X128).
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
@@ -85,7 +84,6 @@ HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t 
     }
     return 0;
 }
-// Floats of a matrix's `inverse`.
 static inline int64_t fp8_inverse_count(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(granularity, rows, depth);
     switch (granularity) {
@@ -101,19 +99,19 @@ static inline int64_t fp8_inverse_count(enum fp8_granularity granularity, int64_
 // Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
 enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
 
-// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
+// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one granularity.
 struct fp8_cast {
     struct fp8_matrix rows;    // (M, N): the row form
     struct fp8_matrix columns; // (N, M): the column form, x transposed
     float *dbias;              // (N) = column sums of x, before the cast, or
     bool add_dbias;            // += these
-    struct fp8_scale *scale;   // FP8_PER_TENSOR: of x; amax must be there. Other scalings: NULL
-    uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
+    struct fp8_scale *scale;   // FP8_PER_TENSOR: x's; amax or delayed must be there. Other granularities: NULL
+    uint64_t *counts;          // (FP8_COUNTS) += the counts of one form: the row form, where it is made
 };
 
 // ---- formats, computed ----
 
-// Of both formats: mantissa bits, and the smallest normal number's exponent.
+// A format's mantissa bits, and the exponent of its smallest normal number.
 struct fp8_bits {
     int mantissa, least;
 };

@@ -5,7 +5,7 @@
 
 #ifdef TARGET_CUDA
 
-enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // a thread takes so many entries of a history at a time
+enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // entries of a history that a thread takes at a time
 
 static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
@@ -43,8 +43,8 @@ static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct 
     if (amax >= 0x7f800000u)
         check->finite = 0; // the one value that any thread writes
 }
-// A block a scale. The history moves by one, from its end on: a chunk is read before it and the entry below it, which
-// belongs to the next chunk, are overwritten.
+// Enters each scale's amax in the scale's history and ends the step; a block takes a scale. The history moves by one,
+// in chunks from its end on: a chunk is read before it and the entry below, which is the next chunk's, are overwritten.
 static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
     fp8_scales_update_kernel(struct fp8_scale *scales, float *history, const struct gradient_check *check,
                              struct fp8_delay delay, enum fp8_format gradients) {
@@ -107,7 +107,7 @@ void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale 
         report[num_counts + i] = fp8_report_one(scales + i);
 }
 
-// Puts `newest` in front; returns the largest entry.
+// Puts `newest` in front of the history (length), whose last entry it drops. Returns the largest entry.
 static float fp8_history_enter(float *history, int length, float newest) {
     float largest = newest;
     memmove(history + 1, history, (size_t)(length - 1) * sizeof *history);

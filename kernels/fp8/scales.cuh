@@ -5,8 +5,8 @@
 #include <math.h>              // ldexpf
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin,
-// with the largest of the last `length` steps' amaxes, or the last one.
+// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin, by
+// the largest of the last `length` steps' amaxes or, if most_recent, by the last step's.
 struct fp8_delay {
     int length; // steps; 0: scales are not delayed
     int margin;
@@ -14,10 +14,9 @@ struct fp8_delay {
 };
 
 __BEGIN_DECLS
-// Scale i is of an input, a weight or a gradient where i % 3 is 0, 1 or 2 (enum fp8_operand in model/fp8.cuh).
-//
-// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0; that of
-// weight i / 3 becomes weight_amaxes[i / 3], where weight_amaxes are given.
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0, or a weight's
+// becomes weight_amaxes[i / 3], where these are given. Scale i is of an input, a weight or a gradient where i % 3 is 0,
+// 1 or 2 (enum fp8_operand in model/fp8.cuh).
 void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       const uint32_t *weight_amaxes, // (n / 3); NULL: none is given
                       int n, struct device *dev);
@@ -30,9 +29,9 @@ void fp8_scales_report(double *report,                 // (num_counts + n)
                        int num_counts, int n, struct device *dev);
 
 // Ends a step of delayed scales, by the amaxes in the ranks' reports, from column `first` on. check->finite becomes 0
-// where one is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history, which
-// drops its oldest, and `delayed` follows from the history; an amax of 0 leaves `delayed` as it is. In any case amax
-// and step_amax become 0.
+// where one of them is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history,
+// which drops its oldest entry, and `delayed` follows from the history; an amax of 0 leaves `delayed` as it is. In any
+// case amax and step_amax become 0.
 void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        float *history,               // (n, delay.length) newest first; 0: no step
                        struct gradient_check *check, // (1)
@@ -42,8 +41,8 @@ void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        struct device *dev);
 __END_DECLS
 
-// The delayed scale by the history's amax > 0, limited as fp8_scale_of limits, at both ends, since a margin may make it
-// small. Dividing by 2^margin first is exact.
+// Returns the delayed scale by the history's amax > 0. It is limited to 2^-126 .. 2^126: at the lower end too, unlike
+// fp8_scale_of's, since a margin may make it small. Dividing by 2^margin first is exact.
 HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int margin) {
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
@@ -56,7 +55,7 @@ HOST_DEVICE float fp8_float_of(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-// The largest magnitude of column i of the reports' amaxes; on the host and on the device the same bits, NaN on top.
+// Returns the largest magnitude of column i of `amaxes` (ranks, width), NaN on top. Host and device agree to the bit.
 HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int width, int i) {
     uint32_t largest = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -73,7 +72,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// The end of a step of scale i, whose history has its new amax already, where the step was not skipped.
+// Ends a step of scale i. history_amax: by the history that has the step's amax already; not read where !finite.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              enum fp8_format gradients) {
     if (finite && history_amax > 0)

@@ -1,5 +1,5 @@
-// Casts of whole matrices to FP8 by tiles, of any source of elements: fp8/cast.cu's of a matrix, and
-// activation_fp8.cu's of what an activation computes.
+// Casts of matrices to FP8 by one scale, by tiles, of any source of elements: a matrix (fp8/cast.cu), or what an
+// activation computes (activation_fp8.cu).
 #pragma once
 #include "kernels/amax.cuh"        // amax_larger, amax_merge, amax_elements
 #include "kernels/column_sums.cuh" // column_sums
@@ -14,15 +14,15 @@
 
 // ---- counts ----
 
-// A value is saturated where rounding alone would not have made it the largest finite one: above this magnitude.
+// Returns the magnitude above which a value is saturated: rounding would not make it the largest finite one.
 HOST_DEVICE float fp8_saturates_above(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 464.0f;          // the tie between 448 and 480 goes to 448
-    case FP8_E5M2: return 0x1.dffffep+15f; // that between 57344 and 65536, 61440, to 65536
+    case FP8_E5M2: return 0x1.dffffep+15f; // the tie between 57344 and 65536, 61440, goes to 65536
     }
     return 0;
 }
-// A value other than zero is flushed at this magnitude and below: half the smallest subnormal.
+// Returns the magnitude at and below which a value other than zero is flushed: half the smallest subnormal.
 HOST_DEVICE float fp8_flushes_to(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 0x1p-10f;
@@ -41,7 +41,6 @@ static inline int64_t fp8_tiles(int64_t n) { return (n + FP8_TILE - 1) / FP8_TIL
 static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
     return to->rows.codes ? to->rows.format : to->columns.format;
 }
-// The scale that a cast takes.
 HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format format) {
     return scale->delayed != 0 ? scale->delayed : fp8_scale_of(scale->amax, format);
 }
@@ -53,7 +52,7 @@ HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format f
 // memory. 64 bytes of loads a thread are in flight, at half the GPU's threads 64 KB a multiprocessor: twice what 4 TB/s
 // at 0.9 us of latency ask for.
 enum { FP8_TILE_THREADS = 128, FP8_TILE_WARPS = FP8_TILE_THREADS / 32, FP8_THREAD_ROWS = 4, FP8_THREAD_COLUMNS = 8 };
-enum { FP8_TILE_LANES = FP8_TILE / FP8_THREAD_COLUMNS }; // of a warp beside each other: one row of the tile
+enum { FP8_TILE_LANES = FP8_TILE / FP8_THREAD_COLUMNS }; // lanes of a warp that share a row of the tile
 
 struct fp8_eight {
     floatX x[FP8_THREAD_COLUMNS];
@@ -87,7 +86,7 @@ DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile
 
 // A source of a tile's elements has
 //   OUTPUTS            1 or 2: matrices that stand beside each other in one of OUTPUTS times the columns
-//   TAKES_AMAX         the tile kernel merges their amax into the scale's, where that has a delayed scale
+//   TAKES_AMAX         the tile kernel merges the elements' amax into the scale's, where the scale is a delayed one
 //   struct loaded      what it reads for eight neighboring elements of each output
 //   load(row, column)
 //   values(eight, loaded)
@@ -108,8 +107,8 @@ struct fp8_thread_tile {
     float sums[FP8_THREAD_COLUMNS];
 };
 
-// Of eight elements: saturated ones in the upper half of the result, flushed ones in the lower. Few are saturated, and
-// their maximum says of eight at once that none is.
+// Counts among eight elements the saturated ones, in the upper half of the result, and the flushed ones, in the lower
+// half. Few are saturated, and the maximum says of all eight at once that none is.
 DEVICE_FUNCTION uint32_t fp8_count_eight(const struct fp8_eight &x, float scale, enum fp8_format format) {
     const float above = fp8_saturates_above(format), zero = fp8_flushes_to(format);
     float largest = 0;
@@ -139,7 +138,7 @@ DEVICE_FUNCTION void fp8_encode_eight(uint32_t codes[2], float sums[FP8_THREAD_C
     codes[1] = pack_fp8x4(scaled + 4, format);
 }
 
-// out[j]: byte j of the four words, the first word's in the lowest byte.
+// out[j] = byte j of each of the four words, the first word's in the lowest byte.
 DEVICE_FUNCTION void transpose_bytes(uint32_t out[4], const uint32_t in[4]) {
     const uint32_t a = choose_bytes(in[0], in[1], 0x5140), b = choose_bytes(in[2], in[3], 0x5140);
     const uint32_t c = choose_bytes(in[0], in[1], 0x7362), d = choose_bytes(in[2], in[3], 0x7362);
@@ -155,9 +154,9 @@ enum { FP8_TILE_CODES_BYTES = FP8_TILE * FP8_TILE, FP8_TILE_SUMS_BYTES = FP8_TIL
 enum { FP8_TILE_WORDS_BYTES = 2 * FP8_TILE_WARPS * 4 };
 #define FP8_TILE_SHARED_BYTES(outputs) ((outputs) * (FP8_TILE_CODES_BYTES + FP8_TILE_SUMS_BYTES) + FP8_TILE_WORDS_BYTES)
 
-// Where a column's rows from 16 chunk to 16 chunk + 15 stand, as an offset in the tile's codes. A warp writes words of
-// one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighboring columns: neither
-// meets a bank twice.
+// Returns where a column's rows from 16 `chunk` to 16 `chunk` + 15 stand, as an offset in the tile's codes. A warp
+// writes words of one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighboring
+// columns: neither meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
@@ -176,7 +175,7 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// codes: of the tile's first column, in a form of M bytes a column. The first `rows` rows and `columns` columns count.
+// Writes the tile's first `columns` columns of `rows` codes to a form of M bytes a column, from `codes` on.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -190,7 +189,7 @@ DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, i
     }
 }
 
-// The sums over a warp's 16 rows of the tile, to shared memory.
+// Stores in shared memory the sums of columns over a warp's 16 rows of the tile.
 DEVICE_FUNCTION void fp8_store_sums(uint32_t shared, float sums[FP8_THREAD_COLUMNS]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -212,7 +211,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Counts and maxima of the block's warps: stored before a barrier, added up after it by one thread.
+// Stores the warp's counts and maximum in shared memory; after a barrier one thread calls fp8_merge_words.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind
@@ -312,7 +311,7 @@ static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, in
         column_sums(to.dbias, partial, fp8_tiles(M), source::OUTPUTS * N, to.add_dbias, dev);
 }
 
-// Blocks of the kernels that take a maximum alone: enough to fill any GPU.
+// Blocks of the kernels that take only a maximum: enough to fill any GPU.
 enum { FP8_AMAX_THREADS = 256, FP8_AMAX_BLOCKS = 1024 };
 
 #else
@@ -354,11 +353,10 @@ struct fp8_tile_codes {
 };
 typedef uint8_t vec_bytes __attribute__((vector_size(LANES), may_alias));
 
-// All bits of a lane, or none.
+// Returns all bits in a lane where a > b, else none.
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
-// fp8_encode of each lane.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_bits f = fp8_bits_of(format);
     const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
@@ -427,7 +425,7 @@ static void fp8_encode_tile(struct fp8_tile_codes *codes, float sums[FP8_TILE], 
     }
 }
 
-// to: of the tile's first column, in a form of M bytes a column.
+// Writes the tile's first `columns` columns of `rows` codes to a form of M bytes a column, from `to` on.
 static void fp8_write_columns(fp8 *to, int64_t M, const word *words, int rows, int columns) {
     __attribute__((aligned(64))) word transposed[FP8_TILE * FP8_TILE / 4];
     for (int c = 0; c < columns; c += 16)
@@ -484,7 +482,7 @@ static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void 
         column_sums(to.dbias, cast.partial, fp8_tiles(M), outputs * N, to.add_dbias, dev);
 }
 
-// *amax = the larger of what it holds and that of the outputs' elements.
+// *amax = the larger of *amax and the largest magnitude of the outputs' elements.
 static void fp8_amax_tiles(uint32_t *amax, fp8_fill_tiles *fill, const void *from, int outputs, int64_t M, int64_t N) {
     uint32_t largest = 0;
 #pragma omp parallel for collapse(2) schedule(static) reduction(max : largest)

@@ -34,6 +34,6 @@ struct matmul_library {
 extern const struct matmul_backend matmul_backends[]; // (matmul_backends_count)
 extern const int matmul_backends_count;
 __BEGIN_DECLS
-// Makes a library as matmul_create does, by one backend. Returns NULL where this machine does not have it.
+// Creates a library as matmul_create does, by one backend. Returns NULL where this machine does not have it.
 struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend);
 __END_DECLS

@@ -5,6 +5,7 @@
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include <omp.h>                      // omp_set_num_threads
 
+// Runs a gemm by the device's backend, with OpenMP's number of threads, which libraries take, set to the device's.
 static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);

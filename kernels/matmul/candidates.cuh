@@ -1,6 +1,6 @@
 // The algorithms of cuBLASLt that a product may take, run in place and timed. A product runs on the operands that the
-// model will pass, filled with noise where they are activations, since zeros draw less power, and into its own output;
-// with it runs what comes with it, GELU's derivative and sums of columns, unless an epilogue does that.
+// model will pass, filled with noise where they are activations, since zeros draw less power, and into its own output.
+// GELU's derivative and sums of columns, where they come with the product, run with it unless an epilogue does them.
 //
 // Algorithms take turns, so that a change of the clock rate meets them all. A product that is small enough finds its
 // operands in the L2 cache, where in a training step it might not.
@@ -36,7 +36,6 @@ static uint32_t matmul_noise_word(uint64_t i) {
     }
     return word;
 }
-// Fills device memory from `to` on.
 static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
     device_upload(to, noise->words, bytes < block ? bytes : block, dev);
@@ -112,13 +111,13 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
         candidate->us = INFINITY;
     }
 }
-// Bytes of the sums that follow GELU's derivative.
+// Returns the bytes of the column sums that follow GELU's derivative; 0: none are wanted.
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
 // Whether an epilogue can do what comes with the product. BGRADB's sums need the second half of the workspace. DGELU
 // demands of its other input what packed accesses do; fp32 results would have its exponential's error. The sums that
-// follow it are timed in the workspace.
+// follow DGELU are timed in the workspace.
 static bool matmul_may_fuse(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     if (product->dbias)
@@ -126,7 +125,7 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// A product by a candidate, and what comes with it. The sums that follow GELU's derivative overwrite the workspace.
+// Runs a product by a candidate, and what comes with it. The sums after GELU's derivative overwrite the workspace.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -146,8 +145,8 @@ static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, c
 struct matmul_clock {
     cudaEvent_t begin, end;
 };
-// Microseconds of a run, of `runs` one after the other, behind one that isn't counted: the host is ahead of the GPU when
-// the clock starts. INFINITY where the library refuses to run the candidate.
+// Returns the microseconds of a run, the mean of `runs` behind one that isn't counted, so that the host is ahead of the
+// GPU when the clock starts. INFINITY: the library refuses to run the candidate.
 static double matmul_time_runs(struct matmul_candidate *candidate, const struct matmul_product *product, int runs,
                                const struct matmul_clock *clock, struct device *dev) {
     float milliseconds = 0;
@@ -162,7 +161,6 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Sets the times of all candidates.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -180,7 +178,6 @@ static void matmul_time_candidates(struct matmul_candidates *candidates, const s
     cuda_check(cudaEventDestroy(clock.begin));
     cuda_check(cudaEventDestroy(clock.end));
 }
-// Drops the candidates without a time.
 static void matmul_drop_untimed(struct matmul_candidates *candidates) {
     int kept = 0;
     for (int i = 0; i < candidates->count; i++)
@@ -188,7 +185,7 @@ static void matmul_drop_untimed(struct matmul_candidates *candidates) {
             candidates->of[kept++] = candidates->of[i];
     candidates->count = kept;
 }
-// The fastest candidate; the first, unless that is slower by MATMUL_LEAST_GAIN.
+// Returns the index of the fastest candidate, or 0 where it saves less than MATMUL_LEAST_GAIN of the first's time.
 static int matmul_fastest(const struct matmul_candidates *candidates) {
     int best = 0;
     for (int i = 1; i < candidates->count; i++)
@@ -212,7 +209,7 @@ static struct matmul_sample matmul_sample_of(const struct matmul_product *produc
     sample.bytes = sample.out_bytes + (product->dbias ? (size_t)gemm->rows * sizeof(float) : 0);
     return sample;
 }
-// Runs a candidate, whose output is overwritten, and brings its sample to the host.
+// Runs a candidate, whose output is overwritten, and brings its sample to the host. Returns false where it is refused.
 static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struct matmul_candidate *candidate,
                                     const struct matmul_product *product, struct device *dev) {
     struct matmul_product once = *product;
@@ -226,8 +223,8 @@ static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struc
         device_download(to + sample.out_bytes, once.dbias, sample.bytes - sample.out_bytes, dev);
     return true;
 }
-// Whether what an epilogue did is what our kernels do, but for rounding: of the bias gradient, in fp32; else of GELU's
-// derivative, where ours rounds twice to bf16.
+// Whether an epilogue's results (a) are our kernels' (b) but for rounding: of the bias gradient, in fp32; else of
+// GELU's derivative, where ours rounds twice to bf16.
 static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sample sample,
                                  const struct matmul_product *product) {
     double difference = 0, magnitude = 0;
@@ -252,10 +249,10 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     }
     return false;
 }
-// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: they are all 0, as those of an adapter's
-// second matrix are at first.
+// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: all are 0, as with an adapter's second
+// matrix at first.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// MATMUL_HOLDS: two runs have the same bits, and what an epilogue does is right. plain: one without an epilogue.
+// Checks that two runs have the same bits, and that an epilogue's results are right. plain: one without an epilogue.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

@@ -1,5 +1,5 @@
-// The products that cuBLASLt is asked for, the plans by which they run, and the choices of their algorithms, as run/tune.cuh
-// lists, times and keeps them.
+// The products that cuBLASLt is asked for, the plans by which they run, and the choices of their algorithms, as
+// run/tune.cuh lists, times and keeps them.
 #pragma once
 #include "kernels/fp8/fp8.cuh"     // struct fp8_matrix
 #include "kernels/matmul/gemm.cuh" // struct gemm
@@ -78,8 +78,8 @@ struct matmul_library {
     char description[64];
 };
 
-// What operands are filled with: pairs of bf16 numbers, of magnitudes from 0.125 to 2, as fp32 numbers the same. As FP8
-// codes of either format no byte is a NaN or infinity.
+// What operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2. As an fp32 number a pair has such
+// a magnitude too; as FP8 codes of either format no byte is a NaN or infinity.
 struct matmul_noise {
     uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
     char *memory;    // device memory that may be filled
@@ -89,6 +89,7 @@ struct matmul_noise {
 __BEGIN_DECLS
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
+// Returns the choice that is kept for a key; NULL: none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
 // Begins to list products in place of computing them; matmul_list_end ends it.
@@ -99,18 +100,18 @@ void matmul_list_end(struct matmul_library *library);
 // Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Times a product's algorithms and keeps the choice; its times are 0 where it is the heuristics' first untimed.
-// Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false, without a
-// choice, where the library has no algorithm for it.
+// Times a product's algorithms and keeps the choice: where no algorithm is found to hold, the heuristics' first, with
+// times of 0. Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false,
+// without a choice, where the library has no algorithm for the product.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Holds the algorithm by which a product is computed from here on against sums in double, and ends the program where it is
-// wrong. One with an epilogue is passed over. Overwrites what matmul_tune does. Nothing is enqueued when it returns.
+// Checks the algorithm by which a product is computed from here on, unless its epilogue is fused, against sums in
+// double; ends the program where it is wrong. Overwrites what matmul_tune does. Nothing is enqueued when it returns.
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
-// Makes noise for operands in `memory`, and fills all of it.
+// Creates noise for operands in `memory`, and fills all of it. matmul_noise_close frees the noise.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
 void matmul_noise_close(struct matmul_noise *noise, struct device *dev);

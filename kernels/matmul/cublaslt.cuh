@@ -4,26 +4,26 @@
 // C (rows, cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A.
 //
 // A plan is all that one product needs besides its pointers: what to compute, three layouts, and the algorithm: the one
-// that was chosen for it (kernels/matmul/tuning.cuh), else the one that the library's heuristics put first. Without
-// choices it is a function of the shapes, of whether there is a bias and of the pointers' alignment; with choices, of
-// these alone too, so that recomputation takes the first forward's algorithm: buffers begin at multiples of 256 bytes
-// under every memory plan, and views into them at offsets that the shapes decide. Whether the product is added to its
-// output matters to no algorithm. Plans are kept in a table of the library's struct, without further memory.
+// that was chosen for it (kernels/matmul/tuning.cuh), else the one that the library's heuristics put first. With
+// choices or without, it depends only on the shapes, on whether there is a bias and on the pointers' alignment, so that
+// recomputation takes the first forward's algorithm: buffers begin at multiples of 256 bytes under every memory plan,
+// and views into them at offsets that the shapes decide. Whether the product is added to its output matters to no
+// algorithm. Plans are kept in a table of the library's struct, without further memory.
 //
-// Epilogues. The bias is added by one. GELU is not fused forward: an epilogue would apply it to the fp32 sums, while the
-// backward pass makes it again from the stored sums, rounded to floatX, so that the recomputed activation would have
-// other bits than the first. What comes with a backward product is done by kernels of our own, or, where that was found
-// to be faster, by the product's epilogue ("fused"):
-// - The bias gradient, where no kernel that makes dout has summed it, by BGRADB of the product of the weight's gradient:
-//   our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They have the
-//   type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
+// Epilogues. The bias is added by one. GELU is not fused forward: an epilogue would apply it to the fp32 sums, while
+// the backward pass makes it again from the stored sums, rounded to floatX, so that the recomputed activation would
+// have other bits than the first. What comes with a backward product is done by kernels of our own, or, where that was
+// found to be faster, by the product's epilogue ("fused"):
+// - The bias gradient, where no kernel that makes dout has summed it, by BGRADB of the product of the weight's
+//   gradient: our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows.
+//   They have the type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
 // - GELU's derivative, in its tanh form, by DGELU of the product that makes the activation's gradient, which then is
 //   not stored and read in between, nor rounded. Its sums of columns are left to a pass: DGELU_BGRAD would round the
 //   bias gradient to D's type, bf16.
 //
 // FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
-// library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
-// before it is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
+// library takes no others. Scales of blocks are for 9.0, from 12.9 on. With them the sum of a block of 128 becomes fp32
+// before it is scaled, as other sums do without `fast`; the tensor cores themselves keep some 13 bits.
 #pragma once
 #include "kernels/column_sums.cuh"    // column_sums, column_sums_of_warps
 #include "kernels/device.cuh"         // struct device, floatX, LAUNCH
@@ -127,8 +127,9 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
-// Whether the epilogue sums the bias gradient; whether it applies GELU's derivative.
+// Whether the epilogue sums the bias gradient.
 static bool matmul_sums_bias(const struct matmul_plan *plan) { return plan->fused && plan->key.has_dbias; }
+// Whether the epilogue applies GELU's derivative.
 static bool matmul_has_dgelu(const struct matmul_plan *plan) { return plan->fused && plan->key.gelu != MATMUL_NO_GELU; }
 
 // Sets the pointers that come with each call. Their values matter to the heuristics too, which see their alignment.
@@ -168,7 +169,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// A library before 12.8 has no scale modes. One scale for the whole matrix is the default, and so is not set.
+// Sets FP8's attributes. One scale for a matrix is the default and not set: libraries before 12.8 have no scale modes.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
@@ -211,13 +212,13 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
                                           (uint64_t)gemm->rows, gemm->ld_out));
 }
 
-// Bytes of the workspace that the library may use: with BGRADB the first half, since the sums lie behind it.
+// Returns the bytes of workspace that the library may use: with BGRADB the first half, since the sums lie behind it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
-// The split-K schemes that are allowed are those that add fp32 partial sums in a step of its own, in a fixed order. The
-// others add partial sums that are rounded to the type of the output. With BGRADB none is allowed: cuBLASLt does
-// not say in which order it would add the bias's partial sums.
+// Returns the split-K schemes that are allowed: those that add fp32 partial sums in a step of its own, in a fixed
+// order. The others add partial sums that are rounded to the type of the output. With BGRADB none is allowed: cuBLASLt
+// does not say in which order it would add the bias's partial sums.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                   : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -243,7 +244,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Sets the first `most` of the algorithms that the library's heuristics rank, *found of them; returns
+// Fills results (most) with the *found algorithms that the library's heuristics rank first. Returns
 // CUBLAS_STATUS_NOT_SUPPORTED where they have none.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
@@ -302,7 +303,7 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
              gemm->a.fp8 ? ", or leave out --fp8-format" : "");
     return text;
 }
-// For tests: NULL where the library can compute the product; else why it can't, written to `text`.
+// Returns NULL where the library can compute the product; else why it can't, written to `text` (n bytes). For tests.
 static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
                                          struct matmul_library *library) {
     struct matmul_plan plan;
@@ -310,8 +311,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// The plan of this product, from the table or made now. In a full table the new plan replaces the oldest, which, when
-// it is made again, is the same.
+// Returns the plan of this product, from the table or made now. In a full table the new plan replaces the oldest,
+// which, when it is made again, is the same. Ends the program where the library refuses the product.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
                                            struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -375,7 +376,7 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan. workspace: GPU_MATMUL_BYTES, and what dbias needs.
+// Enqueues a product by its plan. workspace: GPU_MATMUL_BYTES, or what dbias needs where that is more.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
     const float one = 1, beta = gemm->add ? 1 : 0;
@@ -396,7 +397,7 @@ static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm
     return status;
 }
 
-// Adds a product to the list, unless it has one of its key or is full.
+// Adds a product to the list, unless the list has its key already or is full.
 static void matmul_list(const struct gemm *gemm, float *dbias, void *workspace, struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
     for (int i = 0; i < library->product_count; i++) {

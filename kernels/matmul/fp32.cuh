@@ -13,11 +13,11 @@
 #endif
 
 #ifdef HAVE_ONEDNN
-// In fp32 oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in
-// oneDNN 2 and 3, and nothing to plan or keep. No fp32 primitive of oneDNN's is faster by more than a few percent, and
-// its matmul with plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens,
-// all in turn, best of each; "packed" is a matmul whose second operand is reordered to the format it asks for at each
-// call, "inner" an inner product's backward:
+// Calls oneDNN's BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and 3, and
+// nothing to plan or keep. No fp32 primitive of oneDNN's is faster by more than a few percent, and its matmul with
+// plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best
+// of each; "packed" is a matmul whose second operand is reordered to the format it asks for at each call, "inner" an
+// inner product's backward:
 //
 //    K x N       forward                         dX                              dW
 //                sgemm matmul packed OpenBLAS    sgemm matmul packed OpenBLAS    sgemm matmul packed inner OpenBLAS

@@ -18,14 +18,14 @@ enum { FP8_LINES = 1024, FP8_DEPTH = 1024 };
 static int64_t fp8_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
 static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
-// The product of one block: `sum` (rows, cols) += a (rows, depth) b (cols, depth)^T.
+// sum (rows, cols) += a (rows, depth) b (cols, depth)^T, the product of one block.
 static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_t rows, int64_t cols, int64_t depth) {
     const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, cols, NULL,
                               sum,  true, false};
     return gemm;
 }
 
-// Each dimension has whole blocks, unless it is smaller, and what is left over.
+// Covers all sizes of blocks: each dimension has whole ones, unless it is smaller, and what is left over.
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
     if (device_is_gpu(dev))
         return GPU_MATMUL_BYTES;
@@ -42,7 +42,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// What multiplies elements [k, k + FP8_BLOCK) of a row, k a multiple of FP8_BLOCK.
+// Returns the scale of elements [k, k + FP8_BLOCK) of a row, k a multiple of FP8_BLOCK; 1 where blocks have none.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {
@@ -82,12 +82,12 @@ struct fp8_product {
     bool add;
 };
 
-// What multiplies the sums.
+// Returns what multiplies the sums: the two matrices' scales, or 1 where blocks have scales.
 static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
-// The output of a block at (row, col), made of its sums (rows, cols).
+// Writes the output of a block at (row, col), made of its sums (rows, cols).
 static void fp8_finish_block(const struct fp8_product *x, const float *sums, int64_t row, int64_t rows, int64_t col,
                              int64_t cols, const struct device *dev) {
     const float scale = fp8_product_scale(x);

@@ -10,7 +10,7 @@ struct gemm_operand {
     const floatX *data;
     int64_t ld; // elements from one stored row to the next
     bool transposed;
-    const struct fp8_matrix *fp8; // NULL, or what is multiplied instead of data: of both operands, and on a GPU alone
+    const struct fp8_matrix *fp8; // NULL, or what is multiplied in place of data; in both operands, only on a GPU
 };
 struct gemm {
     int64_t rows, cols, depth;
@@ -23,23 +23,23 @@ struct gemm {
     bool add;              // the output, which has no bias then, += A B, as matmul/matmul.cuh has it
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
     // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
-    // product where gemm_applies_gelu says so, else by the caller. gelu_sums: whose columns' sums the caller wants then.
+    // product where gemm_applies_gelu says so, else by the caller. gelu_sums: the caller wants column sums then.
     const floatX *gelu;
     bool gelu_sums;
 };
 
 __BEGIN_DECLS
-// Makes the library's handles; the caller destroys them.
+// Creates the library's handles; the caller frees them with matmul_destroy.
 struct matmul_library *matmul_create(struct device *dev);
 void matmul_destroy(struct matmul_library *library);
 // Names the library, its version and the type of the products. The text is the library's.
 const char *matmul_describe(const struct matmul_library *library);
 
-// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
-// its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product.
-// dbias_workspace_bytes is what M rows of N sums need besides the product.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
+// Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
+// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
+// its columns; where the gemm adds, += these. Ends the program where the library has no algorithm for the product.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run applies GELU's derivative, too.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);

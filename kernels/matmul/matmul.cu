@@ -24,7 +24,6 @@ static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct de
 #include "kernels/matmul/onednn.cuh" // gemm_onednn
 #endif
 
-// The backends that this build has, the fastest first; the last is on every machine.
 const struct matmul_backend matmul_backends[] = {
 #ifdef PRECISION_BF16
     {"amx", true, true, amx_open, NULL, tiles_workspace_bytes, gemm_amx, NULL},
@@ -66,7 +65,6 @@ void matmul_destroy(struct matmul_library *library) {
         library->backend->close(library);
     free(library);
 }
-// The libraries take their number of threads from OpenMP's, which is restored after each call.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     if (device_is_gpu(dev))
         return GPU_MATMUL_BYTES;
@@ -90,7 +88,7 @@ void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct dev
         gemm_run_backend(gemm, dbias, workspace, dev);
 }
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return false; }
-// gemm_run, of a product without a bias and dbias, which may be thin.
+// Whether gemm_thin computes a product that has neither bias nor dbias.
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }

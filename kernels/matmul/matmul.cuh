@@ -7,7 +7,7 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Scratch that any of the three calls below needs, aligned to 64 bytes, on a GPU to 256.
+// Returns the bytes of scratch that any of the three calls below needs, aligned to 64 bytes, on a GPU to 256.
 size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
 
 // out = in weight^T + bias
@@ -21,8 +21,8 @@ void matmul_backward_input(floatX *din,          // (M, K)
                            const floatX *dout,   // (M, N)
                            const floatX *weight, // (N, K)
                            int64_t M, int N, int K, void *workspace, struct device *dev);
-// matmul_backward_input for a layer whose input is gelu(pre): din = dout weight, or, on a GPU whose library was found to
-// do both faster, that times gelu'(pre); returns whether it did. sums: the sums of the result's columns are wanted next.
+// din = dout weight, for a layer whose input is gelu(pre). On a GPU whose library was found to do both faster, din is
+// also multiplied by gelu'(pre); returns whether it was. sums: the sums of the result's columns are wanted next.
 bool matmul_backward_input_gelu(floatX *din,          // (M, K)
                                 const floatX *dout,   // (M, N)
                                 const floatX *weight, // (N, K)
@@ -35,14 +35,14 @@ void matmul_backward_weight(float *dweight,     // (N, K)
                             const floatX *in,   // (M, K)
                             int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// The same of matrices whose rows lie apart, as the columns of a wider matrix do: ld_* is the number of elements from
-// one row to the next. An output that is added to is read, added to in fp32 and rounded once (cuBLASLt's kernels for
-// Hopper round the product to bf16 before the addition, and the sum again); elements between its rows are left alone.
-// Sizes and distances may be any. Where N or K is small, as an adapter's rank is, the strided calls are faster than the
-// calls above, also for matrices without gaps. The two kinds of calls give other bits.
-//
-// Scratch that any of the three calls below needs, by the distances of in and din, and of out and dout; aligned to 64
-// bytes, on a GPU to 256.
+// The strided calls take matrices whose rows lie apart, as the columns of a wider matrix do: ld_* is the number of
+// elements from one row to the next. An output that is added to is read, added to in fp32 and rounded once (cuBLASLt's
+// kernels for Hopper round the product to bf16 before the addition, and the sum again); elements between its rows stay
+// as they are. Sizes and distances may be any. On the CPU, where N or K is small, as an adapter's rank is, these calls
+// are faster than the calls above, also for matrices without gaps, and may give other bits.
+
+// Returns the bytes of scratch that any of the three calls below needs, by ld_in of in and din and ld_out of out and
+// dout; aligned to 64 bytes, on a GPU to 256.
 size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K, struct device *dev);
 // out = in weight^T, or += where `add`
 void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
@@ -60,19 +60,22 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
                                     const floatX *in, int64_t ld_in,     // (M, K)
                                     int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum = a b^T, or += where `add`. Where
-// both operands have one scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are
-// applied block by block. Sizes are multiples of 16; codes and scales of blocks begin at multiples of 16 bytes. fast:
-// on a GPU tensor cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+// Products of FP8 matrices, with fp32 sums, rounded once. Where both operands have one scale the sum over the depth is
+// multiplied by the inverses at its end; scales of blocks are applied block by block. Sizes are multiples of 16; codes
+// and scales of blocks begin at multiples of 16 bytes. fast: on a GPU tensor cores may keep the sum over the whole
+// depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
-// NULL where the device and its library multiply FP8 matrices of this scaling; else why not, written to `text`, with
-// the option to change. A GPU that is not open refuses nothing.
+// Returns NULL where the device and its library multiply FP8 matrices of this granularity; else why not, written to
+// `text` (n bytes), with the option to change. A GPU that is neither open nor planned for refuses only fp32.
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev);
+// out = a b^T + bias
 void matmul_fp8(floatX *out,         // (M, N)
                 struct fp8_matrix a, // (M, K)
                 struct fp8_matrix b, // (N, K)
                 const floatX *bias,  // (N); NULL: none
                 int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
+// sum = a b^T, or += where `add`
 void matmul_fp8_sum(float *sum,          // (M, N)
                     struct fp8_matrix a, // (M, K)
                     struct fp8_matrix b, // (N, K)

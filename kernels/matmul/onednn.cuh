@@ -90,7 +90,7 @@ static struct onednn_key onednn_key_of(const struct gemm *g, const struct device
     return key;
 }
 
-// The layouts of a product's matrices, by enum onednn_argument; that of the scratch memory is the primitive's own.
+// The layouts of a product's matrices, by enum onednn_argument; the scratch memory's is the primitive's own.
 struct onednn_layouts {
     dnnl_memory_desc_t of[ONEDNN_ARGUMENTS];
 };
@@ -118,7 +118,7 @@ static void onednn_layouts_free(struct onednn_layouts *x) {
         onednn_layout_free(&x->of[made[i]]);
 }
 
-// Scratch memory is the caller's.
+// Creates a primitive's attributes, which the caller destroys. Scratch memory is the caller's.
 static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t operations;
@@ -133,8 +133,8 @@ static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     return attributes;
 }
 
-// The instruction set of the implementation that oneDNN chose, behind a colon, as ":avx512_core_bf16"; NULL where that
-// is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
+// Returns the instruction set of the implementation that oneDNN chose, behind a colon, as ":avx512_core_bf16"; NULL
+// where it is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
 static const char *onednn_instruction_set(const_dnnl_primitive_desc_t description) {
     const char *implementation = "";
     if (dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &implementation) != dnnl_success)
@@ -157,8 +157,7 @@ static void onednn_make_arguments(struct onednn_product *product, const struct o
     }
 }
 
-// Makes the product's primitive, where there is a fast one. text: the name of its instruction set is written there,
-// unless it is NULL.
+// Creates the product's primitive, where there is a fast one. text, unless NULL: gets its instruction set's name.
 static void onednn_product_make(struct onednn_product *product, const struct gemm *g, dnnl_engine_t engine,
                                 const struct device *dev, char *text, size_t n) {
     struct onednn_layouts layouts;
@@ -191,7 +190,7 @@ static void onednn_product_free(struct onednn_product *product) {
         dnnl_memory_destroy(product->arguments[i].memory);
 }
 
-// The product's primitive, found or made now.
+// Returns the product with its primitive, found or made now.
 static struct onednn_product *onednn_product_for(const struct gemm *g, const struct device *dev) {
     struct onednn *const onednn = (struct onednn *)dev->matmul->state;
     const struct onednn_key key = onednn_key_of(g, dev);
@@ -219,7 +218,7 @@ static void onednn_close(struct matmul_library *library) {
     free(onednn);
 }
 
-// oneDNN counts as there where a product of usual size has a fast primitive.
+// Whether oneDNN is of use here: a product of usual size has a fast primitive.
 static bool onednn_open(struct matmul_library *library, const struct device *dev) {
     struct onednn *onednn = (struct onednn *)calloc(1, sizeof *onednn);
     if (onednn == NULL)

@@ -1,8 +1,8 @@
 // fp32 matrix product in plain C: what remains where no library is installed.
 //
-// The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): B is packed
-// into strips of PLAIN_COLS columns that stay in L1, A into strips of PLAIN_ROWS rows that stay in L2, and a tile of C
-// is held in registers for PLAIN_DEPTH steps. Vectors are GNU C's, so that a compiler for any CPU finds its own.
+// The scheme is Goto and van de Geijn's, "Anatomy of High-Performance Matrix Multiplication" (2008): B is packed into
+// strips of PLAIN_COLS columns that stay in L1, A into strips of PLAIN_ROWS rows that stay in L2, and a tile of C is
+// held in registers for PLAIN_DEPTH steps. Vectors are GNU C's, so that a compiler for any CPU finds its own.
 #pragma once
 #include "kernels/device.cuh"      // struct device
 #include "kernels/matmul/gemm.cuh" // gemm_min
@@ -43,8 +43,7 @@ static inline void plain_pack(float *strip, const float *x, int64_t line, int64_
             strip[(int64_t)k * width + i] = i < valid ? x[i * line + k * step] : 0.0f;
 }
 
-// c = a b, plus c when `add`, for one tile of PLAIN_ROWS x PLAIN_COLS, of which only the first `rows` x `cols` exist in
-// c.
+// c = a b, plus c when `add`, for one tile of PLAIN_ROWS x PLAIN_COLS; c has only the first `rows` x `cols`.
 static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const float *a, const float *b, int depth,
                               bool add) {
     plain_vector sum[PLAIN_ROWS][2];
@@ -66,7 +65,7 @@ static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const f
             c[i * ldc + j] = tile[i][j] + (add ? c[i * ldc + j] : 0.0f);
 }
 
-// One task: a block of C (rows, cols) = a block of packed A times one of packed B, plus C when `add`.
+// c (rows, cols) = a block of packed A times a block of packed B, plus c when `add`: one task.
 static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const float *packed_a, const float *packed_b,
                         int depth, bool add) {
     for (int64_t j = 0; j < cols; j += PLAIN_COLS)
@@ -76,7 +75,6 @@ static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const
                        depth, add);
 }
 
-// sgemm (kernels/matmul/fp32.cuh) in plain C.
 static void sgemm_plain(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth, const float *a,
                         int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc, void *workspace,
                         const struct device *dev) {

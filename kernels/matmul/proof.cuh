@@ -1,5 +1,5 @@
-// Whether an algorithm of cuBLASLt multiplies right on this GPU: a few elements of its output against dot products that a
-// plain kernel sums in double.
+// Whether an algorithm of cuBLASLt multiplies right on this GPU: a few elements of its output against dot products that
+// a plain kernel sums in double.
 #pragma once
 #include "kernels/device_memory.cuh"     // device_download
 #include "kernels/fp8/fp8.cuh"           // fp8_decode, fp8_inverse_pitch
@@ -23,7 +23,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// The element of an operand at (i, k): i of the output's rows or columns, k of the depth.
+// Returns the element of an operand at (i, k): i of the output's rows or columns, k of the depth. depth_is_rows: of B.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
@@ -38,14 +38,14 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     }
     return (double)fp8_decode(o.fp8.codes[at], o.fp8.format) * (double)o.fp8.inverse[scale];
 }
-// Element `number` of those that are computed: across the output's rows one way, across its columns the other.
+// Returns the output's row of checked element `number`: rows rise with the number, columns are permuted.
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }
 static __host__ __device__ inline int64_t proof_column(int number, int64_t cols) {
     return 5 * number % PROOF_ELEMENTS * (cols - 1) / (PROOF_ELEMENTS - 1);
 }
-// values (PROOF_ELEMENTS): a warp each. out, sum, bias: as struct gemm's.
+// Fills values (PROOF_ELEMENTS), by a warp each. out, sum, bias: as struct gemm's.
 static __global__ void proof_kernel(struct proof_values *values, struct proof_operand a, struct proof_operand b,
                                     const floatX *out, const float *sum, const floatX *bias, int64_t ld_out,
                                     int64_t rows, int64_t cols, int64_t depth) {
@@ -73,8 +73,8 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
     o.depth = depth;
     return o;
 }
-// Whether a candidate without an epilogue multiplies right. The product's output and workspace are overwritten. True for a
-// candidate that the library refuses to run, too: that is no wrong result. Nothing is enqueued when it returns.
+// Whether a candidate without an epilogue multiplies right; true also where the library refuses to run it, which is no
+// wrong result. The product's output and workspace are overwritten. Nothing is enqueued when it returns.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -1,6 +1,6 @@
 // The product of a few rows with a weight, as in decoding, where a row is a sequence's token: each weight is read once,
 // at the memory's bandwidth, and meets all rows while it lies in a cache. The order of a sum depends neither on the
-// number of rows nor on that of threads.
+// number of rows nor on the number of threads.
 #pragma once
 #include "kernels/matmul/gemm.cuh" // struct gemm
 #include "kernels/vectors.cuh"     // vec_sum
@@ -22,7 +22,7 @@ static inline bool gemm_has_few_rows(const struct gemm *g) {
 
 #define EACH(i, n) _Pragma("GCC unroll 4") for (int i = 0; i < n; i++)
 
-// sums[i][run] of `rows` rows of a and of the weights b and, with two runs, b + apart, over the depth.
+// sums[i][run] = row i of a times the weight row at b + run * apart, over the depth; the lanes are still to be added.
 ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROWS][FEW_RUNS], const floatX *a,
                                 int64_t lda, const floatX *b, int64_t apart, int64_t depth) {
     const int64_t whole = depth / XVEC_LANES * XVEC_LANES;
@@ -44,8 +44,8 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Columns [j, j + columns) of each run, at most FEW_COLUMNS, of `rows` rows of out, from row `row` on. Runs are `apart`
-// columns apart.
+// Computes columns [j, j + columns), at most FEW_COLUMNS, of runs that are `apart` columns apart, of rows [row, row +
+// rows).
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;
@@ -69,7 +69,7 @@ ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct g
 }
 #undef EACH
 
-// few_rows_block for all rows, a few at a time: only the first of them read the weights from memory.
+// Calls few_rows_block for all rows, a few at a time: only the first few read the weights from memory.
 ALWAYS_INLINE void few_rows_columns(const int runs, const struct gemm *g, int64_t j, int columns, int64_t apart) {
     for (int64_t row = 0; row < g->rows; row += FEW_ROWS)
         switch (gemm_min(FEW_ROWS, g->rows - row)) {

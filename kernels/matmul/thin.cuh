@@ -1,5 +1,5 @@
-// Thin products, where the depth, or the narrower operand of a weight gradient, or the output has few columns, as those
-// of adapters of a low rank do. A backend that packs operands, or pads them to tiles, takes many times as long as their
+// Thin products: the depth, or the narrower operand of a weight gradient, or the output has few columns, as with
+// adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long as their
 // arithmetic or their way through memory.
 //
 // Operands are multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is
@@ -25,7 +25,7 @@ enum {
     THIN_COLUMNS = 2 * LANES,
     THIN_LINE = 64 / sizeof(floatX), // elements of a cache line
     THIN_WORDS = THIN_MAX,           // of the depth that a block is summed over at a time
-    THIN_TOKENS = 32,                // the same in a weight gradient, whose depth is tokens
+    THIN_TOKENS = 32,                // tokens, a weight gradient's depth, that are summed at a time
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
 #define THIN_ALIGN __attribute__((aligned(64)))
@@ -44,7 +44,7 @@ ALWAYS_INLINE xvec thin_load(const word *p) {
     return x;
 }
 // thin_set: the word at p in all lanes. thin_join: the words of `count` columns of two rows, the second one 0 where it
-// is NULL; in fp32 of one row. thin_join_tile: of THIN_COLUMNS columns, of which thin_column(p) is at place p.
+// is NULL; in fp32 of one row. thin_join_tile: the words of THIN_COLUMNS columns, thin_column(p) at place p.
 #ifdef PRECISION_BF16
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
@@ -80,7 +80,7 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 static inline int64_t thin_words(int64_t depth) { return (depth + XVEC_PARTS - 1) / XVEC_PARTS; }
 static inline int64_t thin_width(int64_t cols) { return gemm_round_up(cols, LANES); }
 
-// The words of elements [k, depth) of a row, THIN_WORDS at most; of a pair without a second one, that is 0.
+// Copies the words of elements [k, depth) of a row, THIN_WORDS at most. A pair without a second element has 0 there.
 static inline void thin_copy_row(word out[THIN_WORDS], const floatX *row, int64_t k, int64_t depth) {
     if (depth - k >= THIN_WORDS * XVEC_PARTS) {
         memcpy(out, row + k, THIN_WORDS * sizeof *out);
@@ -124,7 +124,7 @@ struct thin_rows {
     THIN_ALIGN float sums[THIN_ROWS][THIN_MAX]; // where the depth does not end: (rows, columns)
 };
 
-// Rows [i0, i0 + rows) of a block of out, the first `left` columns from j on, = sums, or += them.
+// Writes sums to rows [i0, i0 + rows) of a block of out, `left` columns from j on; where the gemm adds, adds them.
 ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_rows *x, int i0, int64_t j,
                               vec sums[THIN_ROWS][2], const int left) {
     const int64_t ld = x->g->ld_out;
@@ -138,7 +138,7 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
         EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
     }
 }
-// The same, computed: over the depth of x. `ahead`: with a prefetch at each step.
+// Computes rows [i0, i0 + rows) of a block of out over the depth of x. ahead: what to prefetch at each step, or NULL.
 ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
                               const floatX *ahead) {
     const int64_t cols = x->g->cols, width = thin_width(cols);
@@ -163,7 +163,7 @@ ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *
     else
         thin_write(rows, vecs, x, i0, j, sums, (int)(cols - j));
 }
-// All columns, over the depth of x. THIN_ROWS chains of sums hide their latency.
+// Computes all columns, over the depth of x. THIN_ROWS chains of sums hide their latency.
 static void thin_columns(struct thin_rows *x) {
     const struct gemm *g = x->g;
     for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
@@ -194,7 +194,7 @@ static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row)
     }
 }
 
-// gemm_thin for an A that is stored by rows. Threads share the rows.
+// Computes gemm_thin's product for an A that is stored by rows. Threads share the rows.
 static void thin_product(const struct gemm *g, void *workspace, const struct device *dev) {
     word *const packed = (word *)workspace;
 #pragma omp parallel num_threads(dev->threads)
@@ -232,7 +232,7 @@ static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
 
-// out (THIN_STEPS, THIN_COLUMNS): a tile of the wide operand, of the tokens from t on.
+// out (THIN_STEPS, THIN_COLUMNS) = a tile of the wide operand, of the tokens from t on.
 static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t tile, int64_t t) {
     const int64_t first = tile * THIN_COLUMNS, depth = x->g->depth, ld = x->wide->ld;
     const int64_t tokens = gemm_min(THIN_TOKENS, depth - t), columns = gemm_min(THIN_COLUMNS, x->wide_cols - first);
@@ -249,7 +249,7 @@ static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t til
     for (int s = 0; s < THIN_STEPS; s++, from += XVEC_PARTS * from_ld)
         thin_join_tile(out + s * THIN_COLUMNS, from, from + from_ld);
 }
-// out (THIN_STEPS, THIN_MAX): the narrow operand, of the tokens from t on.
+// out (THIN_STEPS, THIN_MAX) = the narrow operand, of the tokens from t on.
 static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t) {
     const int64_t end = gemm_min(x->g->depth, t + THIN_TOKENS), ld = x->narrow->ld;
     memset(out, 0, THIN_STEPS * THIN_MAX * sizeof *out);
@@ -259,7 +259,7 @@ static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t
     }
 }
 
-// THIN_LINES lines of a tile's sums += those of a block of tokens. `prefetch`: the tile behind this one, whose first
+// Adds a block of tokens to THIN_LINES lines of a tile's sums. prefetch: the next tile of the wide operand, whose first
 // row begins at `ahead`, two lines at each step.
 ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *wide, const bool prefetch,
                                   const floatX *ahead, int64_t ld) {
@@ -295,7 +295,7 @@ static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     }
 }
 
-// Tiles [from, to), over all tokens.
+// Computes tiles [from, to) of the sums, over all tokens.
 static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t to) {
     THIN_ALIGN word narrow[THIN_STEPS * THIN_MAX], wide[THIN_STEPS * THIN_COLUMNS];
     const int64_t lines = thin_lines(x), depth = x->g->depth, ld = x->wide->ld;
@@ -318,7 +318,7 @@ static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t 
 }
 #undef EACH
 
-// gemm_thin for a weight gradient. Threads share the wide operand's columns.
+// Computes gemm_thin's product for a weight gradient. Threads share the wide operand's columns.
 static void thin_gradient(const struct gemm *g, void *workspace, const struct device *dev) {
     const struct thin_gradient x = thin_gradient_of(g, workspace);
 #pragma omp parallel num_threads(dev->threads)

@@ -42,7 +42,7 @@ enum {
 // ---- packing: 32 x 32 blocks to two tiles ----
 
 // out (16 x 16 words of 32 bits) = in transposed: as transpose_16x16 (kernels/vectors.cuh), but at any alignment. Rows
-// of `in` are `stride` bytes apart, an odd number of bf16 too; those of `out` follow each other.
+// of `in` are `stride` bytes apart, an odd number of bf16 too; rows of `out` follow each other.
 static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 #ifdef __AVX512F__
     for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane
@@ -84,15 +84,14 @@ static inline void tiles_add_columns(float *sums, const word *tile) {
         sums[n] += sum[n];
 }
 
-// tiles = the 32 x 32 block as VNNI pairs of rows. sums, unless NULL: += the block's column sums, as its values are in
-// the cache here anyway.
+// tiles = the 32 x 32 block as VNNI pairs of rows. sums or NULL: += column sums, as the values are in the cache anyway.
 static inline void tiles_interleave(word *tiles, const bf16 *source, int64_t ld, float *sums) {
     block_pair_rows(tiles, source, ld);
     for (int half = 0; sums && half < 2; half++)
         tiles_add_columns(sums + half * 16, tiles + half * 256);
 }
 
-// An operand as the product reads it, lines x depth: the lines of A are its rows, those of B its columns.
+// An operand as the product reads it, lines x depth: a line is a row of A or a column of B.
 struct tiles_operand {
     const bf16 *data;
     int64_t ld;
@@ -188,9 +187,8 @@ static inline void tiles_prefetch_step(struct tiles_ahead *x) {
     tiles_prefetch_lines(&x->target);
 }
 
-// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each.
-// Unlike block_product_amx: with prefetches between the dots. Not inlined: by itself the loop keeps all it needs in
-// registers.
+// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each. With
+// prefetches between the dots, unlike block_product_amx. Not inlined, the loop keeps all it needs in registers.
 __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
                                                       struct tiles_ahead ahead) {
     enum { ROW_BYTES = TILES_BLOCK * sizeof(float), TILE = 512 };
@@ -222,7 +220,7 @@ __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, c
     amx_store(3, c + 16 * TILES_BLOCK + 16, ROW_BYTES);
 }
 
-// As tiles_block_amx, by the dot product of bf16 pairs, which takes so long that the prefetches may all go before it.
+// Multiplies as tiles_block_amx does, by the dot product of bf16 pairs: so slow that prefetches may all go before it.
 static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, bool first, struct tiles_ahead ahead) {
     for (int s = 0; s < steps; s++)
         tiles_prefetch_step(&ahead);
@@ -232,7 +230,7 @@ static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, b
 // ---- output: finished blocks of C ----
 
 struct tiles_output {
-    bf16 *out;        // (rows, cols) = C + bias, or NULL:
+    bf16 *out;        // (rows, cols) = C + bias; NULL: sum is written
     const bf16 *bias; // (cols) or NULL
     float *sum;       // (rows, cols) = C, or (cols, rows) = C^T when transposed
     int64_t ld;       // elements from one stored row to the next
@@ -292,7 +290,7 @@ static inline void tiles_write_sum(const struct tiles_output *o, const float *c,
 // Sizes are in blocks of 32.
 struct tiles_plan {
     int64_t rows, cols, depth;
-    int64_t panel_depth;          // of a panel of B; depends on the depth alone
+    int64_t panel_depth;          // of a panel of B; depends only on the depth
     int64_t panel_cols;           // at most
     int row_parts, col_parts;     // threads along each: their product is at most the number of threads
     int64_t part_rows, part_cols; // of the largest part
@@ -301,7 +299,7 @@ struct tiles_plan {
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
-// Columns of one panel, for a thread that has `cols`: as even as possible.
+// Returns the columns of one panel, for a thread that has `cols`: as even as possible.
 static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     const int64_t most = gemm_max(1, TILES_PANEL_BYTES / TILES_PAIR_BYTES / panel_depth);
     return tiles_divide(cols, tiles_divide(cols, most));
@@ -338,10 +336,11 @@ static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t dep
     return p;
 }
 
-// A thread's share of the workspace: a panel of B, 32 rows of A, the fp32 blocks of C that wait for the next panel.
+// Returns the bytes of a thread's fp32 blocks of C: all that wait for the next panel, or one row where none waits.
 static inline size_t tiles_c_bytes(const struct tiles_plan *p) {
     return (size_t)(p->panel_depth < p->depth ? p->part_rows : 1) * (size_t)p->panel_cols * TILES_C_BYTES;
 }
+// Returns the bytes of a thread's workspace: a panel of B, 32 rows of A, the blocks of C.
 static inline size_t tiles_thread_bytes(const struct tiles_plan *p) {
     const size_t b_bytes = (size_t)p->panel_cols * (size_t)p->panel_depth * TILES_PAIR_BYTES;
     return b_bytes + TILES_A_DEPTH / TILES_BLOCK * TILES_PAIR_BYTES + tiles_c_bytes(p);
@@ -370,7 +369,7 @@ static void tiles_pack_a(const struct tiles_product *x, int thread, int threads)
                      x->plan.depth * TILES_BLOCK, false, sums);
 }
 
-// A slice of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
+// Returns a slice of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
 static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *room, int64_t row, int64_t k,
                                         int64_t steps) {
     if (x->packed_a)
@@ -379,8 +378,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Where block (row, col) of `sum` or `out` will be written: those of its rows that are prefetched during one slice of
-// depth. row and col are in elements.
+// Returns the lines of `sum` or `out`, at block (row, col) in elements, that are prefetched during one slice of depth.
 static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                     int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
@@ -396,7 +394,7 @@ static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o
     return lines;
 }
 
-// The lines of a waiting block of C that are prefetched during one slice of depth.
+// Returns the lines of a waiting block of C to prefetch during one slice of depth.
 static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
@@ -404,8 +402,8 @@ static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice
     return lines;
 }
 
-// What to prefetch while block j of `cols` in a row is summed over a slice of depth: the block's share of the next
-// slice of A, which starts at (row, k) in blocks.
+// Returns what to prefetch while block j of `cols` in a row is summed over a slice of depth: the block's share of the
+// next slice of A, which starts at (row, k) in blocks.
 static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, int64_t row, int64_t k, int64_t steps,
                                                 int64_t j, int64_t cols) {
     struct tiles_ahead ahead;
@@ -459,7 +457,6 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
-// Computes one thread's share of C.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
@@ -518,7 +515,6 @@ static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *d
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * tiles_thread_bytes(&p);
 }
 
-// gemm_run (kernels/matmul/gemm.cuh) by one unit.
 static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit, void *workspace,
                        const struct device *dev) {
     const struct tiles_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};

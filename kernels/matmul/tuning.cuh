@@ -1,9 +1,9 @@
 // The choice of cuBLASLt's algorithms by timing them: of the algorithms that the heuristics rank first for a product,
-// the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to the
-// product's epilogue or to a kernel of our own.
+// the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to
+// the product's epilogue or to a kernel of our own.
 //
-// Each algorithm that is chosen multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two may
-// differ from each other. A choice depends on times, which vary, so that whoever wants the same bits again has to keep
+// Each algorithm that is chosen multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two
+// algorithms may differ. A choice depends on times, which vary, so that whoever wants the same bits again has to keep
 // the choices. Where no algorithm proves to give the same bits, the choice is the heuristics' first, as without timing.
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
@@ -15,7 +15,7 @@ void matmul_list_begin(struct matmul_library *library) {
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice, which all later calls of its product take. A plan that was made without it is dropped.
+// Keeps a choice, which all later calls of its product take. Plans are dropped, as one may have been made without it.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
         return;
@@ -42,7 +42,7 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// The fastest candidate that holds; NULL: none does, or there is nothing to tell that by. Drops candidates.
+// Returns the fastest candidate that holds; NULL: none does, or results tell nothing. Drops those that do not hold.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {

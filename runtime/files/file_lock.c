@@ -28,8 +28,8 @@ bool file_byte_is_locked(int fd, off_t byte) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-// Locks an open file by what there is: its first byte, or all of it by flock, which older kernels have and some file
-// systems alone, and which ends with the open file too. Returns 0 or an errno.
+// Locks an open file: its first byte or, where that is not supported, all of it by flock, which older kernels and some
+// file systems have, and which ends with the open file too. Returns 0 or an errno; EAGAIN: another has the lock.
 static int file_lock_open(int fd) {
     const int problem = file_lock_byte(fd, F_WRLCK, 0);
     if (problem == 0 || problem == EAGAIN)
@@ -37,7 +37,7 @@ static int file_lock_open(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
 }
 
-// Writes who holds the lock. Nothing follows where that fails, as on a full disk: the lock holds without it.
+// Writes who holds the lock. A failure, as on a full disk, is ignored: the lock holds without it.
 static void file_lock_sign(int fd) {
     char host[256] = "", text[FILE_LOCK_TEXT];
     struct timespec now;
@@ -79,7 +79,7 @@ static void file_lock_name_holder(struct error_text *text, int fd) {
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text) {
     struct stat status;
     *fd = -1;
-    // Of a link to another file, or of a pipe, this would overwrite or wait.
+    // Without O_NOFOLLOW and O_NONBLOCK this would overwrite what a link points to, or wait for a pipe's other end.
     const int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (file < 0) {
         const bool no_folder = errno == ENOENT || errno == ENOTDIR;

@@ -20,17 +20,16 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, made where it is missing, and writes into it what names this process to those
-// who find it held. *fd: the open file where the lock is TAKEN or IMPOSSIBLE, which has the lock until it is closed,
+// Takes the lock of the file at `path`, creating the file where it is missing, and writes into it which host and
+// process this is. *fd: the open file where the lock is TAKEN or IMPOSSIBLE, which has the lock until it is closed,
 // else -1.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
-// text = what the last process that took the lock of `path` wrote into it, which is never the same twice. Returns false
-// where it can't be read.
+// text = what the process that took the lock of `path` last wrote into it, never twice the same. False: unreadable.
 bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
-// Lock one byte of an open file, beyond its end too: as F_WRLCK alone, or as F_RDLCK with others, which needs no file
-// that is open for writing. Returns 0 or an errno: EAGAIN where another has it.
+// Locks one byte of an open file, or beyond its end: as F_WRLCK exclusively, or as F_RDLCK together with others, for
+// which the file need not be open for writing. Returns 0 or an errno; EAGAIN: another has the byte.
 int file_lock_byte(int fd, short type, off_t byte);
 // Whether a lock of another open file is in the way of an F_WRLCK of that byte.
 bool file_byte_is_locked(int fd, off_t byte);

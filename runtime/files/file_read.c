@@ -10,8 +10,8 @@
 
 static_assert(sizeof(off_t) == 8, "files above 2 GiB are normal");
 
-// pread rather than a mapping: a file that shrinks during the run is then an error with a message instead of a SIGBUS,
-// and its pages don't count as this process's resident memory.
+// Reads by pread rather than a mapping: a file that shrinks during the run is then an error with a message instead of a
+// SIGBUS, and its pages don't count as this process's resident memory.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error) {
     for (uint64_t done = 0; done < bytes;) {

@@ -11,7 +11,7 @@
 #error "the files are little-endian and read by memcpy"
 #endif
 
-// Little-endian numbers from bytes that need not be aligned; inline, for loops over large files.
+// Returns the little-endian number at p, which need not be aligned; inline, for loops over large files.
 static inline uint32_t load_u32(const unsigned char *p) {
     uint32_t value;
     memcpy(&value, p, sizeof value);
@@ -27,7 +27,7 @@ __BEGIN_DECLS
 // Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length.
 // `expected`: what the file should have been, for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
-// Whether the path is a pipe, which a program that opens it to write would wait for the reader of.
+// Whether the path is a pipe: a program that opens it to write would wait for a reader.
 bool is_pipe(const char *path);
 // Reads exactly `bytes` at `offset`. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,

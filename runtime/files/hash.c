@@ -8,9 +8,8 @@ uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed) {
     return XXH3_64bits_withSeed(bytes, (size_t)count, seed);
 }
 
-// xxHash allocates its state itself, since that must be aligned to 64 bytes.
 struct hash128 *hash128_new(void) {
-    XXH3_state_t *const state = XXH3_createState();
+    XXH3_state_t *const state = XXH3_createState(); // aligned to 64 bytes, as it must be
     if (state)
         XXH3_128bits_reset(state);
     return (struct hash128 *)state;

@@ -8,15 +8,14 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// XXH3 of 64 bits. A long text may be hashed in chunks: the seed of each is the hash of those before it, of the first
-// 0.
+// Returns the XXH3 of 64 bits; of a text in chunks with the seed 0 for the first, then the former chunk's hash.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory
 void hash128_free(struct hash128 *hash);
 void hash128_reset(struct hash128 *hash); // to the hash of no bytes, as a new one
 void hash128_update(struct hash128 *hash, const void *bytes, uint64_t count);
-// The hash of all bytes so far: lower-case hexadecimal digits in the canonical order, as `xxhsum -H128` prints them.
+// text = the hash of all bytes so far: lower-case hexadecimal digits in canonical order, as `xxhsum -H128` prints.
 void hash128_text(char text[HASH128_DIGITS + 1], const struct hash128 *hash);
 
 const char *hash_library_version(void); // of xxHash: "0.8.1"; static memory

@@ -1,10 +1,10 @@
-// Links that lead out of a folder: what lies in a folder from elsewhere must not take other files along.
+// Links that lead out of a folder: of a stranger's folder, no file that lies elsewhere must be copied.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Whether the file at `path` lies, all links of its last name followed, in the folder of that path. As in the cache of
-// Hugging Face, whose snapshots are links, it may lie in blobs/, two folders above, too. False where it can't be found.
+// Whether the file at `path`, all links followed, lies in the folder of that path, or in blobs/ two folders above it,
+// as in the cache of Hugging Face, whose snapshots are links. False where it can't be found.
 bool link_stays_in_folder(const char *path);
 __END_DECLS

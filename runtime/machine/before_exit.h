@@ -3,8 +3,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Sets the function, which waits for what is under way, but not for longer than so many seconds. exit() calls it, whoever
-// calls exit(), and before_exit_finish. It may be called by any thread, and more than once.
+// Sets the function, which waits up to `seconds` for what is under way. Every exit() and before_exit_finish call it,
+// from any thread and perhaps more than once.
 void before_exit_set(void (*finish)(double seconds));
 // Calls the function, where one is set: before _exit(), which calls nothing.
 void before_exit_finish(double seconds);

@@ -27,8 +27,8 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Reads some of what is in the pipe to the end of output, a text. Where that is full, a quarter in its middle makes room.
-// Returns whether the pipe is open still.
+// Appends some of what is in the pipe to the text `output`. A full `output` loses a quarter in its middle. Returns
+// whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;
@@ -44,9 +44,9 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     output[*length] = '\0';
     return 1;
 }
-// Reads until the child has closed the pipe, has ended, though another process may hold the pipe, or the seconds have
-// passed since it began or `anew` was read. Returns whether it has closed the pipe or has ended, which *ended and *status
-// then tell.
+// Reads until the child closes the pipe, until it ends (another process may hold the pipe), or until `seconds` have
+// passed, which begin anew when `anew` is read (NULL: never). Returns whether the child closed the pipe or ended;
+// *ended: it ended, with *status.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
@@ -73,8 +73,8 @@ static int read_output(char *output, size_t size, int in, double seconds, const 
     return closed || *ended;
 }
 
-// Waits for a child that has closed its output, or was killed: a process that the driver of a hung GPU holds may not end
-// for long, and is left then. Returns whether it has ended, and sets *status.
+// Waits up to 10 s for a child that has closed its output or was killed: the driver of a hung GPU may hold a process
+// for longer, which is then left. Returns whether the child has ended, and sets *status.
 static int wait_a_while(pid_t child, int *status) {
     enum { WAIT_MS = 10000, EVERY_MS = 5 };
     for (int waited = 0; waited < WAIT_MS; waited += EVERY_MS) {

@@ -74,7 +74,7 @@ bool cpu_has_features(const struct cpu_feature *table) {
     return cpu_missing(&cpu, table) == 0;
 }
 
-// Returns NULL where this CPU has every feature that was compiled for, else `text`, which names those that it lacks.
+// Returns NULL where this CPU has every feature that was compiled for, else `text`, with the names of missing features.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];

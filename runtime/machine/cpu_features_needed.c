@@ -1,5 +1,5 @@
-// The table of cpu_features.h. This file is compiled with the engines' flags, unlike cpu_features.c, which reads it, and
-// once more for each higher level of engines, whose table then has the name CPU_FEATURES.
+// The table of cpu_features.h, compiled with the engines' flags, unlike cpu_features.c, which reads it, and once more
+// for each higher level of engines, whose table then has the name CPU_FEATURES.
 #include "runtime/machine/cpu_features.h"
 #include <stddef.h> // NULL
 

@@ -2,7 +2,7 @@
 #include "runtime/machine/cgroups.h" // cgroups_each, read_kernel_file
 #include <stdio.h>                   // snprintf, sscanf
 
-// Sets *context (int) to the CPUs of this group, where it has a limit and that is a lower one; 0: none so far.
+// Lowers *context (int; 0: no limit so far) to the CPUs whose time this group grants, where it has a limit.
 static void look_for_quota(const char *root, const char *folder, bool unified, void *context) {
     int *const fewest = (int *)context;
     char path[4200], text[128];
@@ -26,7 +26,7 @@ static void look_for_quota(const char *root, const char *folder, bool unified, v
         *fewest = (int)cpus;
 }
 
-// cpu_quota, with /proc and /sys in the folder `root` ("" except in tests).
+// Returns cpu_quota() by the /proc and /sys in the folder `root` ("" except in tests).
 static int cpu_quota_under(const char *root) {
     int fewest = 0;
     cgroups_each(root, "cpu", look_for_quota, &fewest);

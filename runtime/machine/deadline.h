@@ -10,9 +10,9 @@ struct deadline {
 
 __BEGIN_DECLS
 double deadline_clock_s(void);
-// The deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
+// Returns the deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
 struct deadline deadline_after_minutes(double start_s, double minutes);
-// Seconds left; negative once the deadline has passed.
+// Returns the seconds left; negative once the deadline has passed.
 double deadline_left_s(struct deadline deadline);
 // Whether work of so many seconds, begun now, would end before the deadline.
 bool deadline_allows(struct deadline deadline, double seconds);

@@ -6,8 +6,8 @@
 #include <stdlib.h>              // exit, getenv
 #include <unistd.h>              // usleep
 
-// This process's rank; -1 where no launcher's environment says that there are several. The variables are those of
-// runtime/net/launch.c, which this file may not call: it runs before anything is known of this CPU.
+// Returns this process's rank; -1: no launcher's environment says that there are several. runtime/net/launch.c reads
+// the same variables but may not be called here: fail() runs before anything is known of the CPU.
 static int rank_in_environment(void) {
     static const char *const names[][2] = {{"RANK", "WORLD_SIZE"},
                                            {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},

@@ -15,7 +15,7 @@ static inline uint32_t f32_to_bits(float value) {
     return bits;
 }
 
-// Brain floating point is the upper half of a float.
+// Widens a bf16, which is the upper half of a float.
 static inline float float_from_bf16_bits(uint16_t bf16) { return f32_from_bits((uint32_t)bf16 << 16); }
 // Rounds to nearest, ties to even; a NaN stays a NaN (its payload could round to infinity otherwise).
 static inline uint16_t float_to_bf16_bits(float value) {
@@ -25,7 +25,7 @@ static inline uint16_t float_to_bf16_bits(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 
-// IEEE half: 1 sign, 5 exponent (bias 15) and 10 fraction bits. Exact: every half is a float, a NaN keeps its payload.
+// Widens an IEEE half: 1 sign, 5 exponent (bias 15) and 10 fraction bits. Exact, and a NaN keeps its payload.
 static inline float float_from_f16_bits(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, magnitude = half & 0x7fffu, exponent = magnitude >> 10;
     uint32_t bits;

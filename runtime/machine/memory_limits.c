@@ -9,7 +9,7 @@
 #include <sys/resource.h>            // getrlimit
 #include <unistd.h>                  // sysconf
 
-// The number in the line of `text` that begins with `key`; SIZE_MAX where there is no such line or number ("max").
+// Returns the number in the line of `text` that begins with `key`; SIZE_MAX: there is no such line or number ("max").
 static size_t number_of_line(const char *text, const char *key) {
     const size_t n = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
@@ -20,7 +20,7 @@ static size_t number_of_line(const char *text, const char *key) {
     return SIZE_MAX;
 }
 
-// number_of_line of a number in KiB, in bytes.
+// Returns number_of_line of a number in KiB, as bytes.
 static size_t kilobytes_of_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
@@ -29,8 +29,8 @@ static size_t kilobytes_of_line(const char *text, const char *key) {
 static size_t rest_of(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Bytes that one cgroup leaves: its limit less its usage without file cache, which the kernel drops on demand.
-// SIZE_MAX: it has no limit.
+// Returns the bytes that one cgroup leaves: its limit less its usage without file cache, which the kernel drops on
+// demand. SIZE_MAX: it has no limit.
 static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
                           const char *cache_field) {
     char path[4096], text[16384];
@@ -57,14 +57,14 @@ static void look_for_rest(const char *root, const char *folder, bool unified, vo
                                  : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
                                                "total_inactive_file"));
 }
-// The least that this process's cgroup and those around it leave.
+// Returns the least that this process's cgroup and its ancestors leave; SIZE_MAX: they have no limit.
 static size_t cgroups_left(const char *root) {
     size_t left = SIZE_MAX;
     cgroups_each(root, "memory", look_for_rest, &left);
     return left;
 }
 
-// memory_available_bytes, with /proc and /sys in the folder `root` ("" except in tests).
+// Returns memory_available_bytes() by the /proc and /sys in the folder `root` ("" except in tests).
 static size_t available_under(const char *root) {
     char text[16384];
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);

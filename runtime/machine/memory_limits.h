@@ -4,11 +4,11 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Bytes that this process may still allocate: the least of what the machine has available, what its cgroups (v1 and v2)
-// leave, and what its own limits (RLIMIT_AS, RLIMIT_DATA) leave. SIZE_MAX: no limit is known.
+// Returns the bytes that this process may still allocate: the least of what the machine has available, what its cgroups
+// (v1 and v2) leave, and what its own limits (RLIMIT_AS, RLIMIT_DATA) leave. SIZE_MAX: no limit is known.
 size_t memory_available_bytes(void);
 
-// The resident set size of this process in bytes, and its peak; 0: unknown.
+// Returns this process's resident set size; the next function returns its peak. 0: unknown.
 size_t memory_resident_bytes(void);
 size_t memory_resident_peak_bytes(void);
 __END_DECLS

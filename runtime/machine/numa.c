@@ -5,8 +5,8 @@
 #include <stdio.h>  // fopen
 #include <string.h> // memset
 
-// Leaves those CPUs of `allowed` that are in a list as "0-3,8-11" in `common`, and returns whether there is one. What
-// follows a malformed number of a list is not read.
+// *common = the CPUs of `allowed` that are in a list as "0-3,8-11". Returns whether there is one. What follows a
+// malformed number is not read.
 static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus *common) {
     unsigned first, last;
     bool any = false;
@@ -24,7 +24,7 @@ static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus 
     } while (fgetc(list) == ',');
     return any;
 }
-// The same of a node's list; false where there is none.
+// Does as numa_list_meets with a node's list; false where the node has none.
 static bool numa_node_meets(const char *folder, int node, const struct cpus *allowed, struct cpus *common) {
     char path[PATH_MAX];
     FILE *const list =

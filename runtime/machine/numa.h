@@ -18,14 +18,14 @@ struct numa_binding {
 };
 
 __BEGIN_DECLS
-// The number of nodes that have a CPU which this process may run on, by `folder`, which is NUMA_NODES or laid out as it;
-// 0 where the folder does not tell.
-int numa_nodes_used(const char *folder);
-// The node of a PCI device, of an address as "0000:3B:00.0", by `folder`, which is PCI_DEVICES or laid out as it; -1
+// The number of nodes with a CPU that this process may run on, by `folder`, which is NUMA_NODES or laid out as it; 0
 // where the folder does not tell.
+int numa_nodes_used(const char *folder);
+// Returns the node of a PCI device at an address as "0000:3B:00.0", by `folder`, which is PCI_DEVICES or laid out as
+// it; -1 where the folder does not tell.
 int numa_node_of_pci(const char *folder, const char *address);
-// Binds the calling thread to those CPUs of a node (-1: any) that it may run on. Where there are none the thread stays
-// as it is: a process that is bound to another node. numa_restore_thread ends that.
+// Binds the calling thread to the CPUs of a node on which it may run, until numa_restore_thread. Nothing changes where
+// there are none, as in a process that is bound to another node, and for node -1. `folder`: as numa_nodes_used's.
 void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
 void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

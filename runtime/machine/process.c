@@ -26,8 +26,8 @@ static bool is_limited(int resource) {
     struct rlimit limit;
     return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
-// Where the process's address space is limited, gives its libraries some seconds of CPU time to start: OpenBLAS asks for
-// its buffers again and again until it gets them (seen in 0.3.21), before main begins. libraries_have_started ends this.
+// Gives the libraries two seconds of CPU time to start, where the process's memory is limited: OpenBLAS asks for its
+// buffers again and again until it gets them (seen in 0.3.21), before main. libraries_have_started ends the watch.
 static void watch_libraries(int argc, char **argv, char **environment) {
     const struct itimerval seconds = {{0, 0}, {2, 0}};
     if (!is_limited(RLIMIT_AS) && !is_limited(RLIMIT_DATA))
@@ -60,7 +60,8 @@ void standard_files_open(void) {
 }
 
 void spin_briefly(char *const *argv) {
-    // Turns of its loop: where cores were free, steps took as long as by its own 300,000 (4 layers of 512, two threads).
+    // Turns of a spin: where cores were free, steps took as long as by the default, 300,000 (4 layers of 512, 2
+    // threads).
     static const char variable[] = "GOMP_SPINCOUNT", count[] = "1000";
     enum { MAX_CPUS = 8 };
     cpu_set_t cpus;

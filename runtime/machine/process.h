@@ -1,30 +1,29 @@
-// Checks and corrections of what a process is started with: closed standard files, threads that spin too long, small stacks.
+// Corrects what a process is started with: closed standard files, threads that spin too long, small stacks.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
-// Says that main has begun: where ulimit -v or ulimit -d limits the process, one whose libraries take seconds of CPU time
-// to start ends with status 2 and a message, since they would wait without end for memory that they don't get.
+// Ends the watch on the start of libraries, as main begins. Under ulimit -v or ulimit -d, a process whose libraries
+// take two seconds of CPU time to start ends with status 2 and a message: they would wait for memory without end.
 void libraries_have_started(void);
 
 // Bytes of a stack that a thread needs, since an overflow ends the process without a word: the backward pass of flash
-// attention has tiles of 494 KiB there; the frames around it, those of the libraries, and the arguments and environment
-// of the process take a third of the rest.
+// attention has tiles of 494 KiB there; its callers' and the libraries' frames, and the arguments and environment of
+// the process take a third of the rest.
 enum { STACK_BYTES = 1 << 20 };
 
 __BEGIN_DECLS
 // Opens /dev/null as each of stdin, stdout and stderr that is closed: the next file that is opened would take its
-// number, and what is printed would go into that file. To be called before any is opened. Ends the process with status
-// 2 where /dev/null can't be opened.
+// number, and what is printed would go into that file. To be called before any file is opened. Ends the process with
+// status 2 where /dev/null can't be opened.
 void standard_files_open(void);
-// Starts the process anew with a lower limit to how long gcc's OpenMP lets a thread spin that waits for others, which it
-// reads from the environment before main begins. Its own limit is ten milliseconds and more. Where other processes want
-// cores, a spinning thread takes a core from the thread that it waits for: beside two busy processes on two cores a step took
-// three times as long.
-// Nothing is done where the user's environment decides on waiting, and on machines of many cores, where no limit was
-// measured. Where the process can't be started anew it goes on as it is.
+// Starts the process anew with a lower limit to how long gcc's OpenMP lets a waiting thread spin, which is read from
+// the environment before main begins, and is ten milliseconds and more by default. Where other processes want cores, a
+// spinning thread takes a core from the thread that it waits for: beside two busy processes on two cores a step took
+// three times as long. Nothing is done where the user's environment decides on waiting, and on machines of many cores,
+// where no limit was measured. Where the process can't be started anew it goes on as it is.
 void spin_briefly(char *const *argv);
 // Ends the process with status 2 where the limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
 void stack_check_limit(void);
-// The bytes of the calling thread's stack.
+// Returns the bytes of the calling thread's stack; STACK_BYTES where they are not known.
 size_t stack_bytes_here(void);
 __END_DECLS

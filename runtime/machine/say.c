@@ -3,7 +3,7 @@
 #include <stdlib.h> // malloc, free
 #include <string.h> // memcpy
 
-// The bytes of the character at `text` that are printed as they are; 0: its first byte is not.
+// The number of bytes of the character at `text` that are printed as they are; 0: its first byte is not.
 static size_t say_length(const unsigned char *text) {
     const unsigned char c = *text;
     if (c == '\n')
@@ -33,7 +33,7 @@ void say_escape(char *to, size_t size, const char *text) {
     to[used] = '\0';
 }
 
-// Where no memory is left for a longer text, its beginning is said.
+// Prints only the beginning of a longer text where no memory is left for it.
 void say_list(FILE *file, const char *format, va_list arguments) {
     char text[1024], shown[4 * sizeof text];
     va_list again;

@@ -1,6 +1,6 @@
 // What the program says on stdout and stderr. Names of files and hosts, and texts out of files, may hold bytes that act
 // on a terminal: control characters, C1's as UTF-8 too, and bytes that are no UTF-8 are shown as \xNN. Line breaks stay
-// at the end of what is said, and before an indented line, as those of a list.
+// at the end of what is said, and before an indented line, as in a list.
 #pragma once
 #include <stdarg.h>    // va_list
 #include <stddef.h>    // size_t
@@ -13,6 +13,6 @@ void say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3
 void say_list(FILE *file, const char *format, va_list arguments) __attribute__((format(printf, 2, 0)));
 // Says "train_gpt: ", the text and a newline on stderr; the program goes on.
 void say_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// to (size bytes) = the text with each such byte shown as \xNN, cut where it does not fit.
+// to (size bytes) = the text with each byte that acts on a terminal shown as \xNN, cut where it does not fit.
 void say_escape(char *to, size_t size, const char *text);
 __END_DECLS

@@ -10,8 +10,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers. SIGINT, SIGHUP and SIGXCPU stay ignored where they are: a shell starts background jobs with
-// SIGINT ignored, which the interrupt key is not meant for, and nohup starts its job without SIGHUP. To be called by the process's first thread, to which the kernel delivers a process's signals.
+// Installs the handlers, in the process's first thread, to which the kernel delivers its signals. SIGINT, SIGHUP and
+// SIGXCPU stay ignored where they are: a shell starts background jobs with SIGINT ignored, nohup without SIGHUP.
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. A SIGUSR1 that arrives during the save asks for
 // another one, of a later step.
@@ -20,8 +20,8 @@ bool signals_take_save_request(void);
 int signals_stop_requested(void);
 // Whether to stop was asked for by SIGINT, the interrupt key; takes that request.
 bool signals_take_interrupt(void);
-// From now on a signal that asks to stop ends a read that waits, with EINTR.
+// Lets a signal that asks to stop end a read that waits, with EINTR, from now on.
 void signals_interrupt_reads(void);
-// Starts a thread in which all signals are blocked, so that the thread that trains receives them. Returns 0 or an errno.
+// Starts a thread in which all signals are blocked, so that the training thread receives them. Returns 0 or an errno.
 int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 __END_DECLS

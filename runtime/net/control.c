@@ -55,7 +55,7 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// On rank 0: completes the exchange once all have contributed. They have then received the last exchange's result,
+// Completes the exchange, on rank 0, once all have contributed. They have then received the last exchange's result,
 // whose buffer can be freed.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
@@ -83,7 +83,7 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// On the other ranks: sends this rank's contribution.
+// Sends this rank's contribution to rank 0.
 static void control_contribute(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;
@@ -129,8 +129,8 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether a frame is one that rank r may send now, with as many bytes as it may have. Nothing that a frame says is used
-// before. A contribution may come before this rank's exchange, with which it is compared later.
+// Whether rank r may send now what has come from it, with a payload of so many bytes. Nothing in a frame is used before
+// this check. A contribution may come before this rank's exchange, and is compared with it later.
 static bool control_may_send(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -178,8 +178,8 @@ static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
     switch ((enum control_type)link->in.type) {
-    case CONTROL_HEARTBEAT: // carries the report alone
-    case CONTROL_WELCOME:   // comes at the start alone
+    case CONTROL_HEARTBEAT: // carries only the report
+    case CONTROL_WELCOME:   // comes only at the start
         break;
     case CONTROL_CONTRIBUTION:
         link->contribution = link->in;
@@ -275,7 +275,6 @@ static void *control_run(void *argument) {
     return NULL;
 }
 
-// Starts the thread.
 static const char *control_start_thread(struct control *c, struct error_text *error) {
     const int problem = signals_start_thread(&c->thread, control_run, c);
     return problem
@@ -296,8 +295,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
                : error_format(error, "no random number for the job: %s", strerror(errno));
 }
 
-// Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all
-// addresses, since a name may mean another address here than on other hosts.
+// Opens rank 0's listening socket at the launch's port: at its address if that is numeric and this host's, otherwise at
+// all addresses, since a name may mean another address here than on other hosts.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)
@@ -376,8 +375,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Where this rank exits with an error, as by fail, has the others exit with the same status, by way of rank 0: a
-// launcher returns the first status that is not 0, whichever rank it is of. This rank has printed its own message.
+// Passes the status of an exit by an error, as fail's, to the other ranks, by way of rank 0, and these exit with it: a
+// launcher returns the first status that is not 0, whichever rank's. This rank has printed a message.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;

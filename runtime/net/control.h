@@ -5,10 +5,10 @@
 //   - a connection closes without a goodbye: that rank died, was killed, or ended itself
 //   - a collective, or an exchange that is not patient, is unfinished for longer than the timeout
 //   - a rank's heartbeats are missing for longer than the timeout: it is stopped, or its host is gone
-// Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others; all end by _exit,
-// since that operation may never return: with the status of the rank that ended itself by an error, else 1. When rank 0 itself
-// ends or falls silent, the others notice and rank 1 prints the line. A stopped process (SIGSTOP) ends when it is continued, or
-// is killed by the launcher, which kills the rest of a job when one of its processes has failed.
+// Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others. All end by _exit,
+// since that operation may never return, with the status of the rank that ended itself by an error, else 1. When rank 0
+// ends or falls silent, the others notice and rank 1 prints the line. A stopped process (SIGSTOP) ends when continued,
+// or is killed by the launcher, which kills the rest of a job when one of its processes has failed.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -39,13 +39,13 @@ const char *control_listen(struct control_address *address, int *listener, struc
 // Returns NULL, or what is wrong, in `error`. control_close frees *control.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
-// The key of the job; of one rank: zeros.
+// Returns the key of the job; zeros where it has one rank.
 struct handshake_key control_key(const struct control *c);
 // Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
 
 // Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
-// ranks call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
+// ranks call the same exchanges. `what` names the exchange in messages. patient: the timeout does not apply.
 //
 // all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
@@ -53,9 +53,9 @@ void control_all_gather(struct control *c, void *all, const void *mine, size_t b
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// Tell the watch that one more collective of the data path begins, or that the oldest is done. All ranks begin the same
-// ones in the same order. May be called from any thread.
+// Tells the watch, from any thread, that one more collective begins; all ranks begin the same ones in the same order.
 void control_collective_begun(struct control *c, const char *name);
+// Tells the watch, from any thread, that the oldest collective is done.
 void control_collective_done(struct control *c);
 // Sets what the thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. On return the
 // previous poll no longer runs, and its context may be freed.

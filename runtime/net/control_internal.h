@@ -106,11 +106,11 @@ struct control {
     struct handshake_key key;
     int listener;               // on rank 0, until all have connected
     struct control_peer *peers; // (ranks)
-    struct control_link *links; // (ranks) on rank 0 to each other rank, elsewhere only [0]; [rank] has the own report
+    struct control_link *links; // (ranks) on rank 0 to each other rank, elsewhere only [0]; [rank]: its own report
     struct pollfd *polls;       // (1 + ranks)
     pthread_t thread;
     int wake; // an eventfd that wakes the thread: something under the mutex has changed
-    // used by the thread alone
+    // used only by the thread
     double heartbeat_s; // time of the last heartbeat, at which silence and waits are judged
     double suspended_s; // how long this process did not run before the last heartbeat, where that was long
     void *result;       // of the last exchange; may still be in flight to some ranks
@@ -134,7 +134,7 @@ struct control {
 };
 
 __BEGIN_DECLS
-// control_link.c: frames over one connection.
+// ---- control_link.c: frames over one connection ----
 // Adds a frame to the queue; a heartbeat is dropped where others are queued.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
@@ -143,7 +143,7 @@ void control_link_send(struct control_link *link);
 enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
-// control_send.c: frames to all other ranks.
+// ---- control_send.c: frames to all other ranks ----
 // Queues a frame for each other rank. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent;
 // NULL: none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
@@ -153,23 +153,24 @@ void control_drain(struct control *c, double seconds);
 // Tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached them.
 void control_abort_others(struct control *c, int status);
 
-// control_start.c: how the ranks of a job find each other. Both return NULL, or what is wrong, in `error`.
-// On rank 0: returns when all others have connected. Closes the listener in any case.
+// ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or what is wrong, in `error` ----
+// Gathers the ranks, on rank 0: returns when all others have connected. Closes the listener in any case.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// On the others: connects, and waits until rank 0 says that all have. *status: the exit status with which rank 0 has said
-// that the job ends; 0: it has not.
+// Connects to rank 0, on the others, and waits until it says that all have. *status: the exit status with which rank 0
+// has said that the job ends; 0: it has not.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
-// control_watch.c: what the ranks are doing, and the line that is printed where the job must end.
+// ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
 // Updates this rank's own report.
 void control_report_own(struct control *c);
 // Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
-// End the job, since the connection of rank `lost` has closed, or since it exits, with `status`; since other_rank
-// contributed to another exchange than rank 0 is in; since other_rank sent a frame that no rank sends now; since there is
-// no memory for an exchange of `bytes`.
+// Ends the job: the connection of rank `lost` has closed, or that rank exits, with `status`.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));
+// Ends the job: other_rank contributed to another exchange than rank 0's.
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
+// Ends the job: other_rank sent a frame that no rank sends now.
 void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
+// Ends the job: there is no memory for an exchange of `bytes`.
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 __END_DECLS

@@ -25,7 +25,6 @@ struct control_hello {
 };
 static_assert(sizeof(struct control_hello) <= HANDSHAKE_HELLO, "a handshake has room for the hello");
 
-// Sets this rank's hello.
 static void control_set_hello(struct control *c, struct control_hello *own) {
     char host[SOCKET_HOST];
     memset(own, 0, sizeof *own);
@@ -39,7 +38,7 @@ static void control_set_hello(struct control *c, struct control_hello *own) {
 
 // ---- rank 0 ----
 
-// Why a rank that said hello cannot be one of this job; NULL: it can.
+// Returns why a rank that said hello cannot be one of this job; NULL: it can.
 static const char *control_contradiction(const struct control *c, const struct control_hello *hello,
                                          struct error_text *error) {
     const struct control_peer *const who = &hello->who;
@@ -54,7 +53,7 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Makes a connection that has proven its hello a rank's; returns an error where the start must fail.
+// Turns a connection that has proven its hello into its rank's; returns an error where the start must fail.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;
@@ -125,7 +124,7 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
 
 // ---- the others ----
 
-// Whether rank 0 of this job answers.
+// Says hello, and finds whether rank 0 of this job answers.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
     const double patience_s = deadline_clock_s() + ANSWER_S;

@@ -71,8 +71,8 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints
-// the line and the others give it time: the launcher may end all processes when the first one ends.
+// Ends the job with `status`: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1
+// prints the line and the others give it time: the launcher may end all processes when the first one ends.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct message *message, int status) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -120,7 +120,7 @@ static void message_add_operation(struct message *message, const struct operatio
                 (unsigned long long)operation->number);
 }
 
-// The first unfinished operation of all ranks but `but` or, with it_alone, of rank `but`.
+// Returns the first unfinished operation of all ranks but `but` or, with it_alone, only of rank `but`; number 0: none.
 static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -139,7 +139,7 @@ static struct operation first_unfinished(const struct control *c, int but, bool 
     return collective.number ? collective : exchange;
 }
 
-// The last operation that any rank has begun.
+// Returns the last operation that any rank has begun; number 0: none.
 static struct operation last_begun(const struct control *c) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -205,7 +205,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// The first exchange (`exchange`) or collective that a rank has been in for longer than the timeout; number 0: none.
+// Returns the first exchange (`exchange`) or collective in which a rank is for longer than the timeout; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -222,7 +222,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
     return overdue;
 }
 
-// On rank 0: ends the job where an exchange (`exchange`) or collective is overdue. Patient exchanges never are.
+// Ends the job, on rank 0, where an exchange (`exchange`) or collective is overdue. Patient exchanges never are.
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};

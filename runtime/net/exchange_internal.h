@@ -3,7 +3,7 @@
 #pragma once
 #include "runtime/net/exchange.h" // struct exchange_block
 
-// The ranks that step 1 to ranks - 1 of an exchange sends to and receives from, so that not all send to rank 0 first.
+// Returns the rank that `step`, 1 to ranks - 1, sends to; so not all send to rank 0 first.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 

@@ -60,7 +60,7 @@ void exchange_mpi_close(struct exchange_mpi *m) {
     free(m);
 }
 
-// The bytes of a block's nth message; 0 past its end.
+// Returns the bytes of a block's nth message; 0 past its end.
 static int mpi_message_bytes(const struct exchange_mpi *m, size_t bytes, size_t n) {
     const size_t before = n * m->message_bytes;
     return bytes <= before ? 0 : (int)(bytes - before < m->message_bytes ? bytes - before : m->message_bytes);

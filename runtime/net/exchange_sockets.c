@@ -2,7 +2,7 @@
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
 // Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The
-// sizes of the kernel's buffers are left alone: setting one ends its adaptation to the network, with a limit below what
+// sizes of the kernel's buffers are not set: that would end their adaptation to the network, with a limit below what
 // the kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
@@ -56,7 +56,7 @@ struct exchange_greeting {
     struct exchange_hello hello;
 };
 
-// The greeting of a rank that connects: an address may mean another host here.
+// Says hello to the rank that was connected to, and checks the answer: an address may mean another host here.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
     const struct exchange_hello *const hello = &greeting->hello;
@@ -69,7 +69,7 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Accepts connections until all higher ranks have connected.
+// Takes connections until all higher ranks have connected.
 static const char *exchange_accept_at(struct exchange_sockets *s, struct handshake_door *door, double until_s,
                                       struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -105,8 +105,8 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Each rank connects to all lower ones and then accepts all higher ones. So rank r answers when all lower ranks have
-// answered it, and no two wait for each other.
+// Connects to all lower ranks and then takes the connections of all higher ones. So rank r answers when all lower ranks
+// have answered it, and no two wait for each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {
@@ -213,7 +213,7 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
     struct iovec pieces[2];
-    // The header is received first, alone, since a block of another length must not be received into this one.
+    // The header is received first, by itself, since a block of another length must not be received into this one.
     const bool has_header = flow->received >= sizeof *header;
     struct msghdr message;
     memset(&message, 0, sizeof message);

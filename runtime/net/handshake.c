@@ -14,8 +14,8 @@
 enum {
     HANDSHAKE_VERSION = 2, // of the handshake, the hellos and the frames after it
     REPLY_S = 5,           // timeout for a connection's reply
-    // Connections besides the job's own that may wait. Where more come the oldest is closed, so that those that say
-    // nothing keep none of the job's out: one that answers does so within milliseconds, one that was closed comes again.
+    // Connections besides the job's own that may wait. Where more come the oldest is closed, so that silent ones keep
+    // none of the job's out: a rank replies within milliseconds, and connects again where it was closed.
     WAITING = 256,
     BATCH = 64,     // connections accepted before replies are read again
     MAX_LINES = 10, // for connections that were turned away
@@ -72,7 +72,7 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
     *key = derived;
 }
 
-// Whether the key has that part.
+// Whether the key has that part: it is not zeros.
 static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return !sha256_same(part, none);
@@ -95,8 +95,8 @@ static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const stru
 
 // ---- the joining end ----
 
-// Returns what another job's rank is taken for: a refusal, or, where the key is of one job, a stranger. Then addresses are
-// tried of which several jobs may have one, and the right rank may still be found at the next.
+// Returns what another job's rank is taken for: a refusal, or, where the key is of one job, a stranger. In that case
+// several jobs may share an address, and the right rank may still be found at the next.
 static enum socket_answer handshake_other_job(const struct handshake_key *key) {
     return handshake_has(key->job) ? SOCKET_STRANGER : SOCKET_REFUSAL;
 }
@@ -192,7 +192,7 @@ static bool handshake_send_answer(const struct handshake_door *d, struct handsha
     return socket_send_all(guest->socket, answer, sizeof *answer, 0);
 }
 
-// Judges a whole reply: whether it proves its hello.
+// Whether a whole reply proves its hello; a guest whose reply does not is turned away.
 static bool handshake_judge(struct handshake_door *d, struct handshake_guest *guest) {
     unsigned char proof[SHA256_BYTES];
     handshake_prove_reply(proof, &d->key, &guest->talk);
@@ -248,7 +248,7 @@ static struct handshake_guest *handshake_place(struct handshake_door *d) {
     return handshake_drop_oldest(d);
 }
 
-// Accepts some of the connections that have arrived, and sends each a challenge.
+// Takes some of the connections that have arrived, and sends each a challenge.
 static void handshake_accept(struct handshake_door *d) {
     for (int n = 0; n < BATCH; n++) {
         struct sockaddr_storage from;

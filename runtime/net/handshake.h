@@ -26,10 +26,10 @@ struct handshake_door;
 __BEGIN_DECLS
 // Sets random bytes; false with errno.
 bool handshake_random(void *bytes, size_t count);
-// Makes *key, for a further purpose, of `from` and of bytes that its owners share; it has the secret of `from`.
+// Derives *key, for a further purpose, from `from` and bytes that its owners share; the secret stays the same.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// Says the hello, as the joining end, and sets *answer, which has as many bytes, to the accepting end's.
+// Says the hello (bytes), as the joining end; answer (bytes) = the accepting end's hello.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
@@ -37,8 +37,9 @@ enum socket_answer handshake_join(int socket, const struct handshake_key *key, c
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
 // Waits for a connection that has proven its hello. False: none has until then.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
-// Answers it: with a hello, returning the socket (-1: it has gone), or by a refusal, for which the caller says why.
+// Answers that connection with a hello. Returns its socket, which the caller closes; -1: it has gone.
 int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
+// Refuses that connection, and closes it; the caller prints why.
 void handshake_refuse(struct handshake_door *d);
 // Closes the connections that were not admitted, and prints how many were turned away.
 void handshake_close(struct handshake_door *d);

@@ -6,12 +6,12 @@
 
 enum { SUM_BLOCK = 1024 }; // elements whose sum stays in the L1 cache while contributions are added
 
-// fp32: what is received from the other ranks. bf16: half as many bytes, and as many again for what is sent.
 size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
+    // fp32: what is received from the other ranks. bf16: half as many bytes, and as many again for what is sent.
     return (size_t)(ranks - 1) * (size_t)shard * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
 }
 
-// The index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
+// Returns the index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
 static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
 static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
@@ -36,7 +36,7 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// sum_fp32 for contributions that were rounded to bf16; the sum is rounded to bf16.
+// Sums, as sum_fp32 does, contributions that were rounded to bf16, and rounds the sum to bf16.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -95,8 +95,8 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// The bytes of a list's messages with a rank. Where `packed` is not NULL they are copied there, one behind the other, or,
-// with `unpacks`, from there.
+// Returns the bytes of a list's messages with a rank. Where `packed` is not NULL they are copied there, one behind the
+// other, or, with `unpacks`, from there.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

@@ -1,10 +1,10 @@
 // This process's rank in its job, from the launcher's environment variables.
 //
 //   --rendezvous HOST:PORT  RANK and WORLD_SIZE (LOCAL_RANK, LOCAL_WORLD_SIZE), which torchrun sets too, or, without
-//                           RANK, those of mpirun or srun below; rank 0 listens at HOST:PORT
+//                           RANK, mpirun's or srun's below; rank 0 listens at HOST:PORT
 //   mpirun                  Open MPI's OMPI_COMM_WORLD_*, or MPICH's PMI_RANK and PMI_SIZE; rank 0 tells by MPI where
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
-//   else                    alone
+//   else                    one rank
 //
 // A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
 // one rank is LAUNCH_ALONE, however it was launched.
@@ -35,7 +35,7 @@ const char *launch_find(struct launch *launch, const char *rendezvous, struct er
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
 bool launch_is_open(const struct launch *launch);
-// Whether mpirun started this process, alone or with others. mpirun then passes on what the process prints: Open MPI
-// gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
+// Whether mpirun started this process, as the only one or with others. mpirun then passes on what the process prints:
+// Open MPI gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
 bool launch_is_by_mpirun(void);
 __END_DECLS

@@ -34,13 +34,11 @@ const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error) {
 
 void mpi_close(void) { MPI_Finalize(); }
 
-// The library's name and version are the text up to the first comma or newline: MPICH's text has many lines, Open MPI's
-// one line with commas.
 void mpi_describe(char *text, size_t bytes) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(library, &length);
-    library[strcspn(library, ",\n")] = 0;
+    library[strcspn(library, ",\n")] = 0; // MPICH's text has many lines, Open MPI's one line with commas
     snprintf(text, bytes, "%s; the standard's version %d.%d", library, MPI_VERSION, MPI_SUBVERSION);
 }
 

@@ -5,7 +5,7 @@
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/mpi.h"       // mpi_open
 
-// Under mpirun: starts MPI; rank 0 listens, and every rank gets the address by MPI.
+// Starts MPI, under mpirun; rank 0 listens, and every rank gets the address by MPI.
 static const char *parallel_open_mpi(const struct launch *launch, struct control_address *address, int *listener,
                                      struct error_text *error) {
     int rank, ranks;

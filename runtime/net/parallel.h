@@ -26,13 +26,13 @@ const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, 
 // Closes all connections; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
-// Agreement; every rank calls these. p: NULL where there is one rank. `what` names the agreement in messages.
-// The largest value of any rank.
+// ---- agreement: every rank calls these. `what` names it in messages. p: NULL where there is one rank ----
+// Returns the largest value of any rank.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
-// Gives rank 0's *bytes of text to all: returns a copy, which the caller frees, and sets *bytes on the other ranks. More
-// than PARALLEL_MAX_TEXT end the job. patient: as in control_broadcast.
+// Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the
+// other ranks. More than PARALLEL_MAX_TEXT end the job. patient: as in control_broadcast.
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.

@@ -1,4 +1,4 @@
-// The secret that the ranks of a launch share: read, and kept as its hash alone.
+// The secret that the ranks of a launch share: read, and kept only as its hash.
 #include <stdint.h> // uint64_t
 #include <stdlib.h> // getenv, free
 #include <string.h> // strlen, memset

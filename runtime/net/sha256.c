@@ -4,7 +4,6 @@
 
 enum { BLOCK = 64 };
 
-// A running hash.
 struct sha256_state {
     uint32_t h[8];
     uint64_t bytes; // hashed so far

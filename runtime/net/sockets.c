@@ -30,7 +30,7 @@ void socket_sleep_s(double seconds) {
     nanosleep(&time, NULL);
 }
 
-// At least a millisecond while time is left, and never more than an int holds.
+// Returns at least a millisecond while time is left, and never more than an int holds.
 int socket_poll_ms(double until_s) {
     const double left_s = until_s - deadline_clock_s();
     return left_s <= 0 ? 0 : left_s > 1e6 ? 1000000000 : (int)(1e3 * left_s) + 1;
@@ -165,7 +165,7 @@ static int socket_finish_connecting(int socket, double until_s) {
     return why;
 }
 
-// One attempt at one address; -1 with errno.
+// Tries one address, once; -1 with errno.
 static int socket_connect_to(const struct addrinfo *to, double until_s) {
     const int connected = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int why = 0;
@@ -184,7 +184,7 @@ static int socket_connect_to(const struct addrinfo *to, double until_s) {
     return -1;
 }
 
-// One attempt at each address that the name has; -1 and a text.
+// Tries each address that the name has, once; -1 and a text.
 static int socket_connect_once(const char *host, int port, double until_s, struct error_text *error) {
     char service[16];
     struct addrinfo hints, *found = NULL;
@@ -207,8 +207,8 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// The ith name or numeric address to try for an address; NULL after the last. On the address's own host the loopback is
-// first, which works whatever the name means.
+// Returns the ith name or numeric address to try for an address; NULL after the last. On the address's own host the
+// loopback is first, which works whatever the name means.
 static const char *socket_candidate(const struct socket_address *address, int i) {
     char own[SOCKET_HOST];
     socket_host_name(own);

@@ -35,16 +35,16 @@ __BEGIN_DECLS
 // host = this host's name, cut to SOCKET_HOST.
 void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
-// The timeout for poll(), in ms, of a wait until until_s.
+// Returns the timeout for poll(), in ms, of a wait until until_s.
 int socket_poll_ms(double until_s);
 // Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
 bool socket_ready(int socket, short events, double until_s);
 
 // Opens a listening socket; -1 with errno. numeric: a numeric address; NULL: all of this host's. Port 0: any free port.
 int socket_listen(const char *numeric, int port);
-// The port that a listening socket was given.
+// Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);
-// Accepts a connection that has arrived; -1 with errno: none has. *from (NULL: not wanted) = the other end's address.
+// Takes a connection that has arrived; -1 with errno: none has. *from (NULL: not wanted) = the other end's address.
 int socket_accept(int listener, struct sockaddr_storage *from);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
 void socket_address_own(struct socket_address *address, int listener);
@@ -55,7 +55,8 @@ void socket_address_terminate(struct socket_address *address);
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
 
-// Send or receive all bytes; false with errno where that failed before the deadline: ECONNRESET: the other end closed.
+// Sends all bytes; false with errno where that fails, or is not done by until_s (ETIMEDOUT).
 bool socket_send_all(int socket, const void *data, size_t bytes, double until_s);
+// Receives all bytes; false with errno as above, and ECONNRESET where the other end has closed.
 bool socket_receive_all(int socket, void *data, size_t bytes, double until_s);
 __END_DECLS

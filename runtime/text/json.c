@@ -12,7 +12,6 @@ struct json json_writer(FILE *out, bool pretty) {
     return json;
 }
 
-// The value may hold any bytes: a file name, or text that a model sampled.
 void json_quote(FILE *out, const char *value) {
     fputc('"', out);
     for (const unsigned char *c = (const unsigned char *)value; *c;) {

@@ -18,7 +18,7 @@ struct json {
 };
 
 __BEGIN_DECLS
-// A writer to `out`, which stays the caller's. The end of the outermost object or array also ends the line.
+// Returns a writer to `out`, which stays the caller's. The end of the outermost object or array also ends the line.
 struct json json_writer(FILE *out, bool pretty);
 void json_object_begin(struct json *json, const char *key);
 void json_object_end(struct json *json);
@@ -30,13 +30,14 @@ void json_int(struct json *json, const char *key, int64_t value);
 void json_uint(struct json *json, const char *key, uint64_t value);
 void json_bool(struct json *json, const char *key, bool value);
 void json_none(struct json *json, const char *key); // null (json_null is jansson's)
-// Write the shortest decimal that reads back as the same double or float: 0.1f is 0.1. NaN and infinities become null.
+// Writes the shortest decimal that reads back as the same number: 0.1f is 0.1. NaN and infinities become null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// The same with a decimal point in whole numbers too (1.0), for readers that distinguish reals from integers.
+// Writes a number like json_float, but whole ones with a decimal point (1.0), for readers that tell reals from
+// integers.
 void json_decimal(struct json *json, const char *key, float value);
 void json_decimal_double(struct json *json, const char *key, double value);
 
-// Writes a quoted string alone, as json_str does, for a caller that lays the text out itself.
+// Writes only the quoted string, of any bytes, as json_str does, for a caller that lays the text out itself.
 void json_quote(FILE *out, const char *value);
 __END_DECLS

@@ -32,14 +32,14 @@ struct json_shown json_show_bytes(const char *text, size_t length);
 // which json_check_string refuses.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
-// json_parse of a value that must be an object.
+// Parses a value that must be an object, and otherwise does as json_parse.
 const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 
-// The type in words, with its article: "a string"; "absent" for NULL.
+// Returns the type in words, with its article: "a string"; "absent" for NULL.
 const char *json_type_name(const json_t *value);
 
-// Check a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must
+// Checks a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must
 // be at least `least` and less than `below`; a number, integer or real, from `least` to `most`. Strings live as long as
 // the value.
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
@@ -47,7 +47,7 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// Get members that must be present. Objects, arrays and strings are owned by the outer object.
+// Gets a member that must be present, as do the next five. Objects, arrays and strings are owned by the outer object.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
@@ -61,9 +61,9 @@ const char *json_get_object(const json_t *object, const char *key, json_t **resu
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
-// Get members that may be absent; *result is then `fallback`, or NULL for objects and arrays. null counts as absent,
-// since Hugging Face's files have it for what is not set.
+// Whether a member is there and not null, which Hugging Face's files have for what is not set.
 bool json_has(const json_t *object, const char *key);
+// Gets a member that may be absent, as do the next five: *result is then `fallback`, or NULL for objects and arrays.
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);
 const char *json_opt_number(const json_t *object, const char *key, double least, double most, double fallback,

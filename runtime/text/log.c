@@ -78,8 +78,8 @@ static bool log_is_after(const char *line, int64_t last) {
     long long step = 0;
     return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
 }
-// The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later
-// ones again. A complete line that is no such object, as a note of the user's or a damaged line, stays.
+// Returns the offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the
+// later objects again. A complete line that is no such object, as a note of the user's or a damaged line, stays.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -171,7 +171,7 @@ static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
 
-// "fp8": {LINEAR: {OPERAND: [share that saturated, share flushed to zero], ...}, ...}
+// Writes "fp8": {LINEAR: {OPERAND: [share that saturated, share flushed to zero], ...}, ...}
 static void log_write_fp8(struct json *json, const struct log_step *s) {
     static const char *const operands[LOG_FP8_OPERANDS] = {"input", "weight", "gradient"};
     json_object_begin(json, "fp8");
@@ -258,8 +258,8 @@ static double log_clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which has
-// the page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
+// Returns the seconds left, from the mean wall time of a step so far, validation and samples included. The first step,
+// which has the page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
 static double log_eta_s(struct log *log, int64_t step, double now_s) {
     if (log->timed_from < 0) {
         log->timed_from = step;

@@ -12,9 +12,9 @@
 #include <stdio.h>             // FILE
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// Of one linear layer, over the layers in FP8 and all ranks: the shares of the values of a step that casts limited to
-// the largest number of the format, or made zero. Of inputs, weights and gradients of outputs, in this order. In
-// log.jsonl: "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
+// What the casts of a step did to the values of one linear layer, over the layers in FP8 and all ranks: the shares that
+// they limited to the largest number of the format, or made zero, of inputs, weights and gradients of outputs, in this
+// order. In log.jsonl: "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
 enum { LOG_FP8_OPERANDS = 3 };
 struct log_fp8 {
     const char *linear;
@@ -43,7 +43,7 @@ struct log_step {
     const struct log_fp8 *fp8; // [num_fp8], the caller's; logged with the steps that have a progress line in a pipe
 };
 
-struct log { // for log.c alone
+struct log { // used only by log.c
     char path[PATH_MAX];
     int file;           // log.jsonl, -1: none
     int64_t good_bytes; // length of the file up to the end of its last complete line
@@ -69,7 +69,7 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Makes a folder, and those above it that are missing; fails, naming --out, where it can't.
+// Creates a folder, and the folders above it that are missing; fails, naming --out, where it can't.
 void log_make_folder(const char *path);
 // Opens FOLDER/log.jsonl, making the folder. Entries of steps after `first_step` are removed from an existing file; 0
 // begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are
@@ -80,7 +80,7 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
-// Logs an object with the step and, as `key`, an object of which `write` writes the members, with `context`.
+// Logs an object with the step and, as `key`, an object whose members `write` writes, given `context`.
 void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
 // Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.

@@ -22,7 +22,7 @@ const char *option_display(char display[OPTION_NAME], const char *name) {
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// The Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or two neighbors swapped.
+// Returns the Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or neighbors swapped.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -39,7 +39,7 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// The distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for
+// Returns the distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for
 // --num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
@@ -153,8 +153,8 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
-// The four parsers return false where the text is not a number of their kind; *overflow: the type can't hold it, as a
-// number that is not 0 and would be.
+// Parses an integer; the next three functions parse other kinds alike. False: the text is none. *overflow: the type
+// can't hold the number, or would hold it as 0.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -179,7 +179,7 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// A size in GNU's units: K = KiB = 1024, KB = 1000. A long double holds every 64-bit count exactly.
+// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. A long double holds every 64-bit count exactly.
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -253,7 +253,7 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// What is wrong with a number, where the limits that the message goes on with may not say it.
+// Returns what is wrong with a number. The message goes on with the limits, which may not say it.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";

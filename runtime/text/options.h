@@ -4,8 +4,8 @@
 //
 // A flag is a bool, or an enum whose first two names are false and true: --plan is true, --plan=full its third name.
 //
-// The syntax is that of GNU programs, without getopt or argp: these can't suggest the nearest option, sort the help
-// alphabetically and break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
+// The syntax is GNU's, without getopt or argp: these can't suggest the nearest option, sort the help alphabetically and
+// break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
 #pragma once
 #include "runtime/text/json.h" // struct json
 #include <stdbool.h>           // bool
@@ -37,7 +37,7 @@ struct option_row {
     const char *help;
     unsigned flags; // OPTION_ONCE; all others are the table's owner's, and not used here
 };
-// Flag of a row: given twice, with two values, the option is warned of. For one whose values users may expect to add up.
+// Flag of a row: a second, different value is warned of, since users may expect the values to add up.
 enum { OPTION_ONCE = 1u << 30 };
 
 typedef void options_build(void); // prints how the program was built
@@ -58,9 +58,9 @@ enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
-// Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true
-// for each option on it, and is false before by the caller; of an option given twice, the last wins. Strings point into
-// argv. --help and --version print and end the program, as a wrong option does (exit status 2).
+// Reads the command line into `values`; fields of options that are not on it keep their values. given[row], which the
+// caller sets to false before, becomes true for each option on it; of an option given twice, the last wins. Strings
+// point into argv. --help and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
 // must outlive the values.
@@ -70,9 +70,9 @@ void options_help(const struct options *options, FILE *out);
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
-// The index of the row that `word` names, in full or by an unambiguous beginning; -1: none. `flags`: only flags.
+// Returns the index of the row that `word` names, in full or by an unambiguous beginning; -1: none. flags: only flags.
 int option_find(const struct options *options, const char *word, bool flags);
-// The name as users write it.
+// Returns `display`, the name as users write it.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
 // Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"). A string is not
@@ -82,11 +82,11 @@ const char *option_read(const struct option_row *row, void *field, const char *t
 void option_set(const struct option_row *row, void *values, const char *text);
 // text = what the user should have written: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
-// The value as a user would write it, so that it reads back as the same one: in `text`, or the string itself.
+// Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----
-// The position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
+// Returns the position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
 int option_list_count(const char *list); // elements of an OPTION_LIST
