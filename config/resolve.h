@@ -117,11 +117,11 @@ static inline void config_check_model(const struct config *c) {
         config_layer_is_rotary(c, l);
     }
     if (c->model.qk_layernorm && c->model.normalization != NORMALIZATION_RMSNORM)
-        fail("--qk-layernorm takes --normalization RMSNorm alone");
+        fail("--qk-layernorm takes only --normalization RMSNorm");
     if (c->model.qk_layernorm_width != QK_LAYERNORM_HEAD && !c->model.qk_layernorm)
         fail("--qk-layernorm-width full needs --qk-layernorm");
     if (c->model.parallel_residual && c->model.norm_placement != NORM_PLACEMENT_PRE)
-        fail("--parallel-residual takes --norm-placement pre alone");
+        fail("--parallel-residual takes only --norm-placement pre");
     if (c->model.logit_multiplier == 0 || c->model.embedding_multiplier == 0 || c->model.residual_multiplier == 0)
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
@@ -302,7 +302,7 @@ static inline void config_resolve_data(struct config *c) {
         fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
     if (!*c->data.train_data && !c->memory.plan && config_trains(c))
         fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
-             "the memory plan alone by --plan)");
+             "only the memory plan by --plan)");
     if (!*c->data.out)
         fail("--out is empty; name the folder for the results");
     if (!*c->data.val_data && c->evaluation.val_every > 0) {

@@ -203,7 +203,7 @@ static const char *huggingface_note_gpt2(const struct config *c) {
 const char *huggingface_note(const struct config *c) {
     switch (architecture_traits_of(architecture_of(c))->form) {
     case FORM_OURS:
-        return "of a kind that Hugging Face has no model for: written under our own names, for this program alone";
+        return "of a kind that Hugging Face has no model for: written under our own names, for this program only";
     case FORM_GPT2: return huggingface_note_gpt2(c);
     case FORM_LLAMA:
     case FORM_GPT_NEOX: return "";

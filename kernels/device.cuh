@@ -25,7 +25,7 @@
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches
 #if CUDART_VERSION < 12040
-#error "CUDA 12.4 or newer is needed: CUDA_HOME= names one, make CUDA= builds for the cpu alone"
+#error "CUDA 12.4 or newer is needed: CUDA_HOME= names one, make CUDA= builds for the cpu only"
 #endif
 #ifdef __CUDACC__
 #include <cuda_bf16.h> // __float2bfloat16_rn

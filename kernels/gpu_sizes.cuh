@@ -117,7 +117,7 @@ enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention/sm80.cu
 static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
-        snprintf(reason, size, "takes bf16 alone: --precision bf16");
+        snprintf(reason, size, "takes only bf16: --precision bf16");
     else if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
         snprintf(reason, size, "takes heads of a multiple of 8 up to %d, not %d", FLASH_MAX_HEAD_DIM, shape.head_dim);
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions

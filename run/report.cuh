@@ -60,7 +60,7 @@ static void report_positions(const struct run *r) {
                 option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)c->model.rope_scaling_type, type),
                 c->model.rope_scaling_factor);
     if (c->data.reset_attention_mask)
-        log_row("documents", "a token sees its own document alone");
+        log_row("documents", "a token sees only its own document");
     if (c->data.reset_position_ids)
         log_row("positions", "begin at 0 in each document");
     if (c->data.eod_mask_loss)

@@ -262,7 +262,7 @@ static void check_shared_folder(struct run *r) {
         return;
     if (c->rank == 0)
         say_warning("rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
-                    "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone",
+                    "must be a folder that all hosts share; --zero-stage 0 lets only rank 0 write",
                     rank, rank == 0 ? "write to" : "see the folder", c->data.out, rank == 0 ? "" : " of rank 0");
     parallel_close(r->parallel); // no rank takes the end of another for a failure
     exit(EXIT_USAGE);

@@ -418,7 +418,7 @@ static void start_from_adapters(struct config *config) {
     }
     start_from_model(config);
     if (peft.fan_in_fan_out && strcmp(config->checkpoints.checkpoint_architecture, "gpt2") != 0)
-        fail("%s/" PEFT_CONFIG_NAME ": fan_in_fan_out is true, as for GPT-2 alone; expected false for the %s in %s",
+        fail("%s/" PEFT_CONFIG_NAME ": fan_in_fan_out is true, as only for GPT-2; expected false for the %s in %s",
              config->finetuning.lora_adapter, config->checkpoints.checkpoint_architecture,
              config->checkpoints.init_from);
     snprintf(text, sizeof text, "%d", peft.rank);

@@ -226,7 +226,7 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
         (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->data.out) < sizeof path;
     const int problem = fits ? tune_replace_file(path, text, bytes) : ENAMETOOLONG;
     if (problem)
-        say_warning("%s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone", path,
+        say_warning("%s: cannot be written: %s; the choice of matmul algorithms is only in checkpoints", path,
                     strerror(problem));
     saver_set_algorithms(&r->saver, text, bytes);
 }

@@ -89,7 +89,7 @@ static enum attention_backend next_backend(enum attention_backend after, struct 
          backend = next_backend(backend, (s), (dropout)))
 static void skip_without_flash(void) {
     if (first_backend() == ATTENTION_UNFUSED) {
-        print_message("flash attention on CUDA takes bf16 alone\n");
+        print_message("flash attention on CUDA takes only bf16\n");
         skip();
     }
 }
@@ -2110,8 +2110,8 @@ static void test_choice_without_flash(void **state) {
     if (first_backend() == ATTENTION_UNFUSED) {
         choose(ATTENTION_AUTO, NULL, NULL, &c);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
-        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16; fused: "));
-        assert_fails(choose_flash, NULL, "flash: takes bf16 alone|unfused: --attention-backend flash");
+        assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes only bf16: --precision bf16; fused: "));
+        assert_fails(choose_flash, NULL, "flash: takes only bf16|unfused: --attention-backend flash");
     } else {
         c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), demands_of(0), &dev);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);

@@ -179,7 +179,7 @@ class Build(unittest.TestCase):
                 ([f"CC={no_openmp}"], "has no OpenMP"),
                 ([f"MPI={no_library}"], "leave it out by MPI="),
                 (["MISSING=jansson.h"], "jansson.h not found; scripts/setup.sh build installs what is missing"),
-                (["CUDA=yes", "NVCC=/nowhere/nvcc"], "make CUDA= builds for the cpu alone"),
+                (["CUDA=yes", "NVCC=/nowhere/nvcc"], "make CUDA= builds for the cpu only"),
                 (["CUDA=yes", "NVCC=true", "CUDA_DIRS=/nowhere", "WHEELS="], "CUBLASLT_DIR= names the folder")):
             with self.subTest(arguments[-1]):
                 lines = self.refused(*arguments)

@@ -193,12 +193,12 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 // Fails. Never reached: flash_unavailable_reason says so.
 void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
                    uint32_t *amax, void *workspace, struct device *dev) {
-    fail("flash attention on CUDA takes bf16 alone: --precision bf16");
+    fail("flash attention on CUDA takes only bf16: --precision bf16");
 }
 void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev) {
-    fail("flash attention on CUDA takes bf16 alone: --precision bf16");
+    fail("flash attention on CUDA takes only bf16: --precision bf16");
 }
 
 #endif

@@ -2,7 +2,7 @@
 // warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
 #pragma once
 #ifndef PRECISION_BF16
-#error "these kernels take bf16 alone"
+#error "these kernels take only bf16"
 #endif
 #include "kernels/device.cuh"      // bf16
 #include "kernels/packed.cuh"      // packed_check

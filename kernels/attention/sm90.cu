@@ -27,17 +27,17 @@ void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape s
     if (sizeof(floatX) == 2 && device_is_gpu(dev))
         gpu_sm90_unavailable_reason(reason, size, shape, dev->planned);
     else
-        snprintf(reason, size, "takes bf16 on a GPU alone");
+        snprintf(reason, size, "takes only bf16 on a GPU");
 }
 // Fails. Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
-    fail("flash attention by wgmma takes bf16 on a GPU alone");
+    fail("flash attention by wgmma takes only bf16 on a GPU");
 }
 void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                    struct attention_shape shape, struct attention_backward_options options, void *workspace,
                    struct device *dev) {
-    fail("flash attention by wgmma takes bf16 on a GPU alone");
+    fail("flash attention by wgmma takes only bf16 on a GPU");
 }
 
 #endif

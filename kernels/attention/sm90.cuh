@@ -17,7 +17,7 @@
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
 #pragma once
 #ifndef PRECISION_BF16
-#error "these kernels take bf16 alone"
+#error "these kernels take only bf16"
 #endif
 #include "kernels/amax.cuh"            // amax_larger, amax_merge_warp
 #include "kernels/attention/flash.cuh" // the prototypes of what the two files define

@@ -427,7 +427,7 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
     if (plans_fused(dev))
         fused_refuses_planned(reason, size, shape, any_order, dev);
     else
-        snprintf(reason, size, "takes bf16 on a GPU alone");
+        snprintf(reason, size, "takes only bf16 on a GPU");
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
 uint64_t fused_installed(void) { return 0; }
@@ -452,11 +452,11 @@ size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_ord
 }
 void fused_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                    void *workspace, struct device *dev) {
-    fail("attention by cuDNN takes bf16 on a GPU alone");
+    fail("attention by cuDNN takes only bf16 on a GPU");
 }
 void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                     struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace, struct device *dev) {
-    fail("attention by cuDNN takes bf16 on a GPU alone");
+    fail("attention by cuDNN takes only bf16 on a GPU");
 }
 
 #endif
