@@ -1,11 +1,12 @@
 // The libraries of a target, for --version: the version that the target was compiled for and, where the library tells
 // it, the version that is loaded. The host's libraries are listed with the cpu target.
 #pragma once
-#include "runtime/text/log.h" // log_row
-#include <stdio.h>            // snprintf
-#include <string.h>           // strcmp, strcspn
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/text/log.h"         // log_row
+#include <stdio.h>                    // snprintf
+#include <string.h>                   // strcmp, strcspn
 
-enum { LIBRARY_VERSION = 64 };
+enum { LIBRARY_VERSION = 96 };
 
 // Prints a library's row. running: the version that is loaded; NULL: the library does not tell it.
 static void library_row(const char *name, const char *compiled, const char *running) {
@@ -113,8 +114,9 @@ static const char *library_variant(char text[LIBRARY_VERSION]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN
     snprintf(text, LIBRARY_VERSION, "oneDNN's instruction set %#x", (unsigned)dnnl_get_effective_cpu_isa());
-#elif defined HAVE_OPENBLAS
-    snprintf(text, LIBRARY_VERSION, "OpenBLAS's core %s", openblas_get_corename());
+#endif
+#ifdef HAVE_OPENBLAS
+    text_add(text, LIBRARY_VERSION, "%sOpenBLAS's core %s", *text ? ", " : "", openblas_get_corename());
 #endif
     return text;
 }
