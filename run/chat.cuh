@@ -1,14 +1,15 @@
 // --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs only
 // its own tokens.
 #pragma once
-#include "formats/chat_format.h"     // struct chat_format
-#include "run/generate.cuh"          // open_tokenizer
-#include "run/run.cuh"               // struct run
-#include "run/sample.cuh"            // sample_next
-#include "run/text_files.cuh"        // find_text_file
-#include "runtime/machine/signals.h" // signals_take_interrupt
-#include "runtime/text/utf8.h"       // utf8_decode, unicode_is_space
-#include <unistd.h>                  // isatty
+#include "formats/chat_format.h"      // struct chat_format
+#include "run/generate.cuh"           // open_tokenizer
+#include "run/run.cuh"                // struct run
+#include "run/sample.cuh"             // sample_next
+#include "run/text_files.cuh"         // find_text_file
+#include "runtime/machine/signals.h"  // signals_take_interrupt
+#include "runtime/machine/text_add.h" // text_copy
+#include "runtime/text/utf8.h"        // utf8_decode, unicode_is_space
+#include <unistd.h>                   // isatty
 
 struct chat {
     struct run *r;
@@ -212,7 +213,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     if (chat_has_special(chat, c->evaluation.chat_system))
         fail("--chat-system holds a special token of the model, which would end the system turn; leave it out");
     const char *system = *c->evaluation.chat_system ? c->evaluation.chat_system : chat->format.default_system;
-    chat->system = system ? strdup(system) : NULL;
+    chat->system = system ? text_copy(system) : NULL;
     sampler_open(&r->sampler, r->model);
 }
 
@@ -248,7 +249,7 @@ static bool chat_command(struct chat *chat, const char *turn) {
     }
     if (system) {
         free(chat->system);
-        chat->system = strdup(turn + sizeof set_system - 1);
+        chat->system = text_copy(turn + sizeof set_system - 1);
     }
     chat->count = 0;
     return true;

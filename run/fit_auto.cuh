@@ -347,9 +347,7 @@ static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, 
                                                                                                  : RECOMPUTE_SELECTIVE;
     if (own->recompute.recompute_granularity != RECOMPUTE_SELECTIVE)
         return;
-    own->recompute.recompute_layer_modules = strdup(list); // lives as long as the options
-    if (!own->recompute.recompute_layer_modules)
-        fail("out of memory");
+    own->recompute.recompute_layer_modules = text_copy(list); // lives as long as the options
 }
 
 // Lowers the limits and each rate to the lowest of any rank. Every rank calls this.

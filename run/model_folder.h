@@ -1,15 +1,16 @@
 // The safetensors files of a model's folder in the layout of Hugging Face.
 #pragma once
-#include "formats/peft_config.h"   // PEFT_MODEL_NAME
-#include "formats/safetensors.h"   // safetensors_open
-#include "runtime/files/hash.h"    // struct hash128
-#include "runtime/machine/error.h" // fail
-#include <limits.h>                // PATH_MAX
-#include <math.h>                  // isfinite
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // calloc, free
-#include <string.h>                // strcmp
-#include <sys/stat.h>              // stat
+#include "formats/peft_config.h"      // PEFT_MODEL_NAME
+#include "formats/safetensors.h"      // safetensors_open
+#include "runtime/files/hash.h"       // struct hash128
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_copy
+#include <limits.h>                   // PATH_MAX
+#include <math.h>                     // isfinite
+#include <stdio.h>                    // snprintf
+#include <stdlib.h>                   // calloc, free
+#include <string.h>                   // strcmp
+#include <sys/stat.h>                 // stat
 
 // The open safetensors files of a model's folder.
 struct model_folder {
@@ -34,7 +35,7 @@ static inline const char *model_folder_add(struct model_folder *folder, const ch
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder->path);
     RETURN_PROBLEM(safetensors_open(&folder->files[folder->count], path, error));
-    folder->names[folder->count++] = strdup(path);
+    folder->names[folder->count++] = text_copy(path);
     return NULL;
 }
 

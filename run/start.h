@@ -13,6 +13,7 @@
 #include "runtime/machine/error.h"     // fail
 #include "runtime/machine/say.h"       // say
 #include "runtime/files/file_read.h"   // read_whole
+#include "runtime/machine/text_add.h"  // text_copy
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
 #include "formats/trainer_state.h"     // trainer_state_open, trainer_state_option
 #include "runtime/text/json_parse.h"   // json_show
@@ -63,10 +64,7 @@ static void start_check_ranks(const struct config *config) {
 // Sets an option as if the user had given it. A string's text is copied and never freed; a list's option_set copies.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING;
-    char *const copy = keeps ? strdup(text) : NULL;
-    if (keeps && !copy)
-        fail("out of memory");
-    option_set(&config_rows[row], config, keeps ? copy : text);
+    option_set(&config_rows[row], config, keeps ? text_copy(text) : text);
     config->given[row] = true;
 }
 
@@ -151,7 +149,7 @@ static void start_take_options(struct config *config, const struct trainer_state
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
     if (state->base_folder && !*config->checkpoints.init_from)
-        config->checkpoints.init_from = strdup(state->base_folder);
+        config->checkpoints.init_from = text_copy(state->base_folder);
     config_drop_unused_fp8(config, by_user);
 }
 
@@ -221,7 +219,7 @@ static void start_resume(struct config *config) {
         control_broadcast(config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
     if (!*path)
         return;
-    config->checkpoint = strdup(path);
+    config->checkpoint = text_copy(path);
     struct trainer_state state = trainer_state_open(path);
     start_take_options(config, &state);
     trainer_state_free(&state);
@@ -384,11 +382,9 @@ static bool start_is_adapters(const char *folder) {
 static void start_take_adapter(struct config *config, int row, const char *text) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     const bool was_given = config->given[row];
-    char *given = strdup(option_text(given_text, &config_rows[row], config));
+    char *given = text_copy(option_text(given_text, &config_rows[row], config));
     start_set(config, row, text);
     const char *found = option_text(found_text, &config_rows[row], config);
-    if (!given)
-        fail("out of memory");
     if (was_given && strcmp(given, found) != 0)
         fail("--%s is %s, but %s in %s/" PEFT_CONFIG_NAME "; leave the option out",
              option_display(name, config_rows[row].name), given, found, config->finetuning.lora_adapter);
@@ -414,7 +410,7 @@ static void start_from_adapters(struct config *config) {
                  ": base_model_name_or_path is '%s', which is no folder here; name the base model "
                  "by --init-from",
                  config->finetuning.lora_adapter, json_show(peft.base).text);
-        config->checkpoints.init_from = strdup(peft.base);
+        config->checkpoints.init_from = text_copy(peft.base);
     }
     start_from_model(config);
     if (peft.fan_in_fan_out && strcmp(config->checkpoints.checkpoint_architecture, "gpt2") != 0)

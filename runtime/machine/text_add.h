@@ -1,4 +1,4 @@
-// Texts that are made in parts, as sentences with parts that may be missing are.
+// Texts that are made in parts, as sentences with parts that may be missing are, and copies of texts.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -6,4 +6,6 @@
 __BEGIN_DECLS
 // Appends to a text that is in `size` bytes of memory and ends with a 0 byte; cuts what does not fit.
 void text_add(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+// Returns a copy of a text, which the caller frees. Ends the program where there is no memory for it.
+char *text_copy(const char *text);
 __END_DECLS
