@@ -1,7 +1,8 @@
 """Comments can be understood at once: docs/style.md's rules, as far as a program can hold them. Python's standard library alone.
 
 A function's comment opens with a verb (VERBS), "Whether", "The number of" or a formula (`out (N) = ...`). No comment has one of VAGUE's
-phrases, which make a reader look for their noun. docs/reading.md quotes what the sources have, where it says.
+phrases, which make a reader look for their noun. docs/reading.md quotes what the sources
+have, where it says, and docs/troubleshooting.md what they print.
 
   test_words.py                 the test
   test_words.py --list FILE...  what is found in these files, a line each
@@ -135,6 +136,15 @@ class Reading(unittest.TestCase):
             self.assertEqual(int(line), line_of(path, function), f"{function}: test/test_words.py --write-lines")
             for excerpt in re.findall(r"^```c\n(.*?)^```$", section, re.M | re.S):
                 self.assertTrue(quotes(path, excerpt), f"{path} does not have:\n{excerpt}")
+
+
+class Troubleshooting(unittest.TestCase):
+    def test_the_messages_are_the_programs(self):
+        text = " ".join(re.sub(r'"\s*\n\s*"', "", read(path)) for path in sources())
+        rows = re.findall(r"^\| `([^`]+)` \|", read("docs/troubleshooting.md"), re.M)
+        self.assertGreater(len(rows), 10)
+        for message in rows:
+            self.assertIn(message, text)
 
 
 # ---- comments ----
