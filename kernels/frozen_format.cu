@@ -94,8 +94,9 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Decodes a code of frozen_fp8_encode, where a NaN's block has the inverse NaN. In an fp32 number E4M3's exponent and
-// mantissa are 2^-120 times the value, subnormal or not. From 2^-126 up the product has no more bits than bf16 keeps.
+// Returns the value of an E4M3 code times `inverse`, its block's 1 / scale, a power of two; NaN: the block has a NaN. At
+// an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not, hence the 2^120. From 2^-126 up
+// the result is exact in bf16.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;

@@ -43,7 +43,8 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns the tokens of `at` in the layer below, whose activations all exist for every token.
+// Returns the same tokens in the layer below (-1: the embedding). Its activations exist for all tokens, so that none of
+// them is `ranged`.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;

@@ -355,7 +355,8 @@ static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
                                 row.name, l);
 }
-// Returns the buffer of the gradient of an activation, (N, width).
+// Returns the buffer of the gradient of an activation, (N, width), N: a micro-batch's tokens; NULL when planning. slot:
+// the gradient's own, SLOT_D_...; l -1: of no layer.
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",

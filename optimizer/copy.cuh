@@ -35,8 +35,8 @@ static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
                                    : state_offset(o, (enum optimizer_state)part, place);
 }
 
-// native = parameters [at, at + n) of the flat buffer, which this rank holds. The device has been waited for since the
-// last update.
+// native (n), in host memory, = parameters [at, at + n) of the flat buffer, which lie in one range that this rank holds
+// (shards_next). The caller has waited for the device since the last update. Returns when the copy is done.
 static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *native) {
     int64_t first = at, place = 0;
     shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);

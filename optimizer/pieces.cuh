@@ -70,6 +70,8 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
+// Returns where an operand of a piece lies in this rank's buffers, on the device or the host; piece_memory has its
+// place in the slot. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};

@@ -113,8 +113,9 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// Returns the format that the options give a state of a group's elements. 8-bit moments of embeddings make pretraining
-// unstable (Dettmers, huggingface/transformers #14819): head and embeddings have bf16 moments instead.
+// Returns the format of a state of a group's elements by the options; FORMAT_NONE: nothing is stored. Where moments are
+// 8-bit, head and embeddings have bf16 ones: 8-bit moments of embeddings make pretraining unstable (Dettmers,
+// huggingface/transformers #14819).
 static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
@@ -304,6 +305,7 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->buckets_id =
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
 }
+// Frees the tables of runs and segments. The states are in arenas, which timeline_free frees.
 static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
@@ -400,10 +402,13 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
         }
     device_synchronize(dev);
 }
+// Copies elements [at, at + n) of a state, as stored, to host memory `native`, as optimizer_move does: `at` is a
+// multiple of STATE_BLOCK, n is rounded up to one, and `native` has room for that. Returns when the copy is done.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
+// Copies `native` back, as optimizer_download copied it. Returns when the copy is done.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
     optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }

@@ -262,6 +262,8 @@ static inline const char *merge_tensor(struct merge *m, const struct safetensors
     }
     return NULL;
 }
+// Writes the tensors of the base's file f, each with its adapter added where it has one, behind the header of the file
+// that is open. entries (the file's count): in the new file's order; id: the tensor's index in the base's file.
 static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
                                         struct error_text *error) {
     const struct safetensors *file = &m->base.files[f];

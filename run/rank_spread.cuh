@@ -52,7 +52,8 @@ static void rank_range_add(struct rank_range *range, int64_t value) {
     range->most = value > range->most ? value : range->most;
 }
 
-// Finds how ranks differ in memory and means. Every rank calls this.
+// Compares the ranks: the least and the most memory that they plan, and which rank's device, libraries or kernels
+// differ from rank 0's. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

@@ -289,6 +289,8 @@ static const char *save_index(struct save_tensors *s, const int *first, int shar
     return problem;
 }
 
+// Does the pass over the model's files, as save_file does, then writes their index where they are several, except in
+// SAVE_PART. entries, first, names: scratch memory, an element a tensor and one more each. Returns NULL, or an error.
 static const char *save_shards(struct save_tensors *s, struct safetensors_tensor *entries, int *first,
                                char (*names)[48]) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};

@@ -30,7 +30,6 @@ void socket_sleep_s(double seconds) {
     nanosleep(&time, NULL);
 }
 
-// Returns at least a millisecond while time is left, and never more than an int holds.
 int socket_poll_ms(double until_s) {
     const double left_s = until_s - deadline_clock_s();
     return left_s <= 0 ? 0 : left_s > 1e6 ? 1000000000 : (int)(1e3 * left_s) + 1;

@@ -35,7 +35,7 @@ __BEGIN_DECLS
 // host = this host's name, cut to SOCKET_HOST.
 void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
-// Returns the timeout for poll(), in ms, of a wait until until_s.
+// Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, at least 1 before, at most 10^9.
 int socket_poll_ms(double until_s);
 // Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
 bool socket_ready(int socket, short events, double until_s);
