@@ -90,6 +90,8 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
+// Calls flash_backward as the backward of attention_row. saved: lse (B, H, T). Of the options it takes only amax:
+// attention_backward undoes RoPE.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {

@@ -155,7 +155,8 @@ static struct step_results gpt_results(struct gpt *m, int slot, const double **r
     return m->io.host_results[slot];
 }
 
-// Returns the sum of a batch's losses and how many targets count; no gradients, no dropout. Waits for the device.
+// Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for the
+// device. Every rank calls this, since units are gathered.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);

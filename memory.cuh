@@ -111,6 +111,7 @@ struct plan {
 // Begins an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
 // ends the program.
 static void plan_begin(struct plan *plan);
+// Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);
 
 // Adds a buffer and returns its id. A buffer of a packed arena has no lifetime, and takes no bytes, until it is

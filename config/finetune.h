@@ -32,7 +32,7 @@ static inline bool config_freezes(const struct config *c) {
 }
 
 // Fails where options of finetuning contradict each other or other options.
-static inline void config_resolve_finetune(const struct config *c) {
+static inline void config_check_finetune(const struct config *c) {
     if (c->finetuning.lora_rank == 0 &&
         (c->finetuning.lora_alpha > 0 || c->finetuning.lora_dropout > 0 || c->finetuning.lora_use_rslora ||
          strcmp(c->finetuning.lora_target_modules, "all-linear") != 0))

@@ -319,7 +319,8 @@ static inline void config_resolve_data(struct config *c) {
     }
 }
 
-static inline void config_check_recompute(const struct config *c) {
+// Fails where --recompute-layers, --recompute-modules or --recompute-layer-modules can't be read.
+static inline void config_check_recompute_lists(const struct config *c) {
     int first = 0, last = 0;
     for (const char *at = c->recompute.recompute_layers; *at;)
         recompute_next_layers("--recompute-layers", c->recompute.recompute_layers, &at, &first, &last);
@@ -381,11 +382,11 @@ static inline void config_resolve(struct config *config) {
     config_resolve_schedule(config);
     config_check_optimizer(config);
     config_resolve_data(config);
-    config_check_recompute(config);
+    config_check_recompute_lists(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
     config_resolve_fit(config);
-    config_resolve_finetune(config);
+    config_check_finetune(config);
 }
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);

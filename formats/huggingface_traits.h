@@ -55,7 +55,8 @@ struct huggingface_number {
 };
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = which layers --no-rope-freq (others: false) or --window-attn-skip-freq (true) marks.
+// marks (num_layers) = config_marks_layer of each layer, of a valid text: a list's ones; N: every N-th layer, or with
+// `others` all but those; none: all are `others`. Marked: no RoPE (--no-rope-freq), a window (--window-attn-skip-freq).
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
 // Returns the shortest text that gives these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);

@@ -21,6 +21,7 @@ static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPoint
     return cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", function, cudaEnableDefault, found);
 }
 #endif
+// Returns the driver's cuTensorMapEncodeTiled. Ends the program where the driver has none.
 static tensor_map_encode tensor_map_find_encoder(void) {
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found;

@@ -36,6 +36,8 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
+// Returns line * WAIT_FILES + the number that wait_file gives to the path's last two parts; WAIT_FILES - 1: wait_file
+// does not have them.
 __host__ __device__ static constexpr int wait_place(const char *path, int line) {
     const char *name = path, *last = path; // behind the last slash but one, and behind the last
     int file = 1;

@@ -18,7 +18,8 @@ static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
 }
-// Quantizes the matrix that has been filled, into the device's memory.
+// Quantizes f->values, the whole matrix f->filling, on the host; uploads it and waits. Frees f->values: the next matrix
+// may then be filled.
 static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     const struct tensor *t = f->filling;
     const size_t bytes = frozen_bytes(t->format, t->rows, t->cols);

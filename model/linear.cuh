@@ -91,10 +91,9 @@ struct gelu_input {
 };
 static const struct gelu_input NO_GELU = {NULL, false};
 
-// Goes back through a linear layer, from the phase in which dout (rows, outputs) is live. The input's gradient (rows,
-// inputs) goes to din_slot, as `use` says. The gradients of a trained weight, of an adapter and, where `sums_bias`, of
-// the bias join the unit's. In FP8 two further phases follow. Returns whether what din_slot holds is the gradient of
-// gelu.pre, which is not asked for with DIN_ADDED.
+// Goes back through a linear layer in the caller's phase, where dout (rows, outputs) is live; FP8 begins two more. The
+// input's gradient (rows, inputs) goes to din_slot. The gradients of weight, adapter and (sums_bias, or FP8) bias join the
+// unit's. Returns whether din_slot holds the gradient of gelu.pre: never with DIN_ADDED or in FP8.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
                             bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;

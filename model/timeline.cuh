@@ -189,7 +189,8 @@ static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     return loop->first < loop->end;
 }
 
-// Returns the address of a buffer. Aborts where it is not live in this phase: others may have its bytes now.
+// Returns the address of a planned buffer, in a run or a dry run. Aborts for id -1, and where the buffer is not live in
+// this phase: others may have its bytes now.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {

@@ -290,8 +290,8 @@ static void muon_message(struct exchange_message *list, int *count, int rank, fl
     list[*count].data = data;
     list[(*count)++].bytes = (size_t)n * sizeof *data;
 }
-// Returns a sharded wave's messages: each rank's ranges of a matrix go to its owner. Messages to the own rank are
-// copies.
+// Lists a sharded wave's messages, in u->sends and u->receives, which the next list overwrites: each rank's ranges of a
+// matrix, in `update`, go to its place in the owner's `whole`. A rank's messages to itself are in both lists.
 static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};

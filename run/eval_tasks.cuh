@@ -274,6 +274,7 @@ static struct task_scores scores_of_task(const struct eval_tasks *tasks, int k) 
 
 // ---- reports ----
 
+// Prints the table of scores, a line a task. score_documents has shared them: no ranks talk here.
 static void print_scores(struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     int width = 4;

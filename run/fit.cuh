@@ -42,8 +42,9 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { re
 // or where the device's limit is not known.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
-// Prints a note on `out` where the policy that was asked for does less than it seems to.
-static void fit_advise(const struct fit *f, FILE *out);
+// Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to. How to make
+// a plan fit is fit_check's message.
+static void fit_note_weak_options(const struct fit *f, FILE *out);
 
 // Ends the program, before the model's memory is allocated, where a plan exceeds the limits; the message lists the
 // options that would help, each with the peak it leads to.
@@ -137,7 +138,7 @@ static void fit_advise_chunks(const struct fit *f, FILE *out) {
                 "--recompute-granularity full or --recompute-modules mlp keeps none\n",
                 c->memory.mlp_chunk_tokens);
 }
-static void fit_advise(const struct fit *f, FILE *out) {
+static void fit_note_weak_options(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     const struct layer_shape shape = layer_shape_at(&f->shape, c->model.num_layers / 2), *s = &shape;
     if (c->recompute.recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&

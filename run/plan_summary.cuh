@@ -229,5 +229,5 @@ static void plan_summary(const struct run *r) {
     if (*r->chosen.forced)
         log_row("note", "%s", r->chosen.forced);
     report_unused_options(c);
-    fit_advise(&r->fit, stdout);
+    fit_note_weak_options(&r->fit, stdout);
 }

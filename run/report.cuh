@@ -255,7 +255,7 @@ static void report(const struct run *r) {
     else if (*c->checkpoints.init_from)
         log_row("begins from", "%s%s%s", c->checkpoints.init_from,
                 *c->finetuning.lora_adapter ? " with the adapters of " : "", c->finetuning.lora_adapter);
-    fit_advise(&r->fit, stdout);
+    fit_note_weak_options(&r->fit, stdout);
     report_unused_options(c);
     report_other_tokenizer(r, stdout);
     if (r->train && c->rank == 0)

@@ -25,7 +25,7 @@ Expands Extends Extracts Fails Falls Feeds Fetches Fills Filters Finds Finishes 
 Goes Grants Groups Guards Halts Handles Hands Has Hashes Holds Identifies Ignores Includes Increments Inserts Installs Inverts Issues Iterates Joins Judges Jumps Keeps
 Learns Leaves Lets Limits Links Listens Lists Loads Locks Logs Looks Lowers Makes Maps Marks Masks Matches Measures Merges Modifies Moves Multiplies
 Names Needs Normalizes Norms Notes Opens Orders Orthogonalizes Overwrites Packs Pads Parses Passes Pauses Picks Pins Places Plans Plays Points Polls Pops Posts Predicts
-Prefetches Prepares Prints Proceeds Produces Promises Promotes Protects Proves Publishes Puts Quantizes Queries Raises Ranks Reads Rebuilds Receives Records Recomputes
+Prefetches Prepares Prints Proceeds Produces Promises Promotes Protects Proves Publishes Puts Quantizes Queries Queues Raises Ranks Reads Rebuilds Receives Records Recomputes
 Reduces Refuses Registers Rejects Releases Removes Renames Reorders Repeats Replaces Replays Reports Requests Rescales Reserves Resets Resizes Resolves Restores Resumes Returns
 Reverses Rotates Rounds Routes Runs Samples Saves Says Scales Scans Schedules Scores Searches Seeks Selects Sends Separates Serves Sets Shares Shifts
 Shows Shuffles Signals Signs Skips Sleeps Smooths Sorts Spins Splits Spreads Squares Stacks Stages Starts Stops Stores Streams Subtracts Suggests Sums Swaps Switches

@@ -225,7 +225,8 @@ DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Masks S^T where a key comes after its query. diagonal: this thread's first query less its first key.
+// Masks S^T where a key comes after its query. s (N / 2): this thread's elements of wgmma's 64 keys x N queries.
+// diagonal: this thread's first query less its first key.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)

@@ -65,6 +65,7 @@ static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, 
     return (b * u->T + t) * u->out_stride + (int64_t)h * u->D;
 }
 
+// Returns the first panel of keys that the queries of a strip see. b: the sequence in the batch.
 static inline int unfused_first_panel(const struct unfused *u, int64_t b, int strip) {
     return unfused_first_key(u->shape, b, strip * BLOCK) / BLOCK;
 }

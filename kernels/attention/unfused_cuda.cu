@@ -106,7 +106,7 @@ enum unfused_scores {
 };
 
 // Returns the first key of the first tile of keys that 64 queries from `first` on see.
-DEVICE_FUNCTION int unfused_first_panel(const struct unfused &u, int64_t b, int first) {
+DEVICE_FUNCTION int unfused_first_tile_key(const struct unfused &u, int64_t b, int first) {
     return unfused_first_key(u.shape, b, first) / TILE * TILE;
 }
 // Returns the end of the queries that see one of 64 keys from `first` on.
@@ -161,7 +161,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL 
     const struct unfused_matrix q = unfused_rows(u, qkv, u.qkv_stride, b, h);
     const struct unfused_matrix k = unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group);
     const float unit_log2 = unfused_unit<SCORES>(u) * LOG2E;
-    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_tile_key(u, b, first);
     floatX *rows = probabilities + head * u.T * u.T;
     int first_key[4];
     float max[4], sum[4]; // of unit_log2 scores; of 2^(unit_log2 score - max), of this thread's keys
@@ -227,7 +227,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
                 to_float(dout_rows.x[query * u.out_stride + d]) * to_float(out_rows.x[query * u.out_stride + d]);
         delta[i] = lanes_sum(delta[i], 16);
     }
-    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_tile_key(u, b, first);
     for (int panel = begin; panel <= first; panel += TILE) {
         struct tile dp = {}, s = {};
         tile_multiply(&dp, dout_rows, first, v, panel, 0, u.D);
@@ -267,7 +267,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
     const struct unfused_matrix left = unfused_square(u, matrix, head, dropped);
     const struct unfused_matrix right = transposed(unfused_rows(u, x, u.qkv_stride, b, h / u.group));
     struct tile sums = {};
-    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_tile_key(u, b, first);
     tile_multiply(&sums, left, first, right, column, begin, first + TILE < u.T ? first + TILE : u.T);
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
 }

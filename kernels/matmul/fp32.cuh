@@ -101,6 +101,8 @@ static void block_from_floats(floatX *out, const float *in, const floatX *bias, 
     }
 }
 
+// Runs a product on the CPU by the backend's sgemm; bf16 operands become fp32 block by block. dbias (g->rows) = the
+// column sums of a as stored, or += where g->add; NULL: none. workspace: gemm_fp32_workspace_bytes.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;

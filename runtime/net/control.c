@@ -83,8 +83,9 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Sends this rank's contribution to rank 0.
-static void control_contribute(struct control *c) {
+// Queues this rank's contribution to the pending exchange, for rank 0, on another rank. The caller holds the mutex.
+// exchange.mine must stay until it is sent.
+static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;
     memset(&frame, 0, sizeof frame);
@@ -110,7 +111,7 @@ static bool control_serve(struct control *c) {
     if (c->exchange.pending && c->rank == 0)
         control_complete(c);
     else if (c->exchange.pending && !c->exchange.sent)
-        control_contribute(c);
+        control_queue_contribution(c);
     const bool closing = c->closing;
     const int exit_status = c->exit_status;
     pthread_mutex_unlock(&c->mutex);

@@ -141,6 +141,7 @@ void control_link_add(struct control_link *link, const struct control_frame *fra
 void control_link_send(struct control_link *link);
 // Receives until a frame, or its head, is complete, or nothing more has arrived.
 enum control_event control_link_receive(struct control_link *link);
+// Closes the connection, if it is open, and drops the frames that wait. Frees nothing.
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
