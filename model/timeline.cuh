@@ -262,8 +262,15 @@ static void *timeline_workspace(struct timeline *t, size_t bytes) {
             t->workspaces[i] = -1;
         t->workspaces_capacity = capacity;
     }
-    const int planned = t->planning ? t->workspaces[t->phase] : -1;
-    if (planned >= 0 && t->plan.buffers[planned].bytes < bytes)
-        t->plan.buffers[planned].bytes = bytes;
+    const int id = t->phase < t->workspaces_capacity ? t->workspaces[t->phase] : -1;
+    const bool is_short = id >= 0 && t->plan.buffers[id].bytes < bytes;
+    if (is_short && !timeline_plans(t)) {
+        fprintf(stderr,
+                "train_gpt: internal error: phase %d asks for %zu bytes of workspace, of which %zu are planned\n",
+                t->phase, bytes, t->plan.buffers[id].bytes);
+        abort();
+    }
+    if (is_short)
+        t->plan.buffers[id].bytes = bytes;
     return timeline_buffer(t, &t->workspaces[t->phase], bytes, "workspace", "workspace", -1);
 }
