@@ -41,6 +41,7 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
+// Returns the bytes of attention_backward's workspace. any_order: as in attention_backward's options.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
 // Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
@@ -104,10 +105,12 @@ static size_t attention_sm90_forward_bytes(struct attention_shape s, struct devi
 static size_t attention_sm90_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return sm90_backward_workspace_bytes(s);
 }
+// Calls sm90_forward as the forward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0.
 static void attention_sm90_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                    struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     sm90_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
+// Calls sm90_backward, which undoes RoPE too, as the backward of attention_row. saved: lse (B, H, T). dropout: p is 0.
 static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const void *saved, struct attention_shape s, struct dropout dropout,
                                     struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -119,13 +122,17 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
 static size_t attention_fused_forward_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
+// Returns the larger of cuDNN's and flash's bytes, as attention_fused_forward_bytes does.
 static size_t attention_fused_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
+// Calls fused_forward as the forward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0.
 static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
+// Calls fused_backward as the backward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0. Of the
+// options it takes any_order and amax: attention_backward undoes RoPE.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -142,6 +149,8 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
+// Calls unfused_backward as the backward of attention_row. saved: probabilities (B, H, T, T). Of the options it takes
+// only amax: attention_backward undoes RoPE.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -199,6 +208,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
     }
     fail("attention: no backend is chosen");
 }
+// Returns a backend's name as --attention-backend has it; the two flash backends have one name.
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }

@@ -157,6 +157,7 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
+// Computes the order of the first `files` shards in an epoch, and the first sample of each.
 static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch,
                                int files) {
     const uint64_t shards = (uint64_t)files;
@@ -294,6 +295,7 @@ static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uin
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
 
+// Reads the plan's samples into the ring until the thread is to stop; argument: the struct dataloader.
 static void *read_ahead_main(void *argument) {
     struct dataloader *loader = (struct dataloader *)argument;
     struct read_ahead *ahead = &loader->ahead;
@@ -358,6 +360,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
         fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
 }
 
+// Ends the thread and frees the ring; does nothing where there is no thread.
 static void read_ahead_stop(struct read_ahead *ahead) {
     if (ahead->capacity == 0)
         return;
@@ -390,6 +393,7 @@ static int read_ahead_take(struct dataloader *loader, int *count) {
         ++*count;
     return slot;
 }
+// Gives the ring's `count` oldest slots back to the thread.
 static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_lock(&ahead->mutex);
     ahead->used += (uint64_t)count;
@@ -456,6 +460,7 @@ static void dataloader_set_changes(struct dataloader *loader, const struct data_
     }
 }
 
+// Sets up a reader with no file open, and notes the stamps of all shards.
 static void reader_create(struct sample_reader *reader, const struct dataloader *loader) {
     const size_t shards = (size_t)loader->num_files;
     reader->epoch = UINT64_MAX;
@@ -511,6 +516,7 @@ static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t s
     return loader;
 }
 
+// Ends the thread, closes the files and frees the loader; does nothing for NULL.
 static void dataloader_close(struct dataloader *loader) {
     if (!loader)
         return;
@@ -587,6 +593,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
+// Reads B samples from the files into a batch, without the thread; the position stays.
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
@@ -599,6 +606,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
+// Takes B samples from the ring into a batch, and waits for the thread; the position stays.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -624,6 +632,7 @@ static void dataloader_read_batch(struct dataloader *loader, struct token_batch 
         dataloader_read_now(loader, batch, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
+// Does what dataloader_read_batch does, without document starts.
 static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
     const struct token_batch batch = {inputs, targets, NULL};
     dataloader_read_batch(loader, batch, B);
@@ -632,7 +641,7 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
 // Returns the next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
-// Moves to a sample of the global sequence.
+// Moves to a sample of the global sequence; what was read ahead is dropped.
 static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
     if (loader->position == sample)
         return;
@@ -671,6 +680,7 @@ static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loa
     return loader->samples_per_epoch;
 }
 static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) { return loader->total_tokens; }
+// Returns the epoch of the next sample, from 0 on.
 static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
     const struct data_change *change = dataloader_change_at(loader, loader->position);
     return change->first_epoch + (loader->position - change->first_sample) / change->samples_per_epoch;

@@ -62,7 +62,7 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
 }
 // Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of its
 // losses overwrite the previous step's gradients where index is 0; else they are added to the step's sum. gpt_update
-// rescales the sum to the mean over the targets that count.
+// rescales the sum to the mean over the targets that count. Every rank calls this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -91,7 +91,8 @@ static void gather_reports(struct gpt *m, void *ws) {
 }
 
 // Enqueues update `step` (from 1) with learning rate lr and gradients clipped to --clip-grad. Where a loss or the
-// gradient norm is not finite, or no target counts, nothing is updated and gpt_results' check.finite is 0.
+// gradient norm is not finite, or no target counts, nothing is updated and gpt_results' check.finite is 0. Every rank
+// calls this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -129,8 +130,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
     }
 }
-// Swaps the parameters with their moving averages (--ema-decay); a second call swaps them back. No step may be enqueued
-// in between. Without moving averages does nothing.
+// Enqueues the swap of the parameters with their moving averages (--ema-decay); a second call swaps them back. No step
+// may be enqueued in between. Without moving averages does nothing. Every rank calls this.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -155,8 +156,8 @@ static struct step_results gpt_results(struct gpt *m, int slot, const double **r
     return m->io.host_results[slot];
 }
 
-// Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for the
-// device. Every rank calls this, since units are gathered.
+// Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for
+// the device. Every rank calls this, since units are gathered.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
@@ -400,6 +401,7 @@ static void gpt_copy_state(struct gpt *m) {
         optimizer_copy_take(&m->copy, &m->optimizer);
 }
 
+// Frees the model, its arenas and its policy. The device and the collectives stay.
 static void gpt_destroy(struct gpt *m) {
     gpt_free_graphs(m);
     timeline_free(&m->timeline);

@@ -139,11 +139,14 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
 // for most models, tenths of a second for the few that stay more than 1 % above their bound and for the tests' least
 // favorable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
-// Sets the lower bounds and the peak phase, and places nothing.
+// Sets the lower bounds and the peak phase, but places nothing in packed arenas, whose bytes and offsets become 0.
 static void plan_bound_bytes(struct plan *plan);
 
+// Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
 static const char *plan_arena_name(enum plan_arena arena);
+// Returns the memory that an arena lies in, the device's or the host's; MEMORY_COUNT for ARENA_COUNT.
 static enum plan_memory plan_arena_memory(enum plan_arena arena);
+// Whether an arena's buffers are packed by their lifetimes and so share bytes; else each buffer has bytes of its own.
 static bool plan_arena_is_packed(enum plan_arena arena);
 
 // Whether the buffer takes bytes of its arena: in a packed arena only where a phase touched it.
@@ -159,17 +162,20 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates the arenas of a placed plan, one allocation each; ends the program where one does not fit.
+// Allocates the arenas of a placed plan, one allocation each, and touches the device's pages (device_touch). Ends the
+// program where one does not fit.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
+// Frees the arenas' memory and leaves an empty struct; does nothing where none is allocated. The plan stays.
 static void arenas_free(struct arenas *arenas);
 
 // Returns the address of a buffer; NULL for a negative id, and for a buffer that owns no bytes, whose use then crashes
 // instead of overwriting another.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
-// Returns the bytes of the device's memory that a plan may take now.
+// Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.
 static size_t device_available_bytes(struct device *dev);
-// Returns the peak of the device's memory that the run has held so far; on the cpu target the peak resident set size.
+// Returns the bytes of the GPU's memory taken since device_open, other processes' included; on the cpu target this
+// process's peak resident set size, 0: not known.
 static size_t device_peak_bytes(struct device *dev);
 // Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what the
 // machine has, the cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas
@@ -193,7 +199,7 @@ static void plan_free(struct plan *plan) {
     plan_begin(plan);
 }
 
-// Returns the array, reallocated to twice its capacity where `count` elements fill it.
+// Returns the array, reallocated to twice its capacity, or 64, where `count` elements of `size` bytes fill it.
 static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     if (count < *capacity)
         return array;
@@ -204,6 +210,7 @@ static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     return memory;
 }
 
+// Returns a + b; a sum beyond 2^64 bytes ends the program, with an error that names `what`.
 static size_t plan_sum(size_t a, size_t b, const char *what) {
     size_t sum;
     if (__builtin_add_overflow(a, b, &sum))
@@ -212,10 +219,12 @@ static size_t plan_sum(size_t a, size_t b, const char *what) {
     return sum;
 }
 
+// Returns the bytes that a buffer takes of its arena: rounded up to PLAN_ALIGNMENT.
 static size_t plan_rounded(const struct plan_buffer *buffer) {
     return plan_sum(buffer->bytes, PLAN_ALIGNMENT - 1, buffer->name) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
+// Copies a name into `out`, (PLAN_NAME_CHARS), cut to what fits and ended by 0.
 static void plan_copy_name(char *out, const char *name) {
     const size_t n = strnlen(name, PLAN_NAME_CHARS - 1);
     memcpy(out, name, n);
@@ -426,6 +435,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
+// Does what plan_place does or, without `places`, what plan_bound_bytes does.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {

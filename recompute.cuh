@@ -33,7 +33,7 @@ struct layer_shape {
     enum kept_input fp8_input;    // of a model: in the training of layers [fp8_first, fp8_end)
     int fp8_first, fp8_end;
 };
-// Returns the shape of a model's layer l in training.
+// Returns the shape of a model's layer l in training: the model's shape, with the layer's own kept_input.
 static inline struct layer_shape layer_shape_at(const struct layer_shape *model, int l) {
     struct layer_shape s = *model;
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
@@ -168,6 +168,8 @@ struct activation_row {
     uint32_t made_from;
 };
 
+// Returns an activation's row of the table for a layer of shape s. The row has 0 bytes where the layer has no such
+// activation, and for ACT_COUNT.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -207,7 +209,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// Returns what must be produced to have `wanted` where `kept` is there: the missing activations and their sources.
+// Returns what must be produced to have `wanted` where `kept` is there: the activations of this shape that are missing
+// and, of what they are made from, again what is missing. The layer's input (ACT_INPUT) is never among the result.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     produce &= activation_present(s);
@@ -262,6 +265,7 @@ static inline uint32_t recompute_read_modules(const char *option, const char *li
     return modules;
 }
 
+// Returns the set of modules that --recompute-modules lists, as recompute_read_modules does.
 static inline uint32_t recompute_modules_of(const char *list) {
     return recompute_read_modules("--recompute-modules", list);
 }

@@ -480,6 +480,7 @@ static const struct options config_options = {
 
 // The index of the row of the option with this field, as CONFIG_ROW(training.seed).
 #define CONFIG_ROW(field) config_row_at(offsetof(struct config, field))
+// Returns the index of the row whose field is at byte `offset` of struct config; ends the program where none is.
 static inline int config_row_at(size_t offset) {
     for (int row = 0; row < CONFIG_ROWS; row++)
         if (config_rows[row].kind != OPTION_GROUP && config_rows[row].offset == offset)
@@ -505,6 +506,7 @@ static inline void config_write_json(const struct config *config, const char *pa
         fail("%s: cannot be written: %s", path, strerror(errno));
 }
 
+// Returns the learning rate's schedule, of resolved options.
 static inline struct schedule config_schedule(const struct config *c) {
     struct schedule schedule;
     schedule.style = c->training.lr_decay_style;

@@ -16,6 +16,7 @@ enum lora_module {
     LORA_MLP_PROJ = 1 << 8,
 };
 
+// Returns --lora-alpha; where it is 0, twice the rank.
 static inline double config_lora_alpha(const struct config *c) {
     return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
@@ -27,6 +28,7 @@ static inline double config_lora_scale(const struct config *c) {
                                          : alpha / c->finetuning.lora_rank;
 }
 
+// Whether parameters are frozen: by LoRA, or by --freeze.
 static inline bool config_freezes(const struct config *c) {
     return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
 }

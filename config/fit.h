@@ -2,6 +2,7 @@
 #pragma once
 #include "config/config.h" // struct config
 
+// The number of bytes of an element in a format.
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
@@ -27,6 +28,7 @@ static inline void config_resolve_copies(struct config *c) {
         c->checkpoints.checkpoint_async = false;
 }
 
+// Fails where options of offload or of the states' formats contradict each other, the ranks or the kind of run.
 static inline void config_check_offload(const struct config *c) {
     if (c->states.optimizer_offload_fraction != 1 && !c->states.optimizer_cpu_offload)
         fail("--optimizer-offload-fraction %g needs --optimizer-cpu-offload", c->states.optimizer_offload_fraction);
@@ -56,6 +58,8 @@ static inline void config_check_offload(const struct config *c) {
              config_other_run(c));
 }
 
+// Checks the options of offload, formats and the plan, where a contradiction ends the program; resolves
+// --checkpoint-async (config_resolve_copies).
 static inline void config_resolve_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)

@@ -10,6 +10,7 @@ struct config_fp8_option {
     const char *needs; // what would give the option a use
 };
 enum { CONFIG_FP8_OPTIONS = 8 };
+// Fills in all options of FP8 but --fp8-format, each with whether the option has a use.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
     const bool ends = on && c->fp8.first_last_layers_bf16;
@@ -41,6 +42,7 @@ static inline void config_drop_unused_fp8(struct config *c, const bool *by_user)
     }
 }
 
+// Fails where the user gave an option of FP8 that has no use.
 static inline void config_check_fp8_use(const struct config *c) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     char text[OPTION_TEXT], name[OPTION_NAME];
@@ -76,6 +78,7 @@ static inline void config_check_fp8_sizes(const struct config *c) {
                  blocks ? "take --fp8-recipe tensorwise, which needs multiples of 16" : "leave --fp8-format out");
 }
 
+// Fails where options leave no layer in FP8.
 static inline void config_check_fp8_layers(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);

@@ -16,6 +16,7 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
+// Derives the number of query groups and the size of a head where they are 0; fails where heads don't divide.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -108,6 +109,7 @@ static inline void config_check_rope(const struct config *c) {
         config_numbers(factors, pairs, "--rope-long-factors", c->model.rope_long_factors, 1e-6);
     }
 }
+// Fails where options of the model contradict each other, or lists of layers can't be read.
 static inline void config_check_model(const struct config *c) {
     config_check_rope(c);
     if (config_window(c) == 0 && strcmp(c->model.window_attn_skip_freq, "none") != 0)
@@ -139,6 +141,7 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
+// Derives the options of the model that were left open, and fails where options of the model contradict each other.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -161,6 +164,7 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
+// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), and --bucket-mib where it is 0.
 static inline void config_resolve_ranks(struct config *c) {
     if (c->processes.world_size > 0 && !c->memory.plan)
         fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or "
@@ -205,6 +209,7 @@ static inline void config_resolve_ramp(struct config *c) {
             text, c->ramp.increment, c->ramp.start, c->ramp.batch);
 }
 
+// Sets --global-batch-size where it is 0, and c->ramp; fails unless micro-batches divide the batch on all ranks.
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->training.micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it",
@@ -222,6 +227,8 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
+// Sets the steps of the learning rate's schedule that were left open; fails where they or the rates contradict each
+// other.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -258,6 +265,7 @@ static inline void config_check_optimizer(const struct config *c) {
             fail("--%s needs --optimizer muon", option_display(name, config_rows[row].name));
 }
 
+// Fails where options of tasks and perplexity contradict each other or the kind of run.
 static inline void config_check_scoring(const struct config *c) {
     if (*c->evaluation.generate && config_scores(c))
         fail("--generate and --%s are two runs; give one of them",
@@ -278,6 +286,8 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
+// Sets the options of documents, validation and samples that were left open; fails where options of data, or of the
+// kind of run, contradict each other or are missing.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -388,6 +398,7 @@ static inline void config_resolve(struct config *config) {
     config_resolve_fit(config);
     config_check_finetune(config);
 }
+// Reads the command line and resolves it: config_read, then config_resolve.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);

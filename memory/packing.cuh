@@ -55,12 +55,14 @@ struct plan_packing {
     int64_t work; // slots and neighbors looked at so far
 };
 
+// Compares two items for qsort: the longer lifetime first, of equal ones the lower id.
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
     if (plan_item_length(x) != plan_item_length(y))
         return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
+// Returns the class of an item: the least k for which 2^k slots are as long as the item's lifetime.
 static int plan_class(const struct plan_item *item) {
     int k = 0;
     while (1 << k < plan_item_length(item))
@@ -227,6 +229,7 @@ enum plan_order {
 };
 enum { PLAN_CHAIN_SLOTS = 3, PLAN_LONG_CHAIN_SLOTS = 12 };
 
+// Fills in one of the initial orders of the fitted items: keys (fitted_count), sorted by falling key.
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
     for (int i = 0; i < packing->fitted_count; i++) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
@@ -298,8 +301,9 @@ static void plan_take(struct plan_packing *packing, const struct skyline *skylin
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Packs from the bottom up, which meets the bound of most plans at once; then in stacks, which a few plans need; then,
-// while the lowest packing is more than 1 % above the bound, from the bottom up again, in random orders.
+// Sorts the items by length, and fills in `best` in this order and best_height. Packs from the bottom up, which meets
+// the bound of most plans at once; then in stacks, which a few need; then, more than 1 % above the bound, from the
+// bottom up again, in random orders.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

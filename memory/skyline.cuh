@@ -6,8 +6,8 @@
 // Kendall & Whitwell (2004) for lifetimes that are fixed. Valleys do not depend on each other, since what fits into one
 // fits into no other, so that they may be filled one after another.
 //
-// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound. Chains of
-// what arrives and leaves, as offloading makes, overlap like bricks of many sizes, and take more tries.
+// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound. Chains
+// of what arrives and leaves, as offloading makes, overlap like bricks of many sizes, and take more tries.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <limits.h>                // INT_MAX
@@ -43,6 +43,7 @@ struct plan_key {
     int item;
 };
 
+// Compares two keys for qsort: the larger key first, of equal keys the item of the lower index.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -103,7 +104,7 @@ struct skyline {
 
 // ---- one try ----
 
-// Finds the least rank among the unplaced items that begin in a block.
+// Sets a block's block_rank: the least rank among the unplaced items that begin in the block; INT_MAX: none is left.
 static void skyline_update_block(struct skyline *s, int block) {
     const int first = block * SKYLINE_BLOCK, end = first + SKYLINE_BLOCK < s->slots ? first + SKYLINE_BLOCK : s->slots;
     int least = INT_MAX;
@@ -265,7 +266,7 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
 }
 
 // Moves the items of an order whose `moves` is set: from place i to before the first other item at place tenths / 10 i
-// + shift or behind. Items that move stay in order among themselves.
+// + shift or behind. Items that move stay in order among themselves. Overwrites s->rank, which each try sets anew.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -312,6 +313,8 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 
 // ---- the search ----
 
+// Sets up a search, without a try, over items (count) that live in slots [0, slots); bound: plan_bound's. The items
+// must outlive the search, and stay in order. skyline_end frees the search.
 static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int slots, size_t bound) {
     memset(s, 0, sizeof *s);
     s->items = items;
@@ -351,6 +354,7 @@ static void skyline_begin(struct skyline *s, const struct plan_item *items, int 
             s->live[slot] += items[i].bytes;
 }
 
+// Frees all arrays of the search, `best` among them.
 static void skyline_end(struct skyline *s) {
     free(s->offset); // and all arrays of size_t
     free(s->rank);   // and all arrays of int

@@ -14,12 +14,15 @@ struct at {
     uint32_t ranged;              // the activations of which one range exists at a time
     int range_slot;               // the slot of a range of activation 0; the slots of the others follow
 };
+// Returns the place of all tokens of layer l in a pass; produce: the activations that are to be made.
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
     const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
     return at;
 }
+// Whether the MLP goes by ranges of tokens and `at` is such a range.
 static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
+// Whether at least one activation of the set is to be made.
 static bool wants(struct at at, uint32_t set) { return at.produce & set; }
 
 // Begins a phase of the layer; the name of a range's phase says so.
@@ -34,7 +37,7 @@ static void *range_memory(struct at at, enum activation_id id) {
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// Returns the rows, of the range at work, of an activation of floatX; NULL when planning.
+// Returns the rows, of the range at work, of an activation of floatX, (rows, width); NULL when planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -64,6 +67,7 @@ static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics,
     }
     return rows;
 }
+// Returns the statistics of a norm, of the range at work, live in this phase.
 static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
@@ -72,8 +76,8 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns the rows of the gradient of an activation, (rows, width). What the MLP's ops hand on exists a range at a
-// time.
+// Returns the rows, of the range at work, of the gradient of an activation, (rows, width); NULL when planning. What the
+// MLP's ops hand on exists a range at a time.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -83,6 +87,7 @@ static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     floatX *whole = d_buffer(at.m, at.l, slot, width);
     return whole ? whole + at.first * width : NULL;
 }
+// Returns the rows, of the range at work, of the residual stream's gradient, (rows, C); NULL when planning.
 static floatX *d_residual_rows(struct at at) {
     floatX *whole = d_residual(at.m);
     return whole ? whole + at.first * at.m->shape.layer.C : NULL;
@@ -94,6 +99,7 @@ struct sink {
     uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
     float *sums;    // partial sums of its columns; NULL: not made
 };
+// Returns a sink that takes neither amax nor sums; data NULL: the op writes nothing.
 static struct sink plain_sink(floatX *data) {
     const struct sink sink = {data, NULL, NULL};
     return sink;

@@ -16,6 +16,7 @@
 // gradient of the layer's output, the backward of a norm, a residual addition, an activation, or attention.
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
+// Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
 // Returns the source for a branch's projection. Its output's gradient comes from the norm behind it, or is the residual
@@ -56,6 +57,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     return BIAS_BY_WGRAD;
 }
 
+// The number of rows of a layer's partial sums (bias_partial); 0: there are none (BIAS_BY_WGRAD).
 static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
@@ -75,7 +77,7 @@ static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bi
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
 // Returns the partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them;
-// else, and when planning, NULL. To be called in the maker's phase and in the layer's own.
+// else, for l -1, and when planning, NULL. To be called in the maker's phase and in the layer's own.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;

@@ -108,7 +108,8 @@ static bool norm_is_wanted(struct at at, const struct branch *b) {
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
-// Normalizes the input of a branch, where the addition before it has not (fused_norm).
+// Normalizes the input of a branch, in a phase of its own, where wanted and not done by the addition before
+// (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
         is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
@@ -129,6 +130,7 @@ struct fused_norm {
     struct norm_stats stats;
     struct sink out;
 };
+// Returns the norm that the op of branch b's addition computes too; runs false: there is none.
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -155,7 +157,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum = x + multiplier * dropout(sum), and the norm of the sum where it is fused.
+// sum = x + multiplier * dropout(sum), and the norm of the sum where it is fused, in the caller's phase.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -169,7 +171,8 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Computes the output of a branch as an activation of its own, which the norm after the branch reads.
+// Computes the output of a branch as an activation of its own, which the norm after the branch reads. Opens a phase
+// where that activation is wanted.
 static void branch_project(struct at at, const struct branch *b) {
     if (!wants(at, 1u << b->projection))
         return;
@@ -180,7 +183,8 @@ static void branch_project(struct at at, const struct branch *b) {
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Ends a branch: computes its output, the norm after that, and the addition to the residual stream.
+// Ends a branch: computes its output, the norm after that, and the addition to the residual stream, where they are
+// wanted, in phases of their own. In a first forward the MLP's branch waits for the next unit's parameters.
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);

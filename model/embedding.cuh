@@ -8,7 +8,7 @@
 
 // ---- Batches ----
 
-// Uploads n integers by way of pinned memory, so that the caller may reuse `from` at once.
+// Uploads n integers by way of `pinned`, (n), which the device reads later; the caller may reuse `from` at once.
 static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
@@ -16,8 +16,9 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch: its inputs (B, T). Two batches can be in flight; a third waits for the first. Returns
-// pinned memory for what is uploaded beside the inputs: two parts of host_batch_tokens.
+// Begins the upload of a batch: its inputs (B, T). Opens a phase, which lasts to upload_end. Two batches can be in
+// flight; a third waits for the first. Returns pinned memory for what is uploaded beside the inputs: two parts of
+// host_batch_tokens.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -27,12 +28,13 @@ static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *input
     RUN(m, upload_integers(m, tokens, pinned, inputs, extent_of(m, pass).N));
     return pinned + m->io.host_batch_tokens;
 }
+// Ends the upload of a batch: records when the batch's pinned memory may be written again, for upload_begin.
 static void upload_end(struct gpt *m) {
     RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->io.batches % 2)));
     if (!m->timeline.planning)
         m->io.batches++;
 }
-// Uploads a batch of a training step or an evaluation.
+// Uploads a batch of a training step or an evaluation, in a phase of its own.
 static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     const int64_t N = extent_of(m, pass).N;
     int32_t *pinned = upload_begin(m, pass, batch.inputs);
@@ -45,7 +47,7 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Computes attention's spans for the layers whose window hides keys (`window`), or for the others, where there are any.
+// Computes, in this phase, attention's spans for layers whose window hides keys (`window`), or for the others, if any.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;
@@ -60,6 +62,8 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
+// Computes the embedding of the uploaded tokens, OUT of layer -1, and attention's spans, in a phase of its own. Waits
+// for the embeddings' parameters and begins to fetch layer 0's.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -77,11 +81,14 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
+// Returns where the gradient of an embedding's table goes; sums NULL and rows 0: the table is frozen or absent.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, adds(m)};
     return table;
 }
+// Makes the gradients of the embedding's tables from the residual stream's gradient, and begins to reduce them, in
+// phases of their own. A tied table's gradient is added to the head's.
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);

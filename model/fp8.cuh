@@ -37,8 +37,11 @@ struct fp8_state {
 
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
+// The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
+// such scales are kept.
 static int fp8_num_scales(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
 
+// Returns the index of a tensor's scale in `scales`.
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
@@ -64,6 +67,7 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
 }
 // Whether scales are of blocks, each a function of its own elements: no amax is collected.
 static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
+// Whether a scale follows from the amaxes of earlier steps (`history`), and is known before the tensor's values are.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // Returns the scale of a tensor; NULL: while planning, and where scales are of blocks.
@@ -74,7 +78,8 @@ static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum li
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
-// Returns the counts (FP8_COUNTS) of a kind of tensor; NULL: while planning.
+// Returns the counts (FP8_COUNTS) of saturated and flushed values of a kind of tensor, over all layers, in device
+// memory; NULL: while planning, and without FP8.
 static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
 }
@@ -139,6 +144,7 @@ static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_scales(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
 
+// Adds the state's buffers to the plan; without FP8 there are none.
 static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     const char *const category = "fp8 scales";
     if (!fp8_is_on(f))
@@ -189,7 +195,7 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
 }
-// Copies the checkpoint's state to host memory, (fp8_state_floats). Waits for the device.
+// Copies the checkpoint's state of delayed scales to host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
@@ -199,7 +205,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + n, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state from host memory, (fp8_state_floats). Waits for the device.
+// Copies the checkpoint's state of delayed scales from host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);

@@ -198,7 +198,8 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts the gradient of a linear layer's output.
+// Casts the gradient of a linear layer's output, dout (N, outputs), into row and column form and sums the bias's
+// gradient, in the caller's phase. Takes the amax where dout's producer has not.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;

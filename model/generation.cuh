@@ -43,7 +43,8 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the prompts.
+// Uploads the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the prompts, in a
+// phase of its own.
 static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
@@ -52,8 +53,8 @@ static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs,
 }
 
 // Runs the prompts through the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
-// lengths[b] (1 to prompt_tokens) count; the others may be any tokens. Returns the logits of the tokens that follow the
-// prompts, (sequences, Vp) in device memory, valid until the next call.
+// lengths[b] (1 to prompt_tokens) count; others may be any. Returns the logits of the tokens that follow the prompts,
+// (sequences, Vp) in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_prompts(m, PASS_PREFILL, tokens, lengths);
@@ -65,7 +66,8 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
 }
 
 // Runs one token of each sequence, at position positions[b] of sequence b, through the model, which has had the
-// positions before. Returns the logits of the next tokens, (sequences, Vp) in device memory, valid until the next call.
+// positions before. Returns the logits of the next tokens, (sequences, Vp) in device memory, valid until the model's
+// next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_prompts(m, PASS_GENERATE, tokens, positions);

@@ -11,6 +11,8 @@
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
+// Returns the tokens of a chunk of logits: --loss-chunk-tokens or, for 0, what the sizes above ask for, so that chunks
+// are about equal and multiples of 64. Never more than a micro-batch has.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -23,14 +25,17 @@ static int64_t loss_chunk(const struct config *c, int Vp, const struct device *d
     return chunk < N ? chunk : N;
 }
 
+// Returns the logits of a chunk, (rows, Vp), live in this phase; NULL when planning.
 static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
     return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
                             "logits");
 }
+// Returns the losses of a pass's tokens, (N), live in this phase; NULL when planning.
 static float *losses_buffer(struct gpt *m, enum pass pass) {
     return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
                            "losses");
 }
+// Returns, (N), whether each target's logit is the largest, live in this phase; NULL when planning.
 static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
                              "logits and loss", "targets with the largest logit");
@@ -45,7 +50,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the logits, the loss and, in training, gradients of `rows` tokens from `first` on, in two phases.
+// Computes the logits and the loss of `rows` tokens from `first` on in a phase and, in training, the gradients in a
+// second phase. dloss: what each token's gradients are multiplied by.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);

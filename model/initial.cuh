@@ -5,6 +5,7 @@
 #include "kernels/rope_table.cuh"    // rope_table, struct rope_settings
 #include "model/state.cuh"           // struct gpt
 
+// Returns the address of a buffer of the model's plan; NULL for id -1 (plan_pointer).
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
@@ -17,7 +18,8 @@ static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int6
     return tensor_is_stored(t) || zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets what this rank holds of elements [first, first + n) of a tensor: rounded in the parameters, exactly in a trained
-// tensor's master weights. rounded: room for 2 n; it and values must stay until the device was waited for.
+// tensor's master weights; a stored weight as frozen_weights_set does. rounded: room for 2 n; it and values must stay
+// until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {

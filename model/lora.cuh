@@ -17,6 +17,7 @@
 
 static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
 
+// Returns the dropout of the input of a linear layer's adapter.
 static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linear) {
     return dropout_of(m, m->config.finetuning.lora_dropout, l, DROPOUT_USES + (int)linear);
 }
@@ -28,6 +29,7 @@ struct lora_scratch {
     void *products;  // of the matrix products
     size_t bytes;    // of all
 };
+// Divides `memory` into the scratch memory of a linear layer's adapter on N tokens; NULL: only `bytes` has a meaning.
 static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear linear, int64_t N, void *memory) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int width = lora_a_rows(&m->shape.lora, linear), rank = m->shape.lora.rank;
@@ -79,7 +81,8 @@ static const floatX *lora_project(struct gpt *m, int l, enum linear linear, cons
     return x;
 }
 
-// Adds the adapter's output on N tokens to out (N, outputs); in (N, inputs). Does nothing without an adapter.
+// Adds the adapter's output on N tokens to out (N, outputs); in (N, inputs). Does nothing without an adapter. ws:
+// lora_workspace_bytes.
 static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out, const floatX *in,
                          int64_t N, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];
@@ -98,7 +101,7 @@ static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linea
 }
 
 // Computes the adapter's gradients on N tokens, or adds to them where `add`, from dout (N, outputs) and in (N, inputs).
-// Adds its part of the input's gradient to din (N, inputs). Does nothing without an adapter.
+// Adds its part of the input's gradient to din (N, inputs). Does nothing without an adapter. ws: lora_workspace_bytes.
 static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din, const floatX *dout, const floatX *in,
                           int64_t N, bool add, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];

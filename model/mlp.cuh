@@ -22,7 +22,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 #undef BACKWARD
 }
 
-// Computes the MLP's first product and its activation, where they are wanted.
+// Computes the MLP's first product and its activation, where they are wanted, in phases of their own.
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
@@ -42,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Computes the output of the second product range by range, where it is wanted.
+// Computes the output of the second product range by range, where it is wanted. All ranges run in the same phases.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!wants(at, 1u << product))

@@ -11,6 +11,7 @@
 struct offload_operands {
     void *device, *host;
 };
+// Returns the addresses of an activation of layer l for a transfer in `direction`; both NULL when planning.
 static struct offload_operands offload_operands(struct gpt *m, enum transfer_direction direction, int l,
                                                 enum activation_id id) {
     struct offload_operands operands = {NULL, host_activation(m, l, id)};
@@ -21,7 +22,7 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     return operands;
 }
 
-// Begins the transfers of a set of layer l's activations.
+// Begins, in the caller's phase, the transfers of a set of layer l's activations. offload_wait waits for the transfers.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -66,6 +67,7 @@ static uint32_t fetched_activations(const struct gpt *m, int first, int last, in
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
 }
+// Whether the backward of the group [first, last] reads anything that is offloaded (fetched_activations).
 static bool group_is_offloaded(const struct gpt *m, int first, int last) {
     for (int k = first - 1; k <= last; k++)
         if (fetched_activations(m, first, last, k))

@@ -142,6 +142,7 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
+// Returns how layers in FP8 keep the inputs of linear layers, by the recipe.
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -179,6 +180,7 @@ enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: log
     ROW(UP, FC, s->F, s->F)                                                                                            \
     ROW(MLP_PROJ, MLP_PROJ, 0, s->C)
 
+// Returns the adapters that the options ask for, in a model of layers of shape s; rank 0: no LoRA.
 static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
     struct lora_shape lora;
     memset(&lora, 0, sizeof lora);
@@ -214,6 +216,8 @@ static enum frozen_format frozen_format_of(const struct config *c) {
     }
     return FROZEN_FLOATX;
 }
+// Returns the shape of the model that the resolved options describe. element_bytes: of floatX; materialized: as in
+// struct layer_shape.
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialized) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -347,6 +351,7 @@ struct linear_row {
     struct linear_source source;
     enum gradient_by gradient_by;
 };
+// Returns the row of LINEAR_ROWS of a linear layer, for layers of shape s.
 static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, X, outputs, inputs, reads, shared, product, gradient_by)                                    \
@@ -372,6 +377,7 @@ static struct linear_row linear_row(enum linear id, const struct layer_shape *s)
     return none;
 }
 
+// Whether a parameter is the A or the B of an adapter of LoRA.
 static bool parameter_is_adapter(enum parameter id) {
 #define IS_ROW(linear, name, X, outputs, inputs, reads, shared, product, gradient_by)                                  \
     if (id == PARAM_##X##_LORA_A || id == PARAM_##X##_LORA_B)                                                          \
@@ -381,6 +387,7 @@ static bool parameter_is_adapter(enum parameter id) {
     return false;
 }
 
+// Whether a parameter is the weight of a linear layer of the blocks: no head, no embedding, no adapter.
 static bool parameter_is_linear_weight(enum parameter id) {
 #define IS_ROW(linear, name, X, outputs, inputs, reads, shared, product, gradient_by)                                  \
     if (id == PARAM_##X##_W)                                                                                           \
@@ -507,7 +514,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Adds a tensor to one of the layouts.
+// Adds a tensor behind the other tensors of a layout, p->trained or p->frozen. layer -1: of the whole model. format: of
+// frozen weights of linear layers; other tensors are in floatX.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -536,8 +544,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Adds the trained or the frozen tensors of a unit to their layout. layer -1: of the whole model. The unit is padded to
-// a multiple of `multiple` elements. frozen: as for parameters_create.
+// Adds the tensors of a unit that belong in `layout`, p->trained or p->frozen. layer -1: of the whole model. The unit
+// is padded to a multiple of `multiple` elements. frozen: as for parameters_create.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
@@ -549,6 +557,7 @@ static void parameters_add_unit(struct parameters *p, struct flat_layout *layout
     layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
     layout->unit_begin[++p->num_units] = layout->flat;
 }
+// Adds all units to a layout, p->trained or p->frozen: the head's, each layer's from the last on, the embeddings'.
 static void parameters_add_layout(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                   const bool *frozen, int64_t multiple) {
     p->num_units = 0;

@@ -18,6 +18,7 @@ static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const bool last = m->steps.is_last && (reduces || m->zero.grads_on_host);
     return &m->steps.graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
 }
+// Frees the recorded work of all kinds of micro-steps; what runs next is recorded anew.
 static void gpt_free_graphs(struct gpt *m) {
     for (int i = 0; i < MICRO_STEP_KINDS; i++) {
         graph_free(&m->steps.graphs[i].work);
@@ -39,6 +40,7 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
+// Enqueues the work as a graph for each stretch between collectives and transfers; the first call records the graphs.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);

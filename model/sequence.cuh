@@ -7,7 +7,7 @@
 
 // Returns the pass whose inputs a pass reads: recomputation reads the training batch.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// Returns the buffer of an integer for each of a pass's N tokens.
+// Returns the buffer of an integer for each of a pass's N tokens, live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
@@ -40,6 +40,8 @@ static bool has_documents(const struct gpt *m, enum pass pass) {
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
+// Returns what a pass's positions are made from: in generation the new tokens' own, elsewhere the documents' begins,
+// where positions restart there; else both members are NULL.
 static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
@@ -58,6 +60,7 @@ static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
+// Returns the spans of the layers whose window hides keys (`window`) or of the others, live in this phase.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",

@@ -219,6 +219,7 @@ static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1
 static int report_fp8_amaxes(const struct gpt *m) {
     return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
+// The number of doubles of a rank's report, which report_request lists.
 static int report_width(const struct gpt *m) {
     return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_scales(&m->fp8) : 0);
 }
@@ -229,12 +230,14 @@ static int report_width(const struct gpt *m) {
 #define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
 #define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
 
+// Enters a region of the timeline; all units' buffers count as empty from then on (zero_begin_region).
 static void region(struct gpt *m, enum region r) {
     timeline_region(&m->timeline, r);
     zero_begin_region(&m->zero);
     zero_begin_region(&m->frozen);
 }
-// Returns a buffer of a layer (-1: of the whole model) in a pass. slot: enum slot or enum activation_id.
+// Returns a buffer of a layer (-1: of the whole model) in a pass, live in this phase; NULL when planning. slot: enum
+// slot or enum activation_id. bytes, category and name are read only when planning.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
                     const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
@@ -250,6 +253,7 @@ struct extent {
     int B, T;
     int64_t N; // B * T
 };
+// Returns the tokens of a pass on this rank: a micro-batch's, the prompts' in a prefill, one a sequence in generation.
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
     const int B = generates(pass) ? m->generation.sequences : m->config.training.micro_batch_size;
     const int T = !generates(pass)       ? m->config.model.seq_length
@@ -299,16 +303,18 @@ static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
     return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
 }
+// Returns an activation's row of the table for layer l in a pass: inputs are in FP8 only in training, in FP8 layers.
 static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const struct layer_shape s = is_quantized(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
     return activation_row(id, &s);
 }
+// The number of bytes of an activation for all tokens of a pass.
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
-// Returns the memory of an activation of layer l, whatever its elements are. One that stays on the device has one
-// buffer for forward and backward. One that the policy drops, or that is offloaded, has a buffer in the forward and
-// another in the backward: for what is recomputed, or comes back.
+// Returns the memory of an activation of layer l, whatever its elements are, live in this phase; NULL when planning.
+// One that stays on the device has one buffer for forward and backward. One that the policy drops, or that is
+// offloaded, has another buffer in the backward: for what is recomputed, or comes back.
 static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
     if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
@@ -340,15 +346,17 @@ static void activation_expect(const struct gpt *m, enum pass pass, int l, enum a
         abort();
     }
 }
+// Returns an activation of floatX, (N, width), live in this phase; NULL when planning, which aborts for other elements.
 static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FLOATX);
     return (floatX *)activation_memory(m, pass, l, id);
 }
+// Returns the statistics of a norm, fp32, live in this phase; NULL when planning, which aborts for other elements.
 static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FP32);
     return (float *)activation_memory(m, pass, l, id);
 }
-// Returns the memory of an offloaded activation on the host.
+// Returns the memory of an offloaded activation on the host, live in this phase; NULL when planning.
 static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
     int *slot = &m->slots[((int)PASS_TRAIN * (m->shape.L + 1) + l + 1) * SLOT_COUNT + SLOT_HOST + (int)id];
@@ -362,26 +370,30 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
                             gradient_slot_names[slot - ACT_COUNT]);
 }
+// Returns the gradient of the residual stream, (N, C), one buffer for all layers; NULL when planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// Returns a parameter of layer l (-1: of the whole model); NULL: the model has none. Linear weights: linear_weight.
+// Returns a parameter of layer l (-1: of the whole model) in a pass; NULL: the model has none, or when planning. The
+// weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
 }
+// Whether the model has a parameter of layer l (-1: of the whole model) and trains it.
 static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns the gradient of a parameter of layer l; NULL: the parameter is frozen or absent.
+// Returns the gradient of a parameter of layer l; NULL: the parameter is frozen or absent, or when planning.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Waits for a unit's trained and frozen parameters: zero_use.
+// Waits for a unit's trained and frozen parameters: zero_use, which opens a phase where units have buffers.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);
 }
+// Begins, in the current phase, to bring a unit's trained and frozen parameters into the unit's buffers: zero_prefetch.
 static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
     zero_prefetch(&m->zero, pass, unit);
     zero_prefetch(&m->frozen, pass, unit);
@@ -389,6 +401,8 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
 // Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
 static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 
+// Returns dropout with probability p, which is 0 outside training steps. use: enum dropout_use, or LoRA's
+// (lora_dropout).
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, int use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
                               m->config.training.seed,
@@ -423,12 +437,15 @@ static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? 
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }
+// Returns the unit that has the head's weight: unit_of_head, or the embeddings' where the weight is tied.
 static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
 
+// Returns the final norm's output, (N, C), live in this phase; NULL when planning.
 static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
     return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
                             pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
 }
+// Returns the final norm's statistics, (norm_statistics, N), live in this phase; NULL when planning.
 static float *final_norm_stats(struct gpt *m, enum pass pass) {
     const size_t floats = (size_t)m->shape.layer.norm_statistics;
     return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),

@@ -59,6 +59,7 @@ static enum phase_group forward_group(enum pass pass) {
     }
     return PHASES_FORWARD;
 }
+// Returns the name of a pass's forward group, for plans; PASS_BACKWARD's is "recompute".
 static const char *pass_name(enum pass pass) { return group_name(forward_group(pass)); }
 
 // Stretches of the timeline, each entered at its own first phase.
@@ -121,6 +122,7 @@ struct timeline {
             op;                                                                                                        \
     } while (0)
 
+// Returns the seconds of a monotonic clock, of which only differences mean anything.
 static double seconds_now(void) { return deadline_clock_s(); }
 
 // Begins planning, with an empty plan. The caller ends it by plan_place and planning = false.
@@ -136,6 +138,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
 static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
+// Closes the transfers, and frees the arenas, the plan and the table of workspaces.
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -173,6 +176,8 @@ struct timeline_loop {
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
+// Returns a loop over tokens [0, end) in ranges of `step`; timeline_loop_next enters the first range, whose phases come
+// behind the current phase.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
@@ -213,6 +218,7 @@ static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *
     plan_touch(&t->plan, *id);
     return NULL;
 }
+// Does what timeline_buffer_in does, in the device's memory (ARENA_ACTIVATIONS).
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);

@@ -17,6 +17,7 @@ struct optimizer_copy {
 
 // The number of ranks that write a checkpoint, from rank 0 on.
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
+// Whether this rank writes a part of a checkpoint's parameters and states.
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
 // Whether this run has a part: the parameters, or a state that the optimizer keeps.
@@ -46,6 +47,7 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
 // native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
+// Returns when the copy is done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -53,6 +55,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
+// Adds the copy to the plan, a buffer for each part that is kept; without `keeps` there is no copy.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -63,6 +66,7 @@ static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer
                                       -1, part_offset(o, part, o->elements))
                            : -1;
 }
+// Sets the addresses of the parts, behind arenas_allocate; NULL: the copy has no such part.
 static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int part = 0; part < STATE_PARTS; part++)

@@ -89,6 +89,7 @@ static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct
 #undef CUT
     return count;
 }
+// Fills in u->matrices from the tensors that Muon updates; owners and places are set later.
 static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     const struct optimizer *o = u->o;
     const struct parameters *table = o->zero->table;
@@ -111,9 +112,11 @@ static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     free(cuts);
 }
 static int64_t matrix_elements(const struct muon_matrix *m) { return (int64_t)m->rows * m->cols; }
+// The number of flops of a matrix's orthogonalization.
 static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
     return orthogonalize_flops(m->rows, m->cols, &u->iteration);
 }
+// Returns the factor of a matrix's update, by --muon-scale-mode and --muon-extra-scale-factor.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
     return (float)(muon_scale(c->training.muon_scale_mode, m->rows, m->cols) * c->training.muon_extra_scale_factor);
 }
@@ -125,6 +128,7 @@ struct muon_cost {
     double flops;
     int matrix;
 };
+// Compares two struct muon_cost for qsort: the costlier matrix first.
 static int muon_costlier(const void *left, const void *right) {
     const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
     return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
@@ -201,6 +205,7 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
+// Sets a wave's range of elements and this rank's places in that range.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -285,6 +290,7 @@ struct muon_moves {
     struct exchange_message *sends, *receives;
     int num_sends, num_receives;
 };
+// Appends a message of n elements, to or from `rank`, to a list with room for the message.
 static void muon_message(struct exchange_message *list, int *count, int rank, floatX *data, int64_t n) {
     list[*count].rank = rank;
     list[*count].data = data;
@@ -306,7 +312,8 @@ static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_w
     }
     return moves;
 }
-// Returns the messages of a wave of which each rank holds everything: each owner sends its factors to all others.
+// Lists the messages of a wave of which each rank holds everything, in u->sends and u->receives, which the next list
+// overwrites: each owner sends its factors to all others.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -379,7 +386,7 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     u->table_id = plan_add(&o->zero->timeline->plan, ARENA_OPTIMIZER, "tables", "table of matrices", -1,
                            (size_t)u->count * sizeof *u->table.rows);
 }
-// Fills in the table of the matrices.
+// Fills in the table of the matrices, in the device's memory, behind arenas_allocate. Waits for the device.
 static void muon_allocate(struct muon *u) {
     const struct timeline *t = u->o->zero->timeline;
     const size_t bytes = (size_t)u->count * sizeof(struct flat_tensor);
@@ -399,6 +406,7 @@ static void muon_allocate(struct muon *u) {
     u->table.rows = rows;
     u->table.count = u->count;
 }
+// Frees the host's tables; the table in the device's memory is in an arena.
 static void muon_free(struct muon *u) {
     free(u->matrices);
     free(u->waves);
@@ -413,6 +421,8 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
+// Returns the memory of waves, live in this phase; all NULL when planning, which finds the size of the workspace. whole
+// NULL: matrices are orthogonalized in `update`.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -429,12 +439,14 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
+// Begins an exchange of messages and blocks later work of the device until the exchange is done. Every rank calls this.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,
                                                 moves.num_receives, name, z->timeline->dev);
     collective_wait(z->collectives, ticket, z->timeline->dev);
 }
+// Returns the moves in the other direction: what was received is sent.
 static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
@@ -449,7 +461,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces a wave's updates by their orthogonal factors, in each rank's elements. A dry run calls all ranks' matmuls.
+// Replaces a wave's updates by their orthogonal factors, in each rank's elements. Every rank calls this. A dry run
+// calls all ranks' matmuls.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

@@ -29,6 +29,7 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
         device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), o->zero->timeline->dev);
     update_all(&u, WORK_ADAMW, true, true);
 }
+// The number of bytes of scratch memory for optimizer_sum_squares, which sums gradients' squares.
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }

@@ -81,6 +81,7 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
+// Returns the coefficients of an iteration's step `step`, from 0 on.
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
@@ -100,11 +101,14 @@ struct orthogonalize_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
+// Returns the address of the next `bytes` of the workspace, NULL where workspace is NULL; adds the bytes, rounded up to
+// PLAN_ALIGNMENT, to *used.
 static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
     *used += (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     return at;
 }
+// The number of bytes of the largest scratch that the products and sum_of_squares need for a matrix (rows, cols).
 static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev) {
     const int side = rows < cols ? rows : cols;
     const size_t bytes[] = {sum_of_squares_workspace_bytes(dev),
@@ -116,6 +120,7 @@ static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev
         most = bytes[i] > most ? bytes[i] : most;
     return most;
 }
+// Divides the workspace for a matrix (rows, cols); workspace NULL: only `bytes` has a meaning.
 static struct orthogonalize_buffers orthogonalize_buffers_of(void *workspace, int rows, int cols, struct device *dev) {
     const size_t side = (size_t)(rows < cols ? rows : cols), tall = rows > cols;
     char *const at = (char *)workspace;

@@ -45,6 +45,7 @@ static bool update_reads(enum update_kind work, int operand) {
     }
     return false;
 }
+// Whether a kind of work writes an operand; an operand on the host is then copied back.
 static bool update_changes(enum update_kind work, int operand) {
     return work == WORK_AVERAGES ? operand == STATE_AVERAGES
                                  : update_reads(work, operand) && operand != OPERAND_GRADIENTS;
@@ -67,6 +68,7 @@ struct update_operand {
     bool on_host;
 };
 
+// Returns the index of a piece's first element in a buffer of this rank, which is sharded or whole.
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
@@ -109,6 +111,7 @@ static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     }
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
+// The number of bytes of a slot for pieces of n elements: of all operands that are streamed.
 static size_t slot_room(const struct optimizer *o, int64_t n) {
     size_t bytes = 0;
     for (int i = 0; i < OPERAND_COUNT; i++)
@@ -172,6 +175,7 @@ struct update {
     floatX *update; // of struct muon_buffers
 };
 
+// Enqueues AdamW's update of a piece. memory: update_compute's.
 static void compute_adamw(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct adamw_range r;
@@ -191,6 +195,7 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
 static floatX *piece_update(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
+// Enqueues Muon's momentum of a piece, and what is orthogonalized (piece_update). memory: update_compute's.
 static void compute_momentum(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct muon_momentum_range r;
@@ -205,6 +210,7 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
+// Enqueues Muon's step of a piece's parameters along the orthogonal factors. memory: update_compute's.
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];
@@ -217,6 +223,8 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
+// Enqueues the moving averages of a piece's parameters or, for WORK_SWAP, the swap of the two. memory:
+// update_compute's.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
@@ -295,6 +303,7 @@ static void update_add(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
+// Updates the last piece and blocks later work of the device until all copies back are done.
 static void update_end(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
@@ -348,6 +357,7 @@ static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *
             return true;
     return false;
 }
+// Returns an update without a piece so far. check and slots (optimizer_slots) must outlive the update.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

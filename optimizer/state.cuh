@@ -101,10 +101,12 @@ struct optimizer {
     size_t slot_bytes;
 };
 
+// Whether each rank holds, and updates, only its shards of the states.
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
 
 // ---- formats and places ----
 
+// Returns the format that an option of moments means; in_8bit: what 8bit means for this state and group.
 static enum state_format moment_format(enum config_moment_dtype dtype, enum state_format in_8bit) {
     switch (dtype) {
     case MOMENT_FP32: return FORMAT_FP32;
@@ -156,6 +158,7 @@ static bool groups_differ(const struct optimizer *o, enum state_group a, enum st
         differ = differ || o->states[id].formats[a] != o->states[id].formats[b];
     return differ;
 }
+// Cuts the elements of the flat buffers into runs, a new one where groups differ (groups_differ).
 static void optimizer_make_runs(struct optimizer *o) {
     const struct parameters *table = o->zero->table;
     o->runs = (struct state_run *)calloc((size_t)table->num_tensors + 1, sizeof *o->runs);
@@ -168,7 +171,8 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// Returns the group of element `at` of the flat buffers. Sets *end to the end of the element's run.
+// Returns the group of element `at` of the flat buffers, or a group that does not differ from that group
+// (groups_differ). Sets *end to the end of the element's run.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -191,6 +195,7 @@ static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state
     for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
         s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
 }
+// Cuts this rank's places into segments, each with the bytes of every state before the segment.
 static void optimizer_make_segments(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);
@@ -269,7 +274,8 @@ static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
             state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
     return bytes;
 }
-// Adds the states and their tables to the plan. zero, fp8 and config must outlive o, which optimizer_free frees.
+// Adds the states and their tables to the plan; without `trains` there are none. zero, fp8 and config must outlive o,
+// which optimizer_free frees.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
@@ -318,7 +324,7 @@ static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *
     return NULL;
 }
 static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of two tensors");
-// Fills in the table of the tensors, at `rows` in the device's memory.
+// Fills in the table of the tensors, at `rows` in the device's memory. Waits for the device.
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
     struct device *dev = o->zero->timeline->dev;
@@ -339,7 +345,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills in the table of this rank's shards of the buckets.
+// Fills in the table of this rank's shards of the buckets, in the device's memory. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -367,6 +373,7 @@ static void optimizer_allocate(struct optimizer *o) {
     o->buckets = (struct gradient_range *)plan_pointer(&t->plan, &t->arenas, o->buckets_id);
     optimizer_fill_buckets(o);
 }
+// Whether this rank holds any of a state, in the device's or the host's memory; false while planning.
 static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) {
     return o->states[id].device != NULL || o->states[id].host != NULL;
 }

@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDERS = ["", "config", "formats", "kernels", "memory", "model", "optimizer", "run", "runtime", "zero"]
 VERBS = set("""
 Abandons Aborts Accepts Accumulates Adds Advances Advises Agrees Aligns Allocates Answers Appends Applies Asks Assigns Attaches Averages Begins Binds Blocks Bounds
-Brings Broadcasts Builds Calls Cancels Captures Casts Chains Changes Checks Chooses Claims Cleans Clears Closes Collects Combines Commits Compares Compiles Completes
+Brings Broadcasts Builds Calls Cancels Caps Captures Casts Chains Changes Checks Chooses Claims Cleans Clears Closes Collects Combines Commits Compares Compiles Completes
 Compresses Computes Connects Continues Converts Copies Corrects Counts Covers Creates Cuts Deals Decides Declares Decodes Decrements Deletes Demands Derives Describes Destroys
 Detaches Divides Does Doubles Downloads Draws Drops Empties Enables Encodes Ends Enqueues Ensures Enters Escapes Estimates Evaluates Exchanges Executes Exits
 Expands Extends Extracts Fails Falls Feeds Fetches Fills Filters Finds Finishes Fits Flushes Folds Follows Forgets Formats Frees Gathers Generates Gets Gives

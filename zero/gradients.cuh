@@ -17,6 +17,8 @@ static bool unit_is_streamed(const struct zero *z, int unit) {
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
+// Returns the part of a unit's stored gradients that begins with a bucket: the bucket, of a streamed unit; else the
+// rest of the unit.
 static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -88,6 +90,7 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
+// Zeroes n elements from `from` on; does nothing for n 0 or less.
 static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
@@ -106,9 +109,9 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         zero_gap(z, whole + at - begin, end - at);
 }
-// Prepares a unit's buffer, before the unit's backward makes gradients. The buffer then holds the stored sum, to which
-// backward adds, or nothing yet (zero_adds says which), and the next unit's sum is being fetched. A buffer that is
-// added to the stored sum (add_shard) may hold anything between its tensors. Does nothing where units have no buffers.
+// Prepares a unit's buffer before the unit's backward, in a phase of its own; does nothing where units have no buffers.
+// The buffer then holds the stored sum, to which backward adds, or nothing yet (zero_adds says which), and the next
+// unit's sum is being fetched. A buffer that is added to the stored sum (add_shard) may hold anything between tensors.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -211,7 +214,8 @@ static void collect_gradients(struct zero *z, int unit) {
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
 // Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
-// a step's last. With one rank it stores the gradients instead, where the unit has a buffer.
+// a step's last. With one rank it stores the gradients instead, where the unit has a buffer. Opens a phase where the
+// unit has a buffer. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -241,12 +245,13 @@ static void zero_reduce(struct zero *z, int unit) {
     }
 }
 // Waits for the reduction of a unit's sharded gradients and adds this rank's shards to the sum of the step's earlier
-// micro-steps. Does nothing where gradients are not sharded.
+// micro-steps, in a phase of its own. Does nothing where gradients are not sharded.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
-// Waits, at a micro-step's end, until all gradients that are kept on the host are there.
+// Blocks later work of the device, at a micro-step's end and in a phase of its own, until all gradients that are kept
+// on the host are there. Without such gradients does nothing.
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;

@@ -120,6 +120,7 @@ static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_
     z->last_micro_step = last_micro_step;
 }
 
+// The number of elements of a unit in a flat buffer, padding included; 0: the unit has no tensor of the kind.
 static int64_t unit_elements(const struct zero *z, int unit) {
     return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
 }
@@ -139,6 +140,7 @@ static bool zero_adds_in_place(const struct zero *z) {
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
+// The number of bytes of this rank's stored gradients.
 static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
@@ -257,7 +259,8 @@ static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
-// Waits for a unit's parameters (zero_prefetch's, or the last update's). Opens a phase where units have buffers.
+// Blocks later work of the device until a unit's parameters are there, zero_prefetch's or the last update's; brings
+// them in where no prefetch has. Opens a phase where units have buffers.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
