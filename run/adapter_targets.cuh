@@ -22,7 +22,8 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a block's module; if so, sets *module.
+// Whether a tensor of the model's files is the weight of a linear layer of a block, which may have an adapter. If so,
+// sets *module; else *module is not to be read.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -40,17 +41,21 @@ static bool adapter_module_of(struct adapter_module *module, const struct huggin
 struct module_name {
     char text[sizeof(((struct huggingface_tensor *)0)->name)];
 };
+// Returns a tensor's name up to its last dot: model.layers.0.mlp.up_proj of model.layers.0.mlp.up_proj.weight; "" where
+// the name has no dot.
 static struct module_name module_name_of(const struct huggingface_tensor *t) {
     struct module_name name;
     const char *dot = strrchr(t->name, '.');
     snprintf(name.text, sizeof name.text, "%.*s", (int)(dot ? dot - t->name : 0), t->name);
     return name;
 }
+// Whether a tensor's name ends in ".weight".
 static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// Returns the part of a module's name that is alike in every layer: what follows the layer's number.
+// Returns the part of a module's name that is alike in every layer, what follows the number `layer`, as a pointer into
+// name->text; the whole name where it lacks that number.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
     const int length = snprintf(number, sizeof number, ".%d.", layer);
@@ -66,7 +71,7 @@ struct target_search {
     struct huggingface_tensors names;
     bool *matched; // (names.count)
 };
-// text = the modules of a layer, as messages list them.
+// text = the names in layer 0 of its modules that may have adapters, with a comma between two, for messages.
 static void targets_known(const struct target_search *s, char text[OPTION_TEXT]) {
     struct adapter_module module;
     text[0] = 0;
@@ -78,7 +83,8 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
-// Marks the modules that a target names. Ends the program where it names none, or others than linear layers of blocks.
+// Marks in s->matched the modules of all layers that a target (length bytes) names. Ends the program where the target
+// names none, or others than linear layers of blocks.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;
@@ -124,6 +130,7 @@ static unsigned targets_found(const struct target_search *s) {
              missing.text);
     return modules;
 }
+// Ends the program where --lora-rank is more than the inputs or the outputs of a marked module.
 static void targets_check_rank(const struct target_search *s) {
     struct adapter_module module;
     for (int i = 0; i < s->names.count; i++) {
@@ -138,8 +145,9 @@ static void targets_check_rank(const struct target_search *s) {
     }
 }
 
-// Sets config->lora_modules from --lora-target-modules. Ends the program where a name is of no linear layer of a block,
-// where layers would differ, and where the rank is more than a module's inputs or outputs.
+// Sets lora_modules, bits of enum lora_module (0: no LoRA), from --lora-target-modules. Ends the program where a name
+// is of no linear layer of a block, where layers would differ, and where the rank is more than a module's inputs or
+// outputs.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
     if (c->finetuning.lora_rank == 0)

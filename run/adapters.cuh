@@ -46,7 +46,8 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     b->cols = shape->lora.rank;
     b->transposed = false;
 }
-// Lists the tensors of the adapters of a model with LoRA; huggingface_tensors_free frees the list.
+// Lists the tensors of the adapters of a model with LoRA, lora_A and then lora_B of each module that has an adapter, in
+// the order of the weights; huggingface_tensors_free frees the list.
 static struct huggingface_tensors adapters_tensors_of(const struct parameters *table, const struct model_shape *shape,
                                                       enum architecture a, int rotary_dims) {
     struct huggingface_tensors weights = huggingface_tensors_of(table, shape, a, rotary_dims), adapters;
@@ -85,7 +86,8 @@ static const char *adapters_check_names(const struct model_folder *folder, const
     }
     return NULL;
 }
-// Loads the adapters of a folder, exactly into the master weights. *exact: all of them are fp32 in the file.
+// Loads what this rank holds of the adapters in a folder: exactly into the master weights, rounded into the parameters.
+// Waits for the device. *exact: all of them are fp32 in the file.
 static const char *adapters_load(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -110,7 +112,7 @@ static const char *adapters_load(struct gpt *m, const char *path, bool *exact, s
 
 // ---- adapter_config.json ----
 
-// Whether a module without an adapter has the same last name, as GPT-2's two c_proj have.
+// Whether a module without an adapter has the last name `last` too, as GPT-2's two c_proj have one.
 static bool adapter_name_is_shared(const struct huggingface_tensors *weights, const struct model_shape *shape,
                                    const char *last) {
     struct adapter_module module;

@@ -24,7 +24,8 @@ struct attention_choice {
     char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
-// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids it, 1 or unset allows it.
+// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids the backend, 1 or unset
+// allows it. Another value ends the program.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -35,7 +36,8 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes why the user does not want a backend; an empty reason where it is allowed.
+// Writes that --attention-backend or an environment variable rules a backend out; an empty reason where neither does.
+// wanted: the option's backend; ATTENTION_AUTO: any.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -46,7 +48,8 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_row(backend)->variable);
 }
-// Whether a backend's row lacks what the shape and the dropout ask for; writes what it lacks.
+// Whether a backend's row lacks what the shape and the dropout ask for. If so, writes what the row lacks; else leaves
+// `reason` as it was.
 static bool attention_lacks(char *reason, size_t size, enum attention_backend backend, struct attention_shape shape,
                             float dropout) {
     const char *lacks = attention_refusal(backend, attention_asked(shape, dropout));
@@ -65,7 +68,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes why ATTENTION_FLASH_SM90 can't be used; an empty reason where it can.
+// Writes why ATTENTION_FLASH_SM90 can't be used; an empty reason where it can. Where --flash-kernels wgmma asks for its
+// kernels on a GPU that can't use them, ends the program.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -83,7 +87,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes why fused can't be used; an empty reason where it can.
+// Writes why fused can't be used; an empty reason where it can. Where nothing else speaks against fused, loads cuDNN
+// and compares it with flash on the device (fused_check).
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -141,7 +146,8 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
-// Chooses flash, and writes which kernels and why.
+// Sets *choice to flash, by the kernels of compute capability 9.0 where r->sm90 is empty, and writes which kernels and
+// why.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
@@ -154,6 +160,7 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
+// Sets *choice to fused, and writes why, and what cuDNN's plans take.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -195,7 +202,8 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
 }
 
 // Chooses the backend: flash where it is allowed and takes the shape, but fused where it is measured, or else known, to
-// be faster; unfused where neither can be used. Where no backend is left, ends the program with each one's reason.
+// be faster; unfused where neither can be used. Ends the program where no backend is left, with each one's reason, or
+// none takes the size of the heads.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

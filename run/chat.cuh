@@ -28,6 +28,8 @@ struct chat_text {
     char *bytes;
     size_t length;
 };
+// Appends `length` bytes of `more`, and a zero that does not count, to a text, whose memory grows. Ends the program
+// where memory is out.
 static void chat_add(struct chat_text *text, const char *more, size_t length) {
     text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
     if (!text->bytes)
@@ -38,7 +40,8 @@ static void chat_add(struct chat_text *text, const char *more, size_t length) {
 }
 static void chat_add_text(struct chat_text *text, const char *more) { chat_add(text, more, strlen(more)); }
 
-// Adds a turn, its content trimmed where the format says so.
+// Appends a role's turn to the text: what the format has before the content, the content, without white space at its
+// ends where the format trims, and what the format has after the content.
 static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum chat_role role, const char *content) {
     size_t length = strlen(content);
     uint32_t code;
@@ -60,6 +63,8 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
     chat_add_text(text, chat->format.roles[role].after);
 }
 
+// Encodes a text: special tokens in the text are found, and none are put around it. Returns the tokens (*count), which
+// the caller frees. Ends the program where a token is outside the model's vocabulary.
 static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, int64_t *count) {
     struct error_text error;
     int32_t *ids;
@@ -83,7 +88,8 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Gives the model tokens (count) and sets chat->logits: a chat's first tokens as a prompt, the others one by one.
+// Gives the model tokens (count), for which the KV cache has room, and sets chat->count and chat->logits: a chat's
+// first tokens as a prompt, the others one by one.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -101,13 +107,15 @@ static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     }
 }
 
+// Whether a token ends an answer.
 static bool chat_stops(const struct chat *chat, int32_t token) {
     for (int i = 0; i < chat->stop_count; i++)
         if (chat->stops[i] == token)
             return true;
     return false;
 }
-// Prints the answer as it comes, up to a stop token, --sample-tokens, the end of the KV cache or an interrupt.
+// Draws an answer and prints it as it comes, up to a stop token, --sample-tokens, the end of the KV cache, which the
+// printed tokens join, or a signal. chat->logits follow the user's turn.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -151,6 +159,8 @@ static struct chat_text chat_turn(const struct chat *chat, const char *content, 
     chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].before);
     return text;
 }
+// Feeds the user's turn and prints the answer. Where the KV cache lacks room for the turn, forgets the chat and begins
+// another one with this turn; where the turn is too long even so, says that on stderr.
 static void chat_say(struct chat *chat, const char *content) {
     for (int attempt = 0; attempt < 2; attempt++) {
         int64_t count;
@@ -174,7 +184,8 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets the sizes in *c on which the plan depends: a KV cache of --seq-length tokens, and the prompt that begins a chat.
+// Sets the sizes in *c on which the plan depends: one sequence, a KV cache of --seq-length tokens, and the prompt that
+// begins a chat.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;
@@ -182,7 +193,8 @@ static void chat_sizes(struct config *c) {
     c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
-// Begins a chat by chat_format.json, when tokenizer and vocabulary are open. longest: tokens of an answer.
+// Begins an empty chat by chat_format.json, when the model, the tokenizer and the vocabulary are open, and opens r's
+// sampler. longest: tokens of an answer. The caller frees chat->system and chat->format.
 static void chat_open(struct chat *chat, struct run *r, int longest) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -217,7 +229,8 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     sampler_open(&r->sampler, r->model);
 }
 
-// Reads a turn: a line, and the next after a backslash at its end. NULL: the input has ended. The caller frees it.
+// Reads a turn from stdin: a line, and the next line after a backslash at its end; a terminal is prompted. Returns the
+// turn, which the caller frees; NULL: the input has ended, or a signal has ended the reading.
 static char *chat_read(const struct chat *chat) {
     struct chat_text turn = {NULL, 0};
     char *line = NULL;
@@ -237,7 +250,8 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Executes /system and /reset. Returns whether the turn is one of these commands.
+// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token. Returns
+// whether the turn is one of these commands.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
@@ -255,7 +269,8 @@ static bool chat_command(struct chat *chat, const char *turn) {
     return true;
 }
 
-// Answers turns until the input ends or a signal stops the run. Returns the exit status. longest: tokens of an answer.
+// Answers turns until the input ends, /exit, or a signal stops the run. Returns the exit status. longest: tokens of an
+// answer.
 static int chat_only(struct run *r, int longest) {
     struct chat chat;
     char *turn;

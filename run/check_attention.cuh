@@ -63,6 +63,7 @@ struct attention_results {
     uint32_t amax, out_amax;
 };
 
+// Returns zeroed memory of the host, never NULL, which the caller frees. Ends the program where none is left.
 static void *judge_memory(size_t bytes) {
     void *const memory = calloc(1, bytes > 0 ? bytes : 1);
     if (!memory)
@@ -78,6 +79,7 @@ static floatX *judge_numbers(size_t bytes, uint32_t seed) {
     }
     return x;
 }
+// Returns a copy in the device's memory of `bytes` at `host`, which device_free frees. Waits for the device.
 static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     void *const memory = device_allocate(bytes);
     device_upload(memory, host, bytes, dev);
@@ -107,6 +109,8 @@ static void judge_choose_size(struct attention_shape *shape, int multiprocessors
     shape->B = B;
     shape->T = (tiles < MAX_TILES ? tiles : MAX_TILES) * TILE + REST;
 }
+// Gives j->shape tables that hide keys: by a window of T / 3 tokens, and by two documents in each sequence. j->rows is
+// set. Waits for the upload.
 static void judge_hide_keys(struct attention_judge *j) {
     const int T = j->shape.T;
     j->table_bytes = (size_t)j->rows * sizeof(int32_t);
@@ -123,6 +127,8 @@ static void judge_hide_keys(struct attention_judge *j) {
     j->shape.first_key = j->first_key;
     j->shape.last_query = j->last_query;
 }
+// Chooses the sizes of a check, and allocates and fills its operands on the host and the device, with room for the
+// backend and the simpler one; judge_close frees them. Waits for the device.
 static struct attention_judge judge_open(const struct attention_check *check, int multiprocessors, struct device *dev) {
     struct attention_judge j;
     memset(&j, 0, sizeof j);
@@ -175,7 +181,7 @@ static void judge_close(struct attention_judge *j) {
     free(j->document_starts);
 }
 
-// Fills memory of the device with NaNs.
+// Enqueues the filling of `bytes` of the device's memory with 0xff, which is NaN in every type of float.
 static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
@@ -184,7 +190,8 @@ static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs a backend's forward and backward. What they write holds NaNs before: what is left out, or read too early, shows.
+// Runs a backend's forward and backward and waits for the results, which results_free frees. What the passes write
+// holds NaNs before: what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -228,6 +235,7 @@ static void results_free(struct attention_results *results) {
 // The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
 enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
+// The number of heads that a kind's rows are of: the query heads or, for dK and dV, the KV heads.
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
@@ -243,10 +251,12 @@ static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, i
     }
     return 0;
 }
+// Returns the row (head_dim) of head h of token `row`, within the results.
 static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
 }
+// Returns the sum of the squares of x (D).
 static double judge_square(const floatX *x, int D) {
     double sum = 0;
     for (int i = 0; i < D; i++)
@@ -278,6 +288,7 @@ static double judge_dot(const floatX *a, const floatX *b, int D) {
         sum += (double)to_float(a[i]) * (double)to_float(b[i]);
     return sum;
 }
+// Allocates the arrays of a row of scores, which judge_scores_close frees.
 static struct judge_scores judge_scores_open(int T) {
     struct judge_scores s;
     memset(&s, 0, sizeof s);
@@ -291,6 +302,8 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
+// Sets s->factors (count) to dropout's factors of the row of query head h at token t of sequence b, from key s->first
+// on; without dropout all are 1.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)
@@ -298,7 +311,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// Computes the row of scores of query head h at token t of sequence b, its gradients, and the output.
+// Computes into *s the row of scores of query head h at token t of sequence b, its gradients, and the output.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
@@ -333,7 +346,7 @@ static void judge_scores_of(struct judge_scores *s, const struct attention_judge
         s->ds[i] *= (double)s->factors[i] * judge_dot(dout, v, D) - mean;
     }
 }
-// Undoes RoPE on the gradient of a row at position t.
+// Undoes RoPE on x (head_dim), the gradient of a row at position t.
 static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
     const int half = j->shape.head_dim / 2;
     const float *const cosines = j->host_rotary + (int64_t)t * j->shape.head_dim, *const sines = cosines + half;
@@ -343,7 +356,8 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right = the row of head h at token t of sequence b, summed in double.
+// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h at token t of sequence b, summed in double, and zeros
+// behind it. s: scratch memory of judge_scores_open.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
@@ -385,6 +399,7 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
+// Returns the bound on a row's relative error.
 static double judge_bound(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
@@ -432,6 +447,8 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
+// Compares rows of a few tokens, around the borders of tiles, with the host's sums in double. Raises *largest to the
+// largest relative distance.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
@@ -460,7 +477,8 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
     free(samples);
     judge_scores_close(&s);
 }
-// Compares every row with the simpler backend's, one by one and all together.
+// Compares every row with the simpler backend's (theirs), one by one and all together. name: the simpler backend's, for
+// messages. Raises *largest to the largest relative distance of a row.
 static void judge_by_simpler(char *reason, size_t size, const struct attention_judge *j,
                              const struct attention_results *ours, const struct attention_results *theirs,
                              const char *name, double *largest) {
@@ -491,6 +509,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
+// Compares the bits of two runs of one backend: of the output and, unless any_order, of dqkv.
 static void judge_again(char *reason, size_t size, const struct attention_judge *j, const struct attention_results *one,
                         const struct attention_results *other, bool any_order) {
     if (memcmp(one->out, other->out, j->out_bytes) != 0)
@@ -498,7 +517,8 @@ static void judge_again(char *reason, size_t size, const struct attention_judge 
     else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
         snprintf(reason, size, "its backward, computed again, gives other bits");
 }
-// Checks the largest magnitudes, by forward and backward, and the sums of dqkv's columns, by backward.
+// Checks the largest magnitudes of output and dqkv, where takes_amax, and the partial sums of dqkv's columns, where
+// results->partial has them, against what the host finds in the results.
 static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, bool takes_amax) {
     uint32_t largest = 0, of_out = 0;
@@ -527,8 +547,9 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
 // The two ways to judge a backend: by itself, which is by a second run and by the host's sums, and by every row of the
 // simpler backend, which may be wrong, too.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where it is right. Raises
-// *largest to the largest relative distance of a row. Nothing is enqueued when it returns.
+// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where nothing is, or where the
+// simpler backend is missing or itself wrong. Raises *largest to the largest relative distance of a row. Nothing is
+// enqueued when check_attention returns.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

@@ -21,6 +21,8 @@ struct graph_check_scales {
     size_t bytes[4];
     bool weights_known;
 };
+// Returns a copy of the state of FP8's scales in the host's memory, of which the caller frees each s.host[i]. Waits for
+// the device.
 static struct graph_check_scales graph_check_save(struct gpt *m) {
     struct fp8_state *f = &m->fp8;
     struct graph_check_scales s = {{f->scales, f->weight_amaxes, f->counts, f->history},
@@ -36,6 +38,7 @@ static struct graph_check_scales graph_check_save(struct gpt *m) {
         }
     return s;
 }
+// Sets the state of FP8's scales back to what graph_check_save copied, and frees nothing. Waits for the device.
 static void graph_check_restore(const struct graph_check_scales *s, struct gpt *m) {
     for (int i = 0; i < 4; i++)
         if (s->device[i])
@@ -49,7 +52,8 @@ static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step on the batch and returns what it gives. Waits for the device.
+// Runs the step's first micro-step on the batch and returns what it gives; activations and gradients are overwritten,
+// and the count of micro-steps stays. Waits for the device. Every rank calls this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
@@ -79,10 +83,12 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
 static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
+// Writes the text as a member of the open object, as log_scores calls it.
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
 // Checks the graph of the step's first micro-step, where --self-check asks for it and the run is deterministic and
-// records graphs. batch, scale: the micro-step's. Every rank calls this.
+// records graphs. Where results differ, warns and uses no graph from then on. batch, scale: the micro-step's. Waits for
+// the device. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||
@@ -118,6 +124,7 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
 
 #else
 
+// Does nothing: a CPU records no graphs.
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
 
 #endif

@@ -109,7 +109,10 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     free(right);
     return equal;
 }
+// The number of bytes of the device's memory that cast_is_right takes.
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
+// Ends the program where a cast as this run makes them has other bits on the GPU than on the host. memory: cast_bytes
+// on the device.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
@@ -143,6 +146,7 @@ static void check_parts(struct run *r) {
 
 #else
 
+// Does nothing: the self-check is of a GPU.
 static void check_parts(struct run *r) {}
 
 #endif

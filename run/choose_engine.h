@@ -11,26 +11,36 @@
 #include "runtime/text/log.h"         // log_row
 #include <stdio.h>                    // snprintf
 
-// The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
+// ---- the engines for CUDA, where the build has them ----
+
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
+// Returns the engine for CUDA in fp32 or, for any other precision, in bf16.
 static engine_entry *cuda_engine(enum config_precision precision) {
     return precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }
+// Returns why this machine can't use CUDA; "": it can.
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
+// Serves the request of a self-check, whose first word names the precision, as a child of a run. Returns the exit
+// status.
 static int cuda_self_check(const char *request) {
     return strncmp(request, "fp32 ", 5) == 0 ? train_cuda_fp32_self_check(request)
                                              : train_cuda_bf16_self_check(request);
 }
+// Prints the cuda target's rows of --version.
 static void cuda_print_build(void) {
     log_row("cuda", "fp32 and bf16, for %s", GPU_ARCHITECTURES);
     train_cuda_bf16_libraries();
 }
 #else
 enum { CUDA_IS_BUILT = 0 };
+// Returns NULL: this build has no engine for CUDA.
 static engine_entry *cuda_engine(enum config_precision precision) { return NULL; }
+// Returns why no machine can use CUDA by this build.
 static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
+// Ends the program, since this build makes no self-check.
 static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_reason()); }
+// Prints the row of --version that says that the build lacks CUDA.
 static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
@@ -50,7 +60,8 @@ static int level_asked(const char *name) {
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }
 // Returns the level of the cpu engines: what --instruction-set asks for, or the highest that this CPU can run, but none
-// above another rank's. Only by the same instructions do the ranks' replicas of parameters stay equal to the bit.
+// above another rank's: only by the same instructions do the ranks' replicas of parameters stay equal to the bit. Every
+// rank calls this.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
     if (strcmp(config->device.instruction_set, "auto") != 0)
@@ -85,6 +96,8 @@ static void resolve_precision(struct config *config, const struct level *level) 
                  config->device.device == DEVICE_CUDA ? "GPU" : "CPU", products);
     config->precision_reason = reason;
 }
+// Returns the engine of a level in the options' precision, and sets in *config the level's name and instructions, and
+// the reason for the report.
 static engine_entry *cpu_engine(struct config *config, const struct level *level) {
     static char reason[64], instructions[512];
     if (NUM_LEVELS > 1)
@@ -99,7 +112,8 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
 }
 
 // Chooses the device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends
-// the program where only other ranks have found one: GPUs and CPUs exchange gradients by different collectives.
+// the program where only other ranks have one, since GPUs and CPUs exchange gradients by different collectives. Every
+// rank calls this.
 static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
     const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
@@ -123,7 +137,8 @@ static void check_cuda(bool plans) {
 // Ends the job where ranks run programs of different commits, of which each may compute otherwise; or, at stage 0 on
 // CPUs, programs compiled for different instructions, as each host's own build may be. At stage 0 every rank updates
 // all parameters, and nothing promises that the updates stay equal, though they did between x86-64-v3 and AVX-512. At
-// the other stages a rank takes over the shards that others update, and the report says how ranks differ.
+// the other stages a rank takes over the shards that others update, and the report says how ranks differ. Every rank
+// calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);
@@ -133,7 +148,7 @@ static void check_programs(const struct config *config) {
 }
 
 // Chooses the engine for the options' target, precision and level; this machine and the other ranks' decide on auto.
-// Sets the options to what was chosen, and the reasons.
+// Sets the options to what was chosen, and the reasons. Every rank calls this.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
     const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;

@@ -57,7 +57,8 @@ static const char *environment_value(const struct environment_variable *variable
     return value && *value && !(variable->usual && strcmp(value, variable->usual) == 0) ? value : NULL;
 }
 
-// Ends the job where a variable's value on a rank is not rank 0's. parallel: NULL where there is one rank.
+// Ends the job where a variable's value on a rank is not rank 0's. parallel: NULL where there is one rank. Every rank
+// calls this.
 static void environment_check_ranks(struct parallel *parallel) {
     char *text = NULL;
     size_t bytes = 0;

@@ -23,9 +23,9 @@ struct eval_tasks {
 
 // ---- texts to documents ----
 
-// Encodes text `i` of an item into *d and *ids, which the caller frees. White space that ends the context goes to what
-// is scored. Context and continuation are encoded together, and split after as many tokens as the context is encoded to
-// without the continuation. What exceeds --seq-length is cut off on the left (*cut).
+// Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. White space that ends the
+// context goes to what is scored. Context and continuation are encoded together, and split after as many tokens as the
+// context is encoded to without the continuation. What exceeds --seq-length is cut off on the left (*cut).
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -54,7 +54,8 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
     d->first = d->inputs - (int)(total - before);
 }
 
-// Encodes all items. Ends the job where the ranks' items differ.
+// Encodes the texts of all items into the documents of `tasks`, a document for each text. Ends the job where the ranks'
+// items differ. Every rank calls this.
 static void encode_items(struct run *r, struct eval_tasks *tasks) {
     int64_t count = 0;
     uint64_t hash = 0;
@@ -86,9 +87,11 @@ static void encode_items(struct run *r, struct eval_tasks *tasks) {
 
 // ---- opening ----
 
+// Compares two names, to which a and b point by a pointer each, as qsort and bsearch ask.
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
+// Sets tasks->names to the names of the items' tasks, each once and in byte order. The texts are the items'.
 static void find_names(struct eval_tasks *tasks) {
     const int64_t items = tasks->items.count;
     tasks->names = (const char **)calloc((size_t)items + 1, sizeof *tasks->names);
@@ -101,6 +104,7 @@ static void find_names(struct eval_tasks *tasks) {
         if (i == 0 || strcmp(tasks->names[i], tasks->names[tasks->names_count - 1]) != 0)
             tasks->names[tasks->names_count++] = tasks->names[i];
 }
+// Returns the index in tasks->names of an item's task, which must be there.
 static int task_of(const struct eval_tasks *tasks, const struct eval_item *item) {
     const char *name = item->task;
     const void *found = bsearch(&name, tasks->names, (size_t)tasks->names_count, sizeof *tasks->names, compare_names);
@@ -152,7 +156,8 @@ static void check_scores_file(const struct config *c) {
     }
 }
 
-// Reads and encodes the files of --eval-tasks. The data, if any, are open, since the tokenizer may be beside them.
+// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer. The data,
+// if any, are open, since the tokenizer may be beside them. Every rank calls this.
 static void open_tasks(struct run *r) {
     enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);
@@ -204,6 +209,7 @@ static void close_tasks(struct run *r) {
 struct item_choice {
     int by_sum, by_characters, by_bytes, by_tokens; // 0 of an item without alternatives
 };
+// Returns which text of item i, whose documents are scored, is the likeliest by each measure.
 static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
     const struct scored_document *documents = &tasks->documents[tasks->first_document[i]];
@@ -223,6 +229,7 @@ static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i)
     }
     return best;
 }
+// Whether a text of item i has lost tokens of its context.
 static bool item_is_cut(const struct eval_tasks *tasks, int64_t i) {
     for (int d = tasks->first_document[i]; d < tasks->first_document[i + 1]; d++)
         if (tasks->cut[d])
@@ -319,6 +326,7 @@ static void write_task_scores(struct json *json, const struct task_scores *s) {
     }
     json_int(json, "cut", s->cut);
 }
+// Writes each task's scores as an object, as log_scores calls it. context: a struct eval_tasks.
 static void write_log_scores(struct json *json, const void *context) {
     const struct eval_tasks *tasks = (const struct eval_tasks *)context;
     for (int k = 0; k < tasks->names_count; k++) {
@@ -329,6 +337,7 @@ static void write_log_scores(struct json *json, const void *context) {
     }
 }
 
+// Writes a line of JSON: what is chosen of item i, and the scores of its texts.
 static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
     const json_t *id = json_object_get(item->root, "id");
@@ -360,7 +369,8 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     json_array_end(&json);
     json_object_end(&json);
 }
-// Writes the items' scores in their order, then each task's, into the file of --eval-tasks-output.
+// Writes, on rank 0, the items' scores in their order, then each task's, into the file of --eval-tasks-output. Ends the
+// program where the file can't be written.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
@@ -379,7 +389,8 @@ static void write_scores(const struct run *r) {
     report_file_close(&out);
 }
 
-// Scores the tasks and reports them, after `step` steps. Returns false where a signal stopped the scoring.
+// Scores the tasks and reports them, after `step` steps: prints them, logs them, and writes --eval-tasks-output.
+// Returns false where a signal stopped the scoring. Every rank calls this.
 static bool score_tasks(struct run *r, int step) {
     struct eval_tasks *tasks = r->tasks;
     if (!score_documents(r, tasks->documents, tasks->documents_count))

@@ -17,6 +17,8 @@ struct fit {
     struct device *dev;
     struct layer_shape shape;
 };
+// Returns what is planned by these options, which stay the caller's. *config and *dev must outlive the result; options
+// may change meanwhile, but not what the shape of a layer depends on.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before a choice is made, one that
@@ -31,10 +33,12 @@ struct fit_bytes {
 struct fit_limits {
     size_t device, host, both;
 };
+// Whether a plan's peaks are within the limits of each memory and of both together.
 static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
 // Plans the model under a policy, which is freed, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
+// Plans the model under a policy, which is freed, and returns the peak bytes of the device's memory.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays
@@ -42,8 +46,8 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { re
 // or where the device's limit is not known.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
-// Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to. How to make
-// a plan fit is fit_check's message.
+// Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to. How to
+// make a plan fit is fit_check's message.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
 // Ends the program, before the model's memory is allocated, where a plan exceeds the limits; the message lists the
@@ -61,6 +65,7 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
     return f;
 }
 
+// Returns the peaks of a plan that is placed.
 static struct fit_bytes fit_bytes_of(const struct plan *plan) {
     const struct fit_bytes bytes = {plan->peak_bytes, plan->host_peak_bytes};
     return bytes;
@@ -97,6 +102,8 @@ static void fit_check_options(const struct config *c) {
              c->model.num_layers);
 }
 
+// Returns the policy of --recompute-granularity full, by the layers or the method that the options name; policy_free
+// frees it.
 static struct recompute_policy fit_full(const struct config *c) {
     if (*c->recompute.recompute_layers)
         return policy_of_layers(c->model.num_layers, c->recompute.recompute_layers);
@@ -190,7 +197,8 @@ struct fit_advice {
     struct fit_limits limits;
     char lines[3072];
 };
-// Returns the bytes in the memory that a->need exceeds: the device's, else the host's, else both together.
+// Returns what `bytes` takes of the memory whose limit a->need exceeds: the device's, else the host's, else both
+// together.
 static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
     if (a->need.device > a->limits.device)
         return bytes.device;
@@ -209,12 +217,13 @@ static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_byt
                  fits ? ", which fits" : "");
     return fits;
 }
-// Plans with changed options, and their own policy, and calls fit_suggest.
+// Plans with changed options, and their own policy, and calls fit_suggest. Returns whether the plan fits.
 static bool fit_suggest_options(struct fit_advice *a, const char *option, const struct config *changed) {
     struct fit g = fit_of(changed, a->f->backend, a->f->dev);
     return fit_suggest(a, option, fit_peaks(&g, fit_policy(&g)));
 }
 
+// Suggests the usual policies of recomputation, if the run trains, and flash attention in the place of unfused.
 static void fit_suggest_policies(struct fit_advice *a) {
     const struct fit *f = a->f;
     const int L = f->config->model.num_layers;
@@ -262,6 +271,7 @@ static void fit_suggest_offload(struct fit_advice *a) {
         fit_suggest_options(a, "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", &changed);
 }
 
+// Suggests the higher stages of ZeRO, up to the first that fits, where there are several ranks.
 static void fit_suggest_stages(struct fit_advice *a) {
     struct config changed = *a->f->config;
     char option[64];
@@ -273,6 +283,8 @@ static void fit_suggest_stages(struct fit_advice *a) {
     }
 }
 
+// Suggests smaller micro-batches, down to the first that fits, chunks of the MLP and of the logits, and half the
+// sequence length.
 static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

@@ -39,6 +39,7 @@ struct fit_auto {
 };
 static_assert((int)FRONTIER_MAX <= (int)FIT_KINDS_MAX, "a kind for each place on the frontier");
 
+// Returns the policy of a choice's member `recompute`, which policy_free frees.
 static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int recompute) {
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
@@ -58,6 +59,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
+// Plans a choice, as fit_space has it, and predicts its time. context: a struct fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
@@ -75,7 +77,8 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
     return outcome;
 }
 
-// Adds formats, unless they are listed. What the user gave, or the run can't change, takes their place.
+// Adds formats to a->formats, unless they are there. Members that the user gave, or that the run can't change, are set
+// to the options' values first.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
     if (config_given(c, states.main_params_dtype) || sizeof(floatX) == 4 || c->training.ema_decay > 0)
@@ -129,7 +132,8 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// Sets the ranges of a choice: an option that the user gave has one value.
+// Sets the ranges of a choice: an option that the user gave has one value. The formats and the kinds of layers are
+// known.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
@@ -171,6 +175,7 @@ static void fit_set_layers(struct fit_auto *a) {
     }
     s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
 }
+// Returns the share of the parameters that are outside the layers.
 static double fit_outside_layers(const struct parameters *table) {
     double all = 0, outside = 0;
     for (int i = 0; i < table->num_tensors + table->num_frozen; i++) {
@@ -200,6 +205,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     a->space.update_s[i] = fit_update_s(m, a->rates);
     gpt_destroy(m);
 }
+// Sets all estimates of a->space, and of each format. The formats are listed.
 static void fit_set_estimates(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
@@ -225,6 +231,7 @@ static void fit_set_estimates(struct fit_auto *a) {
 
 // ---- words ----
 
+// Appends text to out (n bytes), behind the separator unless out is empty; cuts off what does not fit.
 static void fit_add_text(char *out, size_t n, const char *separator, const char *text) {
     const char *const parts[] = {*out ? separator : "", text};
     size_t used = strlen(out);
@@ -274,8 +281,9 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
              log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
 }
 
-// Says where --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it frees, as in
-// models whose states are smaller than the pieces in which an update streams them. without, with: the device's bytes.
+// Writes to out (n bytes) that --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it
+// frees, as in models whose states are smaller than the pieces in which an update streams them; "": it does not.
+// without, with: the device's bytes.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -294,7 +302,8 @@ static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *f
 
 // ---- the choice ----
 
-// Adds what the least need would be without the offload that the user gave, where that is less than `with`.
+// Appends to out (n bytes) what the least need would be without the offload that the user gave, where that is less than
+// `with`. Later searches of a->space offload no optimizer states.
 static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
     char forced[256] = "";
     a->space.least.percent = a->space.most.percent = 0;
@@ -304,8 +313,9 @@ static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size
     if (*forced)
         fit_add_text(out, n, "; ", forced);
 }
-// Says why nothing fits, and which budgets would do: the least of the device's memory with the host's as it is, and the
-// reverse; where neither is enough, the least of the device's memory and what goes with it.
+// Writes to out (n bytes) why nothing fits, and which budgets would do: the least of the device's memory with the
+// host's as it is, and the reverse; where neither is enough, the least of the device's memory and what goes with it.
+// Changes a->space: no search may follow.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);
@@ -334,7 +344,7 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                      : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
 }
 
-// Writes the choice into the options.
+// Writes the choice into *own, the policy of recomputation included.
 static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
     char list[256];
     const struct fit_space *s = &a->space;

@@ -65,6 +65,7 @@ enum {
     FIT_GROUP_FORMATS = 8,
     FIT_GROUP_PLAIN = 0
 };
+// Returns a choice's group, a sum of FIT_GROUP_*. Formats whose gradients take equal bytes count as the first of them.
 static int fit_group(const struct fit_space *s, const struct fit_choice *c) {
     int formats = 0;
     while (s->gradients_bytes[formats] != s->gradients_bytes[c->formats])
@@ -94,6 +95,7 @@ struct fit_node {
     double value;         // what is minimized; INFINITY: it is out
 };
 
+// Returns the seconds of a step, its micro-steps and the update, by an estimate.
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
@@ -194,6 +196,7 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
     return known;
 }
+// Calls fit_learn for the groups and kinds that fit_is_known asks for.
 static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
@@ -205,6 +208,8 @@ static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
 
+// Whether an outcome is within the limits, but for the limit of what is minimized; the limit of both memories together
+// counts only where the seconds are.
 static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
@@ -394,6 +399,7 @@ static void fit_estimate_gain(struct fit_queue *q, int first, int last, double v
     }
 }
 
+// Adds a planned node to what is found, and takes all choices of its set out of the search.
 static void fit_take(struct fit_queue *q, const struct fit_node *n, struct fit_found *found) {
     const struct fit_choice c = n->c;
     found->best[found->count] = c;

@@ -54,6 +54,7 @@ static double fit_update_on_bus_s(double update_s, double to_host, double to_dev
 struct fit_estimate {
     double device, host, micro_step_s, exposed_s, update_s;
 };
+// Returns what a choice takes by formulas, without a plan.
 static struct fit_estimate fit_formula(const struct fit_space *s, const struct fit_choice *c);
 
 // ---------------------------------------------------------------------------------------------------------------------

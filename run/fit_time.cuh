@@ -46,9 +46,11 @@ static const double FIT_OF_PEAK = 0.8;
 // Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX), where nothing is measured.
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9;
 
+// Returns the peak flop/s of a data sheet in this precision; 0: gpu is NULL, or the sheet has none.
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
     return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
+// Returns a GPU's rates by its data sheet, of whose flop/s matmuls are taken to reach FIT_OF_PEAK.
 static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     struct fit_rates r;
     memset(&r, 0, sizeof r);
@@ -67,6 +69,8 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
+// Measures the bytes a second between the device's memory and the host's, of the slower direction, in at most `room`
+// bytes of both memories.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -169,6 +173,7 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     return cost_s;
 }
 
+// Returns the bus by these rates. On the CPU copies cost the device's own time.
 static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
     const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
     struct fit_bus bus = {r->bus, 0, PIECE_BYTES};

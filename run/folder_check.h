@@ -16,6 +16,7 @@ struct folder_check {
     struct error_text error;
 };
 
+// Checks the files, as the function of a thread. argument: a struct folder_check.
 static inline void *folder_check_run(void *argument) {
     struct folder_check *const check = (struct folder_check *)argument;
     check->problem = checkpoint_verify_model(check->path, check->optimizer, &check->error);

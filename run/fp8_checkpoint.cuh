@@ -26,6 +26,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return t == FP8_TENSOR_SCALE ? 0 : fp8_num_scales(f);
 }
+// The number of values of a tensor.
 static int64_t fp8_tensor_count(const struct fp8_state *f, enum fp8_tensor t) {
     return (int64_t)fp8_num_scales(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
 }
@@ -47,7 +48,7 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
     return NULL;
 }
 // Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has them. Loads
-// nothing where scales are not delayed.
+// nothing where this run's scales are not delayed. Waits for the device.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
@@ -69,8 +70,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Drops the scales that were loaded, in a run whose options would have made others of the histories. The first step
-// then casts by its own amaxes; after it scales follow from the histories, which stay.
+// Drops all delayed scales; the caller has found that other options than this run's made the scales (fp8_scales_hold).
+// The next step casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_num_scales(f);
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

@@ -7,6 +7,7 @@
 static_assert((int)FP8_OPERANDS == (int)LOG_FP8_OPERANDS, "struct log_fp8 has an element for each operand");
 
 enum { FP8_TEXT = 512 };
+// Writes the recipe to text and, where scales are delayed, what they follow from.
 static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     char name[OPTION_NAME], margin[64] = "";
     option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8.fp8_recipe, name);
@@ -21,6 +22,7 @@ static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     else
         snprintf(text, FP8_TEXT, "%s by the largest amax of %d steps%s", name, c->fp8.fp8_amax_history_len, margin);
 }
+// Returns, in words, by what precision the products of FP8 are summed.
 static const char *fp8_describe_sums(const struct config *c) {
     if (c->device.device == DEVICE_CPU)
         return "sums in fp32";
@@ -83,9 +85,10 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
     }
 }
 
-// Finds the first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales:
-// writes its name and *value, and returns true. amaxes: of the first rank; `width` doubles from one rank's to the next.
 enum { FP8_TENSOR_TEXT = 80 };
+// Finds the first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales:
+// writes its name and *value. Returns whether there is one. amaxes: of the first rank; `width` doubles from one rank's
+// to the next.
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};

@@ -21,6 +21,8 @@ static bool freezing_matches(const char *patterns, const char *name, bool *used)
     }
     return matches;
 }
+// Ends the program where a pattern has matched no name: used[i] is false for pattern i. example: a name, for the
+// message.
 static void freezing_check_used(const char *patterns, const bool *used, const char *example) {
     int i = 0;
     for (const char *at = patterns; *at; i++) {
@@ -46,8 +48,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// Marks in frozen (L + 1, PARAM_COUNT) the tensors that --freeze names, and the biases of the weights among them. Ends
-// the program where a pattern matches no tensor, or nothing is left to train.
+// Marks in frozen (L + 1, PARAM_COUNT), whose last row is of no layer, the tensors that --freeze names, and the biases
+// of the weights among them. Ends the program where a pattern matches no tensor, or nothing is left to train.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));

@@ -6,7 +6,7 @@
 #include "run/text_files.cuh"    // find_text_file
 #include "runtime/machine/say.h" // say_warning
 
-// Allocates the samples of a training run, whose prompt is one token.
+// Allocates the samples of a training run, whose prompt is one token, and opens r's sampler; close_run frees both.
 static void open_samples(struct run *r) {
     const struct config *c = r->config;
     r->samples = (int32_t *)calloc((size_t)c->evaluation.sample_count * ((size_t)c->evaluation.sample_tokens + 1),
@@ -19,6 +19,8 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
+// Generates and prints the samples of a training run, after `step` steps; prints nothing where a signal stops a single
+// rank meanwhile. open_samples was called. Every rank calls this.
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
@@ -39,7 +41,8 @@ static void print_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens the tokenizer that --OPTION encodes texts with: the model's tokenizer.json, or one token a byte.
+// Opens r->tokenizer, with which --OPTION encodes texts: the model's tokenizer.json, or one token a byte. Ends the
+// program where there is none that fits.
 static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -57,7 +60,8 @@ static void open_tokenizer(struct run *r, const char *option) {
         fail("--%s: %s", option, problem);
 }
 
-// Encodes a prompt. *ids: its tokens, which the caller frees. Returns their number, 1 at least.
+// Encodes a prompt, with the tokens of the tokenizer's template. *ids: its tokens, which the caller frees. Returns
+// their number, 1 at least.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
     const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
@@ -101,8 +105,9 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
-// Sets the sizes in *c on which the plan depends, by the longest prompt and its continuation.
+// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more;
+// the tokenizer and the vocabulary are open. Sets the sizes in *c on which the plan depends, by the longest prompt and
+// its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
@@ -136,7 +141,8 @@ static void read_prompts(struct run *r, struct config *c) {
     c->training.micro_batch_size = 1;
 }
 
-// Prints each prompt followed by at most new_tokens tokens, up to the end of the text. Returns the exit status.
+// Generates and prints each prompt of read_prompts followed by at most new_tokens tokens, up to the end of the text.
+// Opens r's sampler. Returns the exit status. Every rank calls this.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;

@@ -46,6 +46,7 @@ static const char *library_variant(char text[LIBRARY_VERSION]) {
     return text;
 }
 
+// Prints a row for each library of the cuda target, the runtime and the driver included.
 static void libraries_print(void) {
     char compiled[LIBRARY_VERSION], running[LIBRARY_VERSION];
     int runtime = 0, driver = 0;
@@ -84,6 +85,7 @@ static void libraries_print(void) {
 #define LIBRARY_TEXT(...) #__VA_ARGS__
 #define LIBRARY_VALUE(...) LIBRARY_TEXT(__VA_ARGS__)
 
+// Prints the row of oneDNN.
 static void library_onednn(void) {
 #ifdef HAVE_ONEDNN
     char running[LIBRARY_VERSION];
@@ -94,6 +96,7 @@ static void library_onednn(void) {
     log_row("oneDNN", "none: left out, or built where oneapi/dnnl/dnnl.h was not found");
 #endif
 }
+// Prints the row of OpenBLAS.
 static void library_openblas(void) {
 #ifdef HAVE_OPENBLAS
     const char *const config = openblas_get_config(); // the version, how it was built, the kernels that it chose
@@ -102,6 +105,7 @@ static void library_openblas(void) {
     log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
+// Prints the row of MPI.
 static void library_mpi(void) {
     char text[256];
     mpi_describe(text, sizeof text);
@@ -121,6 +125,7 @@ static const char *library_variant(char text[LIBRARY_VERSION]) {
     return text;
 }
 
+// Prints a row for each library of the host.
 static void libraries_print(void) {
     char pcre2[LIBRARY_VERSION], *end;
     const char *jansson = NULL;

@@ -65,7 +65,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // Into the model
 
 // Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
-// weights, rounded into the parameters. `rounded` has room for 2 LOAD_CHUNK.
+// weights, rounded into the parameters. `rounded` has room for 2 LOAD_CHUNK. Waits for the device.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -84,6 +84,8 @@ struct model_loader {
     int64_t room; // capacity of raw and values, in elements
 };
 
+// Makes room for `elements` in loader->raw, of up to 8 bytes each, and loader->values, whose content is lost where they
+// grow. Returns NULL, or that memory is out.
 static const char *model_loader_reserve(struct model_loader *loader, int64_t elements, struct error_text *error) {
     if (elements <= loader->room)
         return NULL;
@@ -94,6 +96,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
     loader->room = loader->raw && loader->values ? elements : 0;
     return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
 }
+// Creates a loader with room for LOAD_CHUNK elements. model_loader_free frees it, after an error too.
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
@@ -106,7 +109,8 @@ static void model_loader_free(struct model_loader *loader) {
     host_free(loader->rounded);
 }
 
-// loader->values = n elements of a file's tensor, from `first` on.
+// loader->values = n elements of a file's tensor, from `first` on. Refuses types that are not floating-point and,
+// unless --check-weights is off, values that are not finite. Makes room where there is too little.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
@@ -121,8 +125,8 @@ static const char *model_read(struct model_loader *loader, const struct safetens
                : NULL;
 }
 
-// Loads a tensor whose elements have other places in our parameter: transposed, with repeated or permuted heads. The
-// rows of the parameter that the tensor holds are assembled in host memory.
+// Loads what this rank holds of a tensor whose elements have other places in our parameter: transposed, with repeated
+// or permuted heads. The rows of the parameter that the tensor holds are assembled in host memory.
 static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
                                     const struct safetensors *file, const char *file_name,
                                     const struct safetensors_tensor *tensor, struct error_text *error) {
@@ -145,6 +149,7 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
     return problem;
 }
 
+// Loads what this rank holds of a parameter, t->ours, from the folder's tensor of the name and the shape of `t`.
 static const char *model_load_tensor(struct model_loader *loader, const struct model_folder *folder,
                                      const struct huggingface_tensor *t, struct error_text *error) {
     int f;
@@ -209,6 +214,7 @@ static const char *model_folder_architecture(enum architecture *a, const char *p
     huggingface_free(&h);
     return NULL;
 }
+// Loads what this rank holds of the parameters in `tensors`. Refuses a folder whose tensors are not these.
 static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
                                       const struct huggingface_tensors *tensors, struct error_text *error) {
     const bool tied = loader->m->shape.tied;
@@ -222,8 +228,8 @@ static const char *model_load_tensors(struct model_loader *loader, const struct 
     }
     return NULL;
 }
-// Loads the parameters from a folder, whose config.json says of which architecture it is. *exact: all of them are fp32
-// in the file.
+// Loads what this rank holds of the parameters from a folder, whose config.json says of which architecture it is.
+// *exact: all tensors of its files are fp32. Waits for the device.
 static const char *model_load_folder(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -256,7 +262,8 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// Loads the parameters of a tensor from a state that has fp32 values of them: master weights, or moving averages.
+// Loads what this rank holds of a tensor's parameters from a state that has fp32 values of them: master weights, or
+// moving averages.
 static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
                                       const char *file_name, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
@@ -284,6 +291,8 @@ struct stored_tensor {
     const struct safetensors_tensor *values, *scales; // scales NULL: the format has none
     enum state_format format;
 };
+// Sets the values, the scales and the format of *s by what s->file has of a state of tensor t; s->file and s->file_name
+// are set.
 static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
     char name[STATE_NAME];
@@ -364,6 +373,7 @@ static bool state_is_loaded(const struct gpt *m, const struct safetensors *file,
     }
     return false;
 }
+// Loads what this rank holds of all states that state_is_loaded names, and notes in *conversions which were converted.
 static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
                                       struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -426,6 +436,8 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
     printf("\n");
 }
 
+// Loads what this rank holds of the optimizer's state and FP8's from a checkpoint's folder, and prints what was
+// converted and what is missing. model_is_exact: as model_load_folder found.
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];
@@ -454,7 +466,8 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Loads the moving averages of a checkpoint into the parameters.
+// Loads the moving averages of a checkpoint into the parameters, as far as this rank holds them. Refuses a checkpoint
+// without averages.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;
@@ -478,6 +491,8 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
     return problem;
 }
 
+// Loads what this rank holds of a checkpoint: the parameters, then the optimizer's state and FP8's. The folder is not
+// one of adapters.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));
@@ -493,6 +508,8 @@ static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARA
                                             PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
                                             PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
+// Loads a tensor that begins at byte *at of the file and has stored_rows rows there, of which the model takes its
+// visible ones. Moves *at behind the tensor. bf16: the type of the file; else fp32.
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
                                           const struct tensor *t, int64_t stored_rows, bool bf16,
                                           struct error_text *error) {

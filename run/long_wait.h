@@ -23,6 +23,7 @@ static bool long_wait_is_over(const struct long_wait *watch) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
 }
+// Guards the waits until long_wait_close, as the function of a thread. argument: a struct long_wait.
 static void *long_wait_watch(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);
@@ -63,6 +64,7 @@ static struct long_wait *long_wait_open(double seconds, void (*say_it)(double se
     free(watch);
     return NULL;
 }
+// Ends the watch's thread and frees the watch.
 static void long_wait_close(struct long_wait *watch) {
     if (!watch)
         return;

@@ -34,6 +34,7 @@ struct merge {
 
 // ---- rounding ----
 
+// Rounds a number to the nearest bf16, of two the even one, and returns the bits. A NaN stays a NaN.
 static inline uint16_t merge_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -41,6 +42,7 @@ static inline uint16_t merge_bf16(float value) {
         return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+// Rounds a number to the nearest IEEE half, of two the even one, and returns the bits. From 65520 on it is infinity.
 static inline uint16_t merge_f16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -171,6 +173,8 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 
 // ---- files ----
 
+// Creates the file `name` in the folder of --lora-merge and opens it as m->out; merge_close ends it. A file that is
+// there is an error.
 static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
@@ -195,7 +199,8 @@ static inline const char *merge_close(struct merge *m, const char *problem, stru
            : written && closed ? NULL
                                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
 }
-// Copies a file of the base's folder, where it has one.
+// Copies the file `name` of the base's folder into the folder of --lora-merge, where there is one. Refuses a link to a
+// file elsewhere.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
@@ -216,6 +221,8 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     return merge_close(m, problem, error);
 }
 
+// Makes room for `elements` in m->raw, of up to 8 bytes each, and m->values, whose content is lost where they grow.
+// Ends the program where memory is out.
 static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (elements <= m->room)
         return;
@@ -227,7 +234,7 @@ static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (!m->raw || !m->values)
         fail("out of memory for %llu elements of a file", (unsigned long long)elements);
 }
-// Writes a tensor of the base without change.
+// Writes a tensor of the base to the open file without change.
 static inline const char *merge_keep(struct merge *m, const struct safetensors *file,
                                      const struct safetensors_tensor *t, struct error_text *error) {
     merge_reserve(m, MERGE_CHUNK);
@@ -238,7 +245,7 @@ static inline const char *merge_keep(struct merge *m, const struct safetensors *
     }
     return NULL;
 }
-// Writes a tensor of the base with its adapter added.
+// Writes a tensor of the base to the open file with its adapter added.
 static inline const char *merge_tensor(struct merge *m, const struct safetensors *file, const char *file_name,
                                        const struct safetensors_tensor *t, const struct merge_pair *pair,
                                        struct error_text *error) {
@@ -279,7 +286,7 @@ static inline const char *merge_tensors(struct merge *m, int f, const struct saf
     }
     return problem;
 }
-// Writes a file of the base's parameters, under its name.
+// Writes the base's file f with the adapters of its tensors added, under its name, into the folder of --lora-merge.
 static inline const char *merge_file(struct merge *m, int f, struct error_text *error) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};
     const struct safetensors *file = &m->base.files[f];
@@ -355,6 +362,8 @@ static inline const char *merge_check_adapters(struct merge *m, struct error_tex
                                 m->config->checkpoints.init_from);
     return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
 }
+// Writes the whole folder of --lora-merge, once the adapters fit the base. The caller closes m->base and m->adapters,
+// and frees m's arrays.
 static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
     struct huggingface_config model;
     RETURN_PROBLEM(start_read_model(&model, m->config->checkpoints.init_from, error));
@@ -375,7 +384,8 @@ static inline const char *merge_write_all(struct merge *m, struct error_text *er
         RETURN_PROBLEM(merge_copy(m, carried_files[i], error));
     return merge_copy(m, "config.json", error);
 }
-// Runs --lora-merge. Returns the exit status; ends the program where the model can't be written.
+// Runs --lora-merge, in the only process of the job, and prints what was merged. Returns the exit status; ends the
+// program where the model can't be written.
 static inline int merge_adapters(const struct config *config) {
     struct merge m;
     struct error_text error;

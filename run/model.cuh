@@ -52,7 +52,7 @@ static void gpt_dry_run(struct gpt *m) {
 }
 
 // Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
-// check whether the plan fits, and before gpt_allocate.
+// check whether the plan fits, and before gpt_allocate. Every rank calls this.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;

@@ -20,6 +20,7 @@ struct model_folder {
     int count;
 };
 
+// Closes the files, and zeroes the folder. A zeroed folder is fine.
 static inline void model_folder_close(struct model_folder *folder) {
     for (int i = 0; i < folder->count; i++) {
         safetensors_close(&folder->files[i]);
@@ -30,6 +31,7 @@ static inline void model_folder_close(struct model_folder *folder) {
     memset(folder, 0, sizeof *folder);
 }
 
+// Opens the file `name` of the folder as its next one, for which there is room.
 static inline const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
@@ -39,6 +41,7 @@ static inline const char *model_folder_add(struct model_folder *folder, const ch
     return NULL;
 }
 
+// Allocates room for so many files in an empty folder.
 static inline const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
     folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
     folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
@@ -46,7 +49,7 @@ static inline const char *model_folder_make_room(struct model_folder *folder, in
 }
 
 // Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained.
-// model_folder_close frees what was opened, after an error too.
+// model_folder_close frees what was opened, after an error too. `path` must stay until then.
 static inline const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
@@ -82,7 +85,8 @@ static inline const char *model_check_finite(const float *values, int64_t n, int
     return NULL;
 }
 
-// Finds the tensor of that name, in file *file; NULL: there is none. GPT-2's older files leave the prefix out.
+// Returns the tensor of that name, which is the folder's, and sets *file to its file's index; NULL: there is none.
+// GPT-2's older files leave the prefix "transformer." out.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";
@@ -96,7 +100,7 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
     return NULL;
 }
 
-// Opens the file of a folder of peft's adapters.
+// Opens the file of a folder of peft's adapters, as model_folder_open opens a model's.
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;

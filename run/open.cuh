@@ -52,6 +52,8 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
+// Starts the threads, and opens the device, except in a plan, and the matmul library. Ends the program where one of
+// them lacks what the run needs. close_run closes them.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -107,7 +109,8 @@ static bool is_judged(struct run *r, enum attention_backend choice, enum attenti
     *judged = choice;
     return true;
 }
-// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest.
+// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest. Every
+// rank calls this.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
@@ -158,7 +161,7 @@ static struct fit_limits limits_of_choice(struct run *r) {
         limits.both -= limits.both / VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto by what fits.
+// Replaces --recompute-granularity auto by what fits, or by none where the run does not train. Every rank calls this.
 static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
@@ -166,7 +169,7 @@ static void choose_fit(struct run *r) {
         r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
 // Lets chunks of logits grow into the memory that the plan leaves free; ranks agree on the smallest. The choice is kept
-// in the options: sums over chunks of other sizes round otherwise.
+// in the options: sums over chunks of other sizes round otherwise. Every rank calls this.
 static void choose_loss_chunk(struct run *r) {
     struct config *own = r->own;
     const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp, &r->dev);
@@ -178,6 +181,7 @@ static void choose_loss_chunk(struct run *r) {
     if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
         own->memory.loss_chunk_tokens = (int)tokens;
 }
+// Sets the predicted times and bytes of r->model's plan by r->rates; nothing where the model does not train.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
@@ -193,12 +197,13 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans the model's memory for the options as they are now, and predicts a step where rates are known.
+// Plans the model's memory for the options as they are now, as r->model, and predicts a step where rates are known.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
     if (r->rates.flops > 0)
         predict_step(r);
 }
+// Writes the plan to the files of --plan-json and --plan-picture, if given.
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
     budgets_of(r, false, budget);
@@ -207,14 +212,16 @@ static void write_plan(struct run *r) {
     if (*r->config->memory.plan_picture)
         plan_write_svg(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
-// Chooses what the options leave to the run, by the memory that is free, and plans the model's memory.
+// Chooses what the options leave to the run, by the memory that is free, and plans the model's memory. Every rank calls
+// this.
 static void choose_plan(struct run *r) {
     if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);
     create_model(r);
 }
-// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
+// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture. With
+// --plan, ends the program where the plan exceeds the budgets. Every rank calls this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -229,8 +236,8 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Plans again, once, where the run chose its plan by the memory that was free, and on any rank so much of that has been
-// taken since, by the collectives' library above all, that the plan no longer fits.
+// Plans again, once, where the run chose its plan by the memory that was free, and on any rank the plan no longer fits,
+// since the collectives' library or another process has taken memory. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
@@ -245,8 +252,8 @@ static void plan_again(struct run *r) {
     r->planned_again = true;
     write_plan(r);
 }
-// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
-// ends the program and says what would help.
+// Connects the ranks, then allocates the model's memory and fills in initial parameters. Where the plan exceeds what
+// the collectives have left free, ends the program and says what would help. Every rank calls this.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     plan_again(r);
@@ -256,7 +263,8 @@ static void allocate_model(struct run *r) {
         gpt_connect(r->model, &r->collectives);
 }
 
-// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
+// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known. Ends
+// the program where a token is needed and none is known, or it is outside the vocabulary.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
                                  c->data.eod_mask_loss};
@@ -280,11 +288,13 @@ static struct document_rule document_rule_of(const struct config *c, const struc
              rule.delimiter, c->model.vocab_size);
     return rule;
 }
+// Whether an option asks to tell documents apart.
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it. Beside finetuning shards, data
-// whose documents nothing tells apart count as one document a sample. The vocabulary is open.
+// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts.
+// Beside finetuning shards, data whose documents nothing tells apart count as one document a sample. The vocabulary is
+// open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
@@ -308,7 +318,8 @@ static void separate_documents(struct run *r) {
              c->model.seq_length);
 }
 
-// Opens the token shards and allocates a micro-batch. Ends the job where the ranks don't read the same shards.
+// Opens the token shards, as r->train and r->val, and allocates a micro-batch. Ends the job where the ranks don't read
+// the same shards. Every rank calls this.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
@@ -327,7 +338,7 @@ static void open_data(struct run *r) {
     check_same_data(r);
 }
 
-// Writes the resolved options to config.json in the folder of --out, which exists.
+// Writes, on rank 0, the resolved options to config.json in the folder of --out, which exists.
 static void write_config(const struct config *c) {
     char path[PATH_MAX];
     if (c->rank > 0)
@@ -338,7 +349,7 @@ static void write_config(const struct config *c) {
 }
 
 // Sets the peak flop/s for utilization: the data sheet's where the GPU is a known one, else what a large matmul
-// reaches.
+// reaches, which is measured in the memory of activations.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;
@@ -346,6 +357,7 @@ static void find_peak(struct run *r) {
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
+// Closes and frees what the run has opened, but for its tasks, log and watch. A save in progress is waited for.
 static void close_run(struct run *r) {
     saver_close(&r->saver);
     dataloader_close(r->train);

@@ -38,6 +38,7 @@ static bool format_has_scales(enum state_format format) {
     }
     return false;
 }
+// Returns the name of a format for messages; "" where a file never has it.
 static const char *format_name(enum state_format format) {
     switch (format) {
     case FORMAT_FP32: return "fp32";
@@ -49,6 +50,7 @@ static const char *format_name(enum state_format format) {
     }
     return "";
 }
+// Returns the type of a file's tensor of a state that is stored in this format.
 static enum safetensors_dtype format_dtype(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
@@ -73,12 +75,14 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
     return true;
 }
 
+// The number of a tensor's elements without the padded rows.
 static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
+// The number of blocks of STATE_BLOCK that so many elements take.
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
-// Returns the name, type and shape of a state's tensor, or of its scales, for a file that is written or read. `name`
-// holds the text; `id` is the caller's.
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
+// Returns the name, type and shape of a state's tensor or, where `scales`, of its scales, for a file that is written or
+// read. `name` holds the text and must stay as long as the entry; `id` is the caller's.
 static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
                                                     const struct tensor *t, enum state_format format, bool scales,
                                                     int id) {

@@ -10,6 +10,7 @@ struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
+// Finds the files that belong to a shard, beside it.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
@@ -61,6 +62,7 @@ static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     return vocabulary;
 }
 
+// Whether a token has the same bytes in two vocabularies, or no text in either.
 static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b, int token) {
     int length[2];
     const unsigned char *const text[2] = {vocabulary_decode(a, token, &length[0]),
@@ -68,8 +70,8 @@ static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b
     return length[0] == length[1] && (length[0] == 0 || memcmp(text[0], text[1], (size_t)length[0]) == 0);
 }
 
-// Prints a note on `out` where more than one token in a hundred has another text beside the data than in the folder of
-// --init-from. A few may differ: users give the spare tokens of a model a meaning.
+// Prints a note on `out`, on rank 0, where more than one token in a hundred has another text beside the data than in
+// the folder of --init-from. A few may differ: users give the spare tokens of a model a meaning.
 static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct config *c = r->config;
     const struct dataloader *loader = r->train ? r->train : r->val;

@@ -26,7 +26,8 @@ static bool out_is_foreign(const char *folder) {
     return bytes > 0 && !strstr(text, "\"preset\"");
 }
 
-// Takes the lock where the folder is there. Returns NULL, or why the run can't go on.
+// Takes the lock as config->out_lock where the folder is there; warns where its file system has no locks. Returns NULL,
+// or why the run can't go on.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;

@@ -17,9 +17,9 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+#define PLAN_NO_COLOR "#333333"
 // Finds the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOR: it has no row. A
 // test draws all categories and finds none without a row.
-#define PLAN_NO_COLOR "#333333"
 static const char *plan_category_color(const char *category) {
     static const struct {
         const char *category, *color;
@@ -84,6 +84,7 @@ struct plan_picture {
 };
 enum { PLAN_TEXT_WIDTH = 6, PLAN_TEXT_HEIGHT = 14 }; // pixels that a character of a label takes, about, and a line
 
+// Finds the x at which a phase begins.
 static double plan_x(const struct plan_picture *picture, int phase) {
     const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
     return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
@@ -93,10 +94,12 @@ static double plan_y_of(const struct plan_picture *picture, size_t bytes, size_t
     const double span = picture->height - picture->top - picture->bottom;
     return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
 }
+// Finds the y of an address in the activations arena.
 static double plan_y(const struct plan_picture *picture, size_t bytes) {
     return plan_y_of(picture, bytes, picture->plan->arena_bytes[ARENA_ACTIVATIONS]);
 }
 
+// Writes a text with XML's own characters escaped.
 static void plan_svg_text(FILE *file, const char *text) {
     for (; *text; text++)
         switch (*text) {
@@ -177,6 +180,7 @@ static void plan_svg_bars(const struct plan_picture *picture, const size_t budge
 
 // ---- the plot ----
 
+// Draws a buffer of the activations arena: its phases by its addresses, with a title that describes it.
 static void plan_svg_buffer(const struct plan_picture *picture, const struct plan_buffer *buffer) {
     const struct plan *plan = picture->plan;
     char size[LOG_NUMBER];
@@ -282,6 +286,7 @@ static void plan_svg_live(const struct plan_picture *picture) {
 
 // ---- the legend ----
 
+// Draws a row of the legend at height y: the color, the name and the bytes.
 static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *color, const char *name,
                                 size_t bytes) {
     const double x = picture->width - picture->right + 20;
@@ -308,6 +313,7 @@ static double plan_svg_legend_arenas(const struct plan_picture *picture, double 
                                 plan_arena_name((enum plan_arena)a), picture->plan->arena_bytes[a]);
     return y + 30;
 }
+// Draws the legend: the arenas, each category's most live bytes, and the line of plan_svg_live.
 static void plan_svg_legend(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     const double x = picture->width - picture->right + 20;
@@ -328,6 +334,7 @@ static void plan_svg_legend(const struct plan_picture *picture) {
             x, x + 12, y - 4, y - 4, x + 18, y);
 }
 
+// Draws the page's title: the peak, and the phase that reaches it.
 static void plan_svg_title(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     char peak[LOG_NUMBER];

@@ -28,6 +28,7 @@ static void plan_write_json(const struct plan *plan, const char *path);
 static int plan_first_phase(const struct plan_buffer *buffer) {
     return plan_arena_is_packed(buffer->arena) ? buffer->first_phase : 0;
 }
+// Returns the last phase of a buffer; the plan's last where its arena is not packed.
 static int plan_last_phase(const struct plan *plan, const struct plan_buffer *buffer) {
     return plan_arena_is_packed(buffer->arena) ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
 }
@@ -63,6 +64,8 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
+// Prints the rows of a memory's arenas, as shares of its peak, and by how much the peak exceeds `bound`, which no
+// placement can be below.
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -76,6 +79,7 @@ static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, 
 static bool plan_offloads(const struct plan *plan) {
     return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
 }
+// Prints what plan_print does of the host's memory.
 static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                             FILE *file) {
     char out[LOG_NUMBER], in[LOG_NUMBER];
@@ -117,6 +121,7 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
+// Writes the names of the categories and of the phases, as two arrays of the open object.
 static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_begin(json, "categories");
     for (int i = 0; i < plan->category_count; i++)

@@ -41,6 +41,7 @@ static void summary_verdict(const struct run *r, size_t limit) {
         log_row("verdict", "does NOT fit: it takes %s%s, %s %s", all, host, whose, log_bytes(may, (int64_t)limit));
 }
 
+// Prints the bytes of each arena of the device's memory.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -80,6 +81,7 @@ static void summary_peak(const struct plan *plan) {
     log_row("peak", "%s", text);
 }
 
+// Prints the predicted time of a step, if there is one.
 static void summary_time(const struct plan_prediction *p) {
     char ms[LOG_NUMBER], tokens[LOG_NUMBER];
     if (p->step_ms > 0)

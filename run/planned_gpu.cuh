@@ -24,9 +24,9 @@ static struct compute_capability planned_capability(const struct config *c) {
     }
     return capability;
 }
+enum { PLANNED_DRIVER_BYTES = 1 << 30 };
 // The number of bytes of the named GPU's memory that a plan may take. A driver's context and the kernels take about
 // PLANNED_DRIVER_BYTES, an estimate, not measured. A GPU must be named.
-enum { PLANNED_DRIVER_BYTES = 1 << 30 };
 static size_t planned_gpu_bytes(const struct config *c) {
     return (size_t)(planned_gpu(c)->memory_gib * 0x1p30) - PLANNED_DRIVER_BYTES;
 }

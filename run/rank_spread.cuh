@@ -25,6 +25,7 @@ enum { TRAIT_DEVICE, TRAIT_MATMUL, TRAIT_LIBRARY, TRAIT_ATTENTION, TRAITS };
 struct rank_traits {
     char text[TRAITS][RANK_TRAIT];
 };
+// Sets the texts of this rank's traits.
 static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
     char library[LIBRARY_VERSION];
     memset(traits, 0, sizeof *traits);
@@ -47,6 +48,7 @@ static void rank_traits_compare(char *differs, const struct rank_traits *mine, c
                      first->text[i]);
 }
 
+// Widens the range, which is not empty, to have the value.
 static void rank_range_add(struct rank_range *range, int64_t value) {
     range->least = value < range->least ? value : range->least;
     range->most = value > range->most ? value : range->most;

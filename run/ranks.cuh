@@ -122,7 +122,7 @@ static uint64_t sample_hash(const char *path) {
     return hash;
 }
 
-// Ends the job where the ranks' shards differ in name, length or a sample of their bytes.
+// Ends the job where the ranks' shards differ in name, length or a sample of their bytes. Every rank calls this.
 static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
@@ -143,7 +143,7 @@ static void check_same_data(struct run *r) {
 
 // ---- during the run ----
 
-// Hashes `bytes` of the device's memory.
+// Hashes `bytes` of the device's memory, a chunk at a time on a GPU, and waits for them.
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
@@ -159,7 +159,8 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// Hashes a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state.
+// Hashes a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state. Waits for
+// the device.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -189,7 +190,8 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
 // What is compared between replicas, beside the states of the optimizer.
 static const char *const replica_names[] = {"parameters", "frozen parameters", "frozen weights"};
 enum { REPLICA_PARAMETERS, REPLICA_FROZEN, REPLICA_STORED, REPLICA_STATES };
-// Ends the job where the ranks' replicas of unsharded parameters or optimizer state differ in a bit.
+// Ends the job where the ranks' replicas of unsharded parameters, stored weights or optimizer state differ in a bit.
+// Waits for the updates in flight. Every rank of several calls this.
 static void check_replicas(struct run *r) {
     enum { BUFFERS = REPLICA_STATES + STATE_COUNT };
     struct gpt *m = r->model;
@@ -229,7 +231,7 @@ static int take_request(struct run *r) {
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Does what the request that reached rank `rank` asks.
+// Does what the request that reached rank `rank` asks: sets save_wanted, or sets `stopped` and says why.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -268,6 +270,7 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
 }
 
 // losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank; 0: no rank was asked to stop.
+// Every rank calls this.
 static int share_losses(struct run *r, struct loss_sum *losses, struct loss_sum loss) {
     struct {
         struct loss_sum loss;

@@ -13,6 +13,7 @@
 #include "runtime/machine/numa.h"     // numa_nodes_used
 #include "runtime/machine/text_add.h" // text_add
 
+// Prints the rows on training: its data, batches, steps, checkpoints, and the peak that MFU is held against.
 static void report_training(const struct run *r) {
     const struct config *c = r->config;
     char tokens[LOG_NUMBER];
@@ -110,6 +111,7 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->training.ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->training.ema_decay);
 }
+// Prints which variables of the environment change what is computed, if any is set.
 static void report_environment(void) {
     char *const variables = environment_describe();
     if (*variables)
@@ -200,7 +202,7 @@ static void report_beside_plan(const struct run *r) {
         log_row("beside the plan", "the program with its libraries: 13 to 20 MiB were measured");
 }
 
-// Prints the report of rank 0. Every rank calls this.
+// Prints the report of rank 0, once the model is allocated or, with --plan, planned. Every rank calls this.
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;

@@ -18,6 +18,7 @@ struct report_file {
     char *temporary; // renamed to `target`, else to `path`, at the end; NULL: written directly
 };
 
+// Ends the program with what errno says, and removes the temporary file.
 __attribute__((noreturn)) static void report_file_fail(const struct report_file *out) {
     const char *reason = strerror(errno);
     if (out->temporary)
@@ -26,7 +27,8 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens the file at `path` for a report. Ends the program, naming `option` and the path, where it can't be opened.
+// Opens the file at `path` for a report; report_file_close closes it. Ends the program, naming `option` and the path,
+// which must stay until then, where it can't be opened.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;

@@ -22,7 +22,7 @@ static uint64_t digest_of_shard(const struct run *r, int i) {
         file->digest = 0;
     return file->digest;
 }
-// Fails unless the checkpoint's shards are the first ones of --train-data.
+// Fails unless the checkpoint's shards, by name, length and digest, are the first ones of --train-data.
 static void check_data(const struct run *r, const struct trainer_state *state) {
     const int now = dataloader_num_files(r->train);
     for (int i = 0; i < state->num_files; i++) {
@@ -69,8 +69,8 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
-// Finds the base model of a run with adapters: its folder and digest. Ends the program where the base has other modules
-// than the options give, or is not what the adapters of `checkpoint` (NULL: none) were trained on.
+// Sets r->base_folder and r->base_digest to the base model of a run with adapters. Ends the program where the base has
+// other modules than the options give, or is not what the adapters of `checkpoint` (NULL: none) were trained on.
 static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     const struct config *c = r->config;
     struct error_text error;
@@ -96,7 +96,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads what --init-from and, with LoRA, --lora-adapter name.
+// Loads what --init-from and, with LoRA, --lora-adapter name; with --init-from-ema the moving averages.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -108,7 +108,7 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Loads the parameters of --init-from and, with LoRA, the adapters. One rank a host checks their files
+// Loads the parameters of --init-from, if it is given, and with LoRA the adapters. One rank a host checks their files
 // (--check-weights).
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
@@ -136,8 +136,9 @@ static const char *load_checkpoint(struct run *r, const struct trainer_state *st
     return model_load_optimizer(r->model, c->checkpoint, exact, error);
 }
 
-// Loads all state from a checkpoint, or the parameters from a model; without either the model keeps its random initial
-// parameters.
+// Loads all state from a checkpoint, with the counts of steps and the position in the data, or the parameters from a
+// model; without either the model keeps its random initial parameters. Ends the program where something can't be
+// loaded.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -208,7 +209,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Prints how a save ended. A failed save does not end the run.
+// Prints how a save ended, and sets r->save_failed. A failed save does not end the run. problem: NULL: it succeeded.
 static void report_save_result(struct run *r, const char *problem, double seconds) {
     r->save_failed = problem != NULL;
     log_end_line(&r->log);
@@ -219,8 +220,8 @@ static void report_save_result(struct run *r, const char *problem, double second
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
-// Waits for the save in progress, if any, and prints how it ended. Of several ranks only rank 0 says that all have
-// written, and a rank that failed since rank 0 gave the checkpoint up is silent.
+// Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Of several ranks only rank 0
+// says that all have written, and a rank that failed since rank 0 gave the checkpoint up is silent.
 static void report_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -237,7 +238,7 @@ static void report_save(struct run *r) {
 }
 
 // Ends the job where a rank that writes a part of the checkpoints does not see rank 0's folder of --out, which has the
-// lock that rank 0 has signed.
+// lock that rank 0 has signed. The saver is open. Every rank calls this.
 static void check_shared_folder(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
@@ -284,8 +285,9 @@ static void check_checkpoints_folder(const struct run *r) {
              folder, strerror(errno));
 }
 
-// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
-// What a killed run has left among the checkpoints is removed, since this run may be at its last step and save no more.
+// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.
+// Removes what a killed run has left among the checkpoints, since this run may be at its last step and save no more.
+// Every rank calls this.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;

@@ -148,6 +148,7 @@ struct sampler {
     floatX *row;        // (Vp) logits in the device's type
     float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
 };
+// Allocates the sampler's memory for the model's sequences, which sampler_close frees.
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
     sampler->fed =
         (int32_t *)calloc((size_t)m->generation.sequences * (size_t)m->generation.prompt_tokens, sizeof *sampler->fed);
@@ -164,7 +165,8 @@ static void sampler_close(struct sampler *sampler) {
     free(sampler->logits);
 }
 
-// Draws the token of sequence b that follows position t. logits (sequences, Vp) are in the device's memory.
+// Draws the token of sequence b that follows position t. logits (sequences, Vp) are in the device's memory, for which
+// the function waits. stream: which random numbers, beside the seed.
 static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
                            uint64_t stream) {
     const struct config *c = &m->config;
@@ -179,9 +181,9 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
                         c->evaluation.top_p, u, sampler->logits + Vp);
 }
 
-// Continues each row of tokens (sequences, n) by as many tokens as n exceeds the longest prompt. Row b begins with a
-// prompt of lengths[b] tokens, 1 to prompt_tokens; n - 1 is at most decode_tokens. One seed and stream give one text.
-// `stop` (NULL: never) is called before each token; where it returns true, generation ends and returns false.
+// Continues each row of tokens (sequences, n), of which row b begins with a prompt of lengths[b] tokens (1 to
+// prompt_tokens), by n less the longest prompt; n - 1 is at most decode_tokens. One seed and stream give one text.
+// Returns false where `stop` (NULL: never), asked before each token, has returned true. Every rank calls this.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

@@ -39,6 +39,7 @@ struct save_job {
 
 // ---- the folder ----
 
+// Copies tokenizer file i into the checkpoint that is written. Returns what went wrong, or NULL.
 static const char *save_tokenizer_file(struct save_job *job, int i) {
     enum { MAX_BYTES = 1 << 30 };
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -65,7 +66,8 @@ static const char *save_small_files(struct save_job *job) {
     return problem;
 }
 
-// Begins a checkpoint that several ranks write, on rank 0: lays out the files that they share.
+// Begins a checkpoint that several ranks write, on rank 0, and lays out the shared files; after an error abandons the
+// checkpoint. Returns what went wrong, or NULL.
 static const char *save_lay_out(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_begin(writer, job->root, job->step);
@@ -77,16 +79,20 @@ static const char *save_lay_out(struct save_job *job) {
         checkpoint_abandon(writer);
     return problem;
 }
+// Writes this rank's part of a checkpoint that was begun, and ends the part. Returns what went wrong, or NULL.
 static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
+// Begins and writes a checkpoint of a single writer; save_run then commits or abandons it.
 static const char *save_alone(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)
         problem = save_small_files(job);
     return problem ? problem : save_tensors_pass(&job->tensors, SAVE_ALONE);
 }
+// Writes, on rank 0, the small files and its part, and waits for the other ranks' parts; save_run then commits the
+// checkpoint or abandons it.
 static const char *save_with_others(struct save_job *job) {
     const char *problem = save_small_files(job);
     if (!problem)
@@ -158,6 +164,8 @@ static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m
     }
 }
 
+// Opens the saver of this rank; saver_close closes it. Where the rank writes nothing, saver->m stays NULL. end_of_text:
+// -1: none is known.
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     const struct config *c = &m->config;
     struct save_job *job = &saver->job;
@@ -187,12 +195,15 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
 // Sets the base model's folder that checkpoints of adapters name. The text must stay.
 static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
 
-// Waits for the save in progress, if any. Returns what went wrong with it, or NULL.
+// Waits for the save in progress, if any, and takes its result. Returns what went wrong, a text that stays until the
+// next save, or NULL.
 static const char *saver_wait(struct saver *saver) {
     saver->running = false;
     return checkpoint_thread_wait(&saver->thread);
 }
 
+// Returns the text (*bytes) of config.json or, with LoRA, adapter_config.json, which the caller frees; NULL: memory is
+// out.
 static char *save_config_json(const struct saver *saver, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);
@@ -229,7 +240,7 @@ static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t wri
     saver->last_step = step;
     return checkpoint_part_begin(&job->tensors.part, job->root, step, writer, job->rank);
 }
-// Gives up a checkpoint that was begun and is not written.
+// Gives up this rank's part of a checkpoint that was begun and is not written; on rank 0 the whole checkpoint.
 static void saver_give_up(struct saver *saver) {
     struct save_tensors *tensors = &saver->job.tensors;
     checkpoint_part_abandon(&tensors->part);
@@ -237,6 +248,7 @@ static void saver_give_up(struct saver *saver) {
         checkpoint_abandon(&tensors->writer);
 }
 // Writes what was begun. With a copy of the state, returns when the copy is taken; without one, when all is written.
+// saver_wait has the result. Waits for the updates in flight.
 static void saver_save(struct saver *saver) {
     struct save_job *job = &saver->job;
     saver->begun_s = seconds_now();
@@ -250,6 +262,8 @@ static void saver_save(struct saver *saver) {
         checkpoint_thread_call(&saver->thread, save_run, job);
 }
 
+// Waits for the save in progress, whose result is lost, and frees the saver's memory. Does nothing where saver->m is
+// NULL.
 static void saver_close(struct saver *saver) {
     struct save_job *job = &saver->job;
     if (!saver->m)

@@ -48,6 +48,7 @@ struct save_tensors {
     } range;
 };
 
+// Returns that memory is out, in the writer's text.
 static const char *save_out_of_memory(struct save_tensors *s) {
     return error_format(&s->writer.error, "out of memory for a checkpoint");
 }
@@ -195,6 +196,7 @@ static const char *save_moved(struct save_tensors *s, const struct safetensors_t
 // Writes what this rank owns of a tensor of the file.
 typedef const char *save_entry(struct save_tensors *s, const struct safetensors_tensor *entry);
 
+// Calls `write` for each of the entries (count) in order, up to the first that fails.
 static const char *save_entries(struct save_tensors *s, save_entry *write, const struct safetensors_tensor *entries,
                                 int count) {
     const char *problem = NULL;
@@ -238,6 +240,7 @@ static const char *save_file(struct save_tensors *s, const char *name, const str
 
 // ---- model.safetensors ----
 
+// Writes what this rank owns of a tensor of the model's file. The entry's id is the index in s->model.
 static const char *save_model_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const struct huggingface_tensor *t = &s->model.list[entry->id];
     if (!t->ours || huggingface_moves(t))
@@ -246,6 +249,7 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
 }
 
+// The number of bytes that a tensor takes in the model's files.
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (s->bf16 ? 2 : 4);
 }
@@ -266,6 +270,7 @@ static int save_divide(const struct save_tensors *s, int *first) {
     return shards;
 }
 
+// Writes model.safetensors.index.json. first: as save_divide sets it; names: of the shards' files.
 static const char *save_index(struct save_tensors *s, const int *first, int shards, char (*names)[48]) {
     struct safetensors_index_entry *entries =
         (struct safetensors_index_entry *)calloc((size_t)s->model.count, sizeof *entries);
@@ -316,6 +321,7 @@ static const char *save_shards(struct save_tensors *s, struct safetensors_tensor
     }
     return problem || shards == 1 || s->pass == SAVE_PART ? problem : save_index(s, first, shards, names);
 }
+// Does the pass over the model's files, and their index.
 static const char *save_model(struct save_tensors *s) {
     const size_t count = (size_t)s->model.count + 1;
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
@@ -372,6 +378,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
 }
+// Does the pass over optimizer.safetensors.
 static const char *save_optimizer(struct save_tensors *s) {
     const struct gpt *m = s->m;
     const int most = 2 * STATE_COUNT * m->table.num_tensors;
@@ -411,6 +418,8 @@ static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass
 
 // ---- memory ----
 
+// Allocates the memory of all saves, which save_tensors_close frees. s->model is listed; the pointers to what is
+// allocated are NULL before.
 static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, struct error_text *error) {
     int64_t widest = SAVE_CHUNK, moved = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
@@ -434,6 +443,7 @@ static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, stru
         return NULL;
     return error_format(error, "out of memory for a checkpoint");
 }
+// Frees what save_tensors_open allocated, and the list s->model.
 static void save_tensors_close(struct save_tensors *s) {
     free(s->values);
     free(s->bytes);

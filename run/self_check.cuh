@@ -90,7 +90,8 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens the GPU of number `gpu` for a child of the process `parent`, and prints OPEN.
+// Opens the GPU of number `gpu` for a child of the process `parent`, and prints OPEN; self_check_shut closes it. The
+// child ends when the parent dies.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -159,6 +160,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
     self_check_clean(text);
     return true;
 }
+// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS in the environment, else SELF_CHECK_SECONDS.
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
     char *end = NULL;
@@ -189,7 +191,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes how a child that printed no verdict ended.
+// Writes how a child that printed no verdict ended. Cuts off the newlines at the end of `output`.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
@@ -203,7 +205,8 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
     }
     self_check_clean(text);
 }
-// Runs a child for the request; `output` (size bytes) is what it printed.
+// Runs a child for the request and waits for its end, `limit` seconds at most from the start, and from OPEN on again;
+// `output` (size bytes) is what it printed.
 static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
@@ -337,6 +340,7 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
         fail("out of memory");
     free(before);
 }
+// Returns the name of a backend's kernels, for the report and log.jsonl.
 static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
     case ATTENTION_FLASH: return flash_describe(dev);
@@ -415,6 +419,7 @@ static enum attention_backend self_check_simpler(enum attention_backend backend,
     }
     return ATTENTION_AUTO;
 }
+// Returns the check of a backend for what this run asks of attention.
 static struct attention_check self_check_of(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     struct attention_check check;
@@ -489,6 +494,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     return false;
 }
 
+// Prints the report's row on the last check, if one was made.
 static void self_check_report(const struct run *r) {
     const struct self_check *s = &r->self_check;
     const bool is_old = s->seconds == 0;
@@ -507,8 +513,11 @@ static void self_check_report(const struct run *r) {
 
 #else
 
+// Does nothing: the self-check is of a GPU.
 static void self_check_report(const struct run *r) {}
+// Returns true: the self-check is of a GPU.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
+// Does nothing: the self-check is of a GPU.
 static void self_check_save(struct run *r) {}
 
 #endif

@@ -30,6 +30,7 @@ struct measure_request {
 
 #define SELF_MEASURE_WORD FLOATX_NAME " measure "
 
+// Returns m->others as bits, of which bit i is backend i.
 static int measure_mask(const struct measure_request *m) {
     int mask = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -78,6 +79,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_OUT "self-measure: out "
 #define SELF_MEASURE_TOOK "self-measure: took "
 
+// Prints that a backend's work begins; ATTENTION_AUTO: work of no backend.
 static void measure_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
 // Writes why a backend beside the choice by rule is not timed; an empty text where it is right.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
@@ -328,6 +330,7 @@ static void self_measure_forget(struct attention_demands *demands) {
             demands->refused[i] = NULL;
 }
 
+// Prints the report's row on the backends' times, or why none were measured.
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
     char text[320] = "", took[64];
@@ -346,11 +349,14 @@ static void self_measure_report(const struct run *r) {
 
 #else
 
+// Returns SELF_MEASURE_NOTHING: a CPU's backend is not measured.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     return SELF_MEASURE_NOTHING;
 }
+// Does nothing: a CPU's backend is not measured.
 static void self_measure_forget(struct attention_demands *demands) {}
+// Does nothing: a CPU's backend is not measured.
 static void self_measure_report(const struct run *r) {}
 
 #endif

@@ -26,8 +26,9 @@ enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
-// Finds this process's rank and, except for a plan, opens the connections to the others. Only rank 0 keeps its stdout;
-// every rank reports its own errors.
+// Finds this process's rank and, except for a plan, opens the connections to the others, in *parallel, which
+// config->parallel then points to; NULL: one rank, or a plan. Only rank 0 keeps its stdout; every rank reports its own
+// errors.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem =
@@ -44,7 +45,7 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
 }
 
 // Ends the job where ranks differ in the program's version, in a resolved option without CONFIG_PER_RANK, or in a
-// variable of the environment (run/environment.h).
+// variable of the environment (run/environment.h). Every rank calls this.
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -153,6 +154,7 @@ static void start_take_options(struct config *config, const struct trainer_state
     config_drop_unused_fp8(config, by_user);
 }
 
+// Whether the checkpoint's run trained in FP8 by delayed scales.
 static bool start_had_delayed_scales(const struct trainer_state *state) {
     char format[OPTION_TEXT], recipe[OPTION_TEXT];
     return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
@@ -195,9 +197,11 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
+// Prints why a checkpoint was passed over, as checkpoint_listener has it.
 static void start_print_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
-// Finds the checkpoint of --resume and takes over its options. Only rank 0 verifies it, since that reads every byte.
+// Finds the checkpoint of --resume, sets config->checkpoint and takes over the checkpoint's options; `auto` may find
+// none. Only rank 0 verifies the checkpoint, since that reads every byte. Every rank calls this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -259,7 +263,7 @@ static bool start_ends_with(const char *path, const char *ending) {
 }
 
 // *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
-// NULL, or what is wrong, in `error`; after NULL the caller frees the model.
+// NULL, or what is wrong, in `error`; after NULL the caller frees the model by huggingface_free.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];
@@ -429,7 +433,8 @@ static void start_from_adapters(struct config *config) {
     peft_config_free(&peft);
 }
 
-// Finds the checkpoint or the model that the run starts from, if any, and sets its options.
+// Finds the checkpoint or the model that the run starts from, if any, and sets its options. Ends the program where a
+// new run would write among an older run's checkpoints. Every rank calls this.
 static void start_find(struct config *config) {
     enum architecture architecture;
     if (strcmp(config->checkpoints.checkpoint_architecture, "auto") != 0 &&

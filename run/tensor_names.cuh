@@ -127,6 +127,7 @@ static void huggingface_add_head(struct huggingface_builder *b, const char *name
     if (!b->shape->tied)
         huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", name);
 }
+// Lists the tensors of GPT-2.
 static void huggingface_list_gpt2(struct huggingface_builder *b) {
     static const char prefix[] = "transformer.h.";
     const struct layer_shape *s = &b->shape->layer;
@@ -215,6 +216,7 @@ static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
     huggingface_add_head(b, "lm_head.weight");
 }
+// Lists the tensors of GPT-NeoX.
 static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
     const struct layer_shape *s = &b->shape->layer;
     b->layers = "gpt_neox.layers.";
@@ -317,7 +319,8 @@ static int64_t huggingface_count(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out = rows [first, first + n) of the tensor; `ours` holds the values of the whole parameter.
+// out (n, cols) = rows [first, first + n) of the tensor; `ours` (the parameter's rows, cols) holds the values of the
+// whole parameter, and is not read where t->ours is NULL, whose values are 0.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {

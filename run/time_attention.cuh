@@ -33,6 +33,7 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
             judge_raise_sizes(&a->saved_bytes, &a->workspace_bytes, (enum attention_backend)i, s, timing->any_order,
                               dev);
 }
+// The number of bytes that all operands take together.
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
@@ -50,11 +51,14 @@ static floatX *timed_numbers(size_t bytes, struct device *dev) {
     free(block);
     return numbers;
 }
+// Returns RoPE's cosines and sines in the device's memory, (T, D) in `bytes`, which device_free frees. Waits for the
+// device.
 static float *timed_rotary(const struct attention_timing *timing, size_t bytes, struct device *dev) {
     float *const host = judge_rotary(&timing->shape, bytes), *const rotary = (float *)judge_upload(host, bytes, dev);
     free(host);
     return rotary;
 }
+// Allocates and fills the operands, for whichever candidate takes most; timed_close frees them. Waits for the device.
 static struct timed_attention timed_open(const struct attention_timing *timing, struct device *dev) {
     struct timed_attention a;
     timed_sizes(&a, timing, dev);
@@ -75,7 +79,7 @@ static void timed_close(struct timed_attention *a) {
         device_free(memory[i], bytes[i]);
 }
 
-// Returns the seconds of forward and backward of a backend, the mean of `launches`.
+// Returns the seconds of forward and backward of a backend, the mean of `launches`. Waits for the device.
 static double timed_launches(struct timed_attention *a, const struct attention_timing *timing,
                              enum attention_backend backend, int launches, struct device *dev) {
     struct attention_backward_options options;
@@ -99,10 +103,10 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates, with as many sequences as fit into most_bytes and most_flops, and sets timing->seconds. One
-// sequence that exceeds most_flops is shortened, by halves that are whole tiles: else it may take half a minute.
-// `begins` is called before a backend's work is enqueued: who looks for the culprit of a fault must know whose work it
-// was.
+// Times the candidates and sets timing->seconds, with as many sequences as fit into most_bytes and most_flops, to which
+// timing->shape is lowered. One sequence that exceeds most_flops is shortened, by halves that are whole tiles: else it
+// may take half a minute. `begins` is called before a backend's work is enqueued: who looks for the culprit of a fault
+// must know whose work it was.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

@@ -15,7 +15,8 @@
 
 // ---- enqueueing a step ----
 
-// Enqueues forward and backward of a global batch.
+// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued. In
+// the first step of a start, checks graphs. Every rank calls this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -33,8 +34,8 @@ static void enqueue_gradients(struct run *r) {
         long_wait_end(r->device_watch);
     }
 }
-// Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
-// results of all earlier steps must be known.
+// Enqueues the update, and the fetch of the step's results, and counts the step as enqueued. AdamW's step number counts
+// only steps that updated, so the results of all earlier steps must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
     r->model->io.request = 0;
@@ -131,8 +132,8 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     entry->num_fp8 = LINEAR_COUNT;
 }
 
-// Waits for the oldest step in flight and fills in its log entry. Returns false where the step met a NaN or Inf and
-// updated nothing.
+// Waits for the oldest step in flight and fills in its log entry. Returns false where the step updated nothing: it met
+// a NaN or Inf, of which --skip-nonfinite allows some, or no target of its batch counted.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
@@ -190,12 +191,14 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
+// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return r->tasks &&
            (done == c->training.train_steps || due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
+// Whether a validation, scores of tasks or samples are due after step `done`.
 static bool evaluation_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return (r->val && due(c->evaluation.val_every, done, c->training.train_steps)) || tasks_due(r, done) ||
@@ -203,7 +206,7 @@ static bool evaluation_due(const struct run *r, int done) {
 }
 
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
-// since they need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
+// since they need the step's own parameters. `updated`: as finish_step returned. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -225,16 +228,19 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (checkpoint_thread_done(&r->saver.thread))
         report_save(r);
 }
+// Waits for the oldest step in flight, logs it, and evaluates where due.
 static void finish_and_log_step(struct run *r) {
     struct log_step entry;
     const bool updated = finish_step(r, &entry);
     log_finished_step(r, &entry, updated);
 }
 
+// Whether a checkpoint is due after the last enqueued step.
 static bool save_due(const struct run *r) {
     return due(r->config->checkpoints.checkpoint_every, r->enqueued, r->config->training.train_steps) ||
            r->save_wanted || r->stopped;
 }
+// Whether several ranks' replicas are to be compared after the last enqueued step.
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }

@@ -35,6 +35,7 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof((struct matmul_algorithm *)
 
 // ---- Choices to and from the file's form ----
 
+// Converts a row of the file to a choice.
 static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     struct matmul_choice choice;
     memcpy(&choice.key, row->key, sizeof choice.key);
@@ -45,6 +46,7 @@ static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     choice.us = row->us;
     return choice;
 }
+// Sets what choices depend on: the library's version, the GPU's name and multiprocessors.
 static void tune_describe_machine(struct matmul_algorithms *algorithms, const struct device *dev) {
     struct cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -52,6 +54,7 @@ static void tune_describe_machine(struct matmul_algorithms *algorithms, const st
     algorithms->multiprocessors = properties.multiProcessorCount;
     snprintf(algorithms->gpu, sizeof algorithms->gpu, "%s", properties.name);
 }
+// Returns an empty list, never NULL, which the caller frees.
 static struct matmul_algorithms *tune_allocate(void) {
     struct matmul_algorithms *algorithms = (struct matmul_algorithms *)calloc(1, sizeof *algorithms);
     if (!algorithms)
@@ -135,7 +138,8 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Fills the activations, free before the first step, with noise, and sets FP8's scales, which are not set yet.
+// Fills the activations, free before the first step, with noise, and sets FP8's scales, which are not set yet. tune_end
+// frees the noise.
 static struct matmul_noise tune_begin(struct run *r) {
     const struct arenas *arenas = &r->model->timeline.arenas;
     fp8_set_inverses(&r->model->fp8, 1, &r->dev); // with 0 all results would be 0, and tell nothing
@@ -234,7 +238,7 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 // ---- All ranks ----
 
 // Gives rank 0's choices to the other ranks. A rank with another GPU or library keeps the heuristics' first, and says
-// so.
+// so. Every rank of several calls this.
 static void tune_share(struct run *r) {
     struct matmul_algorithms *others = tune_allocate();
     struct error_text error;

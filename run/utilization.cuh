@@ -36,6 +36,7 @@ static double head_flops(const struct gpt *m, bool padded) {
     }
     return flops;
 }
+// Counts the flops that a token costs in forward and backward, by both measures.
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     const struct layer_flops layer = layer_flops_of(s);
@@ -98,7 +99,8 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     }
     return best;
 }
-// Measures the matmul peak in the activations arena, before the first step or between steps.
+// Measures the matmul peak, in flop/s, in the activations arena, which is overwritten, before the first step or between
+// steps; 0: the arena is too small. Waits for the device.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
                           m->config.training.seed, m->dev);

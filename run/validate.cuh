@@ -11,7 +11,8 @@ static int validation_batches(const struct run *r) {
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads the next batch of the validation data, the `number`th of all. In rows beyond the last sample no target counts.
+// Reads the next batch of the validation data, the `number`th of all, into r's memory, as read_batch does. In rows
+// beyond the last sample no target counts.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -23,6 +24,7 @@ static struct batch validation_batch(struct run *r, int number) {
 
 // Computes the mean loss over the first --val-steps batches of the validation data, always the same, added in an order
 // that does not depend on the number of ranks. *targets: how many counted. NAN where a signal stopped the validation.
+// Every rank calls this.
 static double validate(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
@@ -49,7 +51,8 @@ static double validate(struct run *r, double *targets) {
     return stop ? NAN : loss_mean(loss);
 }
 
-// Validates after step `done`. Returns false where a signal stopped the validation: a resumed run then repeats it.
+// Validates after step `done`, and keeps the best loss so far. Returns false where a signal stopped the validation: a
+// resumed run then repeats it. Every rank calls this.
 static bool validate_step(struct run *r, int done, double *loss) {
     double targets;
     *loss = validate(r, &targets);
@@ -63,7 +66,8 @@ static bool validate_step(struct run *r, int done, double *loss) {
     return true;
 }
 
-// Repeats the validation that a signal broke off before the checkpoint that this run resumes from.
+// Repeats and logs the validation that a signal broke off before the checkpoint that the run resumes from, if one was.
+// Every rank calls this.
 static void repeat_validation(struct run *r) {
     double loss;
     if (!r->validation_due || !r->val)
@@ -77,7 +81,7 @@ static void repeat_validation(struct run *r) {
     }
 }
 
-// Prints the validation loss, for --eval-only. Returns the exit status.
+// Validates and prints the loss, for --eval-only. Returns the exit status. Every rank calls this.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

@@ -9,6 +9,7 @@
 
 static const double DEVICE_WATCH_SECONDS = 300;
 
+// Warns, in the watch's thread, that the GPU has kept the host for so many seconds, and names what was enqueued last.
 static void watch_device_says(double seconds) {
     char names[512];
     say_warning(
