@@ -15,6 +15,7 @@ struct bpe_symbol {
     int32_t previous, next;
 };
 
+// Returns the key of two neighboring ids in the table of merges.
 static uint64_t bpe_pair(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
 uint64_t bpe_hash(uint64_t value) {
@@ -70,12 +71,14 @@ bool bpe_work_reserve(struct bpe_work *work, size_t n) {
     return work->room > 0;
 }
 
+// Adds an entry to a heap of *count entries, the least first; `heap` has room for one more.
 static void heap_push(uint64_t *heap, size_t *count, uint64_t entry) {
     size_t place = (*count)++;
     for (; place > 0 && heap[(place - 1) / 2] > entry; place = (place - 1) / 2)
         heap[place] = heap[(place - 1) / 2];
     heap[place] = entry;
 }
+// Removes the least entry of a heap of *count entries, at least one, and returns the entry.
 static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     const uint64_t top = heap[0], last = heap[--*count];
     size_t place = 0;
@@ -90,7 +93,8 @@ static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     return top;
 }
 
-// Adds the pair that begins at symbol `left` to the heap if it has a merge.
+// Adds the pair of symbol `left` (-1: none) and its right neighbor to the heap, of *waiting entries, if the pair has a
+// merge.
 static void bpe_offer(const struct bpe *bpe, const struct bpe_work *work, size_t *waiting, int32_t left) {
     const int32_t right = left < 0 ? -1 : work->symbols[left].next;
     if (right < 0)

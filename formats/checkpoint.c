@@ -12,7 +12,8 @@
 
 // ---- verifying ----
 
-// Opens a regular file and sets its length. Anything else is refused, a pipe without blocking. Returns 0 or an errno.
+// Opens the regular file `name` in a folder for reading, and sets *bytes to its length. Returns 0, and the caller
+// closes *fd, or an errno, with nothing open: EISDIR or EINVAL for what is no regular file; a pipe does not block.
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -29,11 +30,13 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
-// Returns why checkpoint_open_regular opened no file.
+// Returns what an errno of checkpoint_open_regular means, in words.
 static const char *checkpoint_reason(int problem) {
     return problem == EINVAL ? "is not a regular file" : strerror(problem);
 }
 
+// Reads the manifest in the open folder, whose path is `folder`, for messages. Returns NULL, and the caller frees
+// *manifest, or what is wrong, in `error`: *manifest, which the caller has zeroed, then holds nothing.
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -57,7 +60,8 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     return failed;
 }
 
-// Checks a file against its manifest entry; `hash` false: only that it is there, and its length.
+// Checks a file of the open folder against its manifest entry; `hash` false: only that it is there, and its length.
+// `folder`: the folder's path, for messages. Returns NULL, or what is wrong, in `error`.
 static const char *checkpoint_check_file(const struct manifest_file *file, int folder_fd, const char *folder, bool hash,
                                          struct error_text *error) {
     int fd;
@@ -90,13 +94,14 @@ struct checkpoint_look {
     bool needs_manifest; // false: a folder without a manifest passes
 };
 
-// Whether a file belongs to the model, not to the optimizer or the trainer's state.
+// Whether a file belongs to the model, not to the optimizer or the trainer's state, by how its name begins.
 static bool checkpoint_file_is_of_model(const char *name) {
     return strncmp(name, "optimizer", strlen("optimizer")) != 0 &&
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads the manifest of a folder and checks the files that it lists. Where that fails, the manifest is freed.
+// Reads the manifest of a folder and checks the files that it lists. Returns NULL, and the caller frees *manifest,
+// which is empty where the folder has none; or what is wrong, in `error`: then nothing is to be freed.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -129,11 +134,13 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 
 // ---- finding ----
 
+// Passes a text to the listener; does nothing where `listener` or its callback is NULL.
 static void checkpoint_say(const struct checkpoint_listener *listener, const char *text) {
     if (listener && listener->say)
         listener->say(listener->context, text);
 }
 
+// Tells the listener of a temporary folder in the root: a process is at work on it, or a save left it.
 static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root, int root_fd,
                                     const struct checkpoint_entry *entry) {
     struct error_text text;
@@ -146,8 +153,8 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Checks the checkpoint in `folder`, and that its manifest has the step of its name: otherwise a run would resume at
-// the wrong step.
+// Checks the checkpoint in `folder` (`hash` false: only the files' lengths), and that its manifest has the step of its
+// name: otherwise a run would resume at the wrong step. Returns as checkpoint_check.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -159,6 +166,7 @@ static const char *checkpoint_check_entry(struct manifest *manifest, const char 
     return error_format(error, "%.500s/" MANIFEST_NAME ": is of step %" PRId64 ", not of the folder's", folder, step);
 }
 
+// path = folder/name. Returns NULL or, where path has no room for both, a text in `error`.
 static const char *checkpoint_path(char path[PATH_MAX], const char *folder, const char *name,
                                    struct error_text *error) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
@@ -166,8 +174,9 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest checkpoint that verifies among `entries`, the newest first. Without candidates `path` stays as it is
-// and NULL is returned; where all candidates are damaged, an error is.
+// Finds the newest checkpoint that verifies, hashes included, among `entries`, the newest first: `path`, and *manifest,
+// which the caller frees. Without candidates `path` stays as it is and NULL is returned; where all candidates are
+// damaged, an error is.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -257,6 +266,9 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
+// Removes checkpoints of step `newest` and before, but the `keep` (above 0) newest whole ones and what lies between
+// these. Whole: all files there, of the listed lengths. Goes on after a failure; returns NULL, or the last failure, in
+// `error`.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

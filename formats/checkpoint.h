@@ -21,8 +21,8 @@ __BEGIN_DECLS
 // Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the
 // hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
-// Checks the files that the manifest of a model's folder lists. A folder without a manifest passes: this program did
-// not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
+// Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
+// this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
 const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
 // Finds the newest checkpoint in a root that verifies: *path and *manifest. NULL with an empty path: the root is

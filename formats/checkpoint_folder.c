@@ -21,6 +21,7 @@ static const struct checkpoint_kind_row {
 };
 enum { CHECKPOINT_KINDS = sizeof checkpoint_kinds / sizeof *checkpoint_kinds };
 
+// Returns the row of a kind. Which of two rows comes first in the table decides the order of entries of one step.
 static const struct checkpoint_kind_row *checkpoint_kind_row(enum checkpoint_kind kind) {
     for (int i = 0; i < CHECKPOINT_KINDS; i++)
         if (checkpoint_kinds[i].kind == kind)
@@ -62,8 +63,8 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Locks the byte of the process's number. A folder is open for reading only, and a read lock excludes no other: two
-// writers with one number, of two containers, can hold it at once.
+// Locks the root's byte at this process's number, until root_fd is closed; a failure is ignored. A folder is open for
+// reading only, and a read lock excludes no other: two writers with one number, of two containers, can hold it at once.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
@@ -74,6 +75,7 @@ void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed) {
     snprintf(name, CHECKPOINT_NAME, failed ? ".failed_%05d" : ".part_%05d", number);
 }
 
+// Orders entries for qsort: the newest step first, then by the rows of their kinds, then by name.
 static int checkpoint_compare_entries(const void *a, const void *b) {
     const struct checkpoint_entry *const x = (const struct checkpoint_entry *)a;
     const struct checkpoint_entry *const y = (const struct checkpoint_entry *)b;
@@ -82,7 +84,8 @@ static int checkpoint_compare_entries(const void *a, const void *b) {
                                 : strcmp(x->name, y->name);
 }
 
-// Opens a directory stream over an open folder, which stays the caller's. NULL with errno: it can't.
+// Opens a directory stream over an open folder, which stays the caller's; closedir frees the stream. NULL with errno:
+// it can't.
 static DIR *checkpoint_open_stream(int folder_fd) {
     const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *const stream = fd < 0 ? NULL : fdopendir(fd);
@@ -126,8 +129,9 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
 
 // ---- removing ----
 
-// Removes a file or a folder that is `depth` folders below the start of checkpoint_remove_tree. The descent is relative
-// to open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
+// Removes a file or a folder that is `depth` folders below the start of checkpoint_remove_tree; returns 0 or an errno.
+// The descent is relative to open folders and follows no links, so that it can't leave the root whatever is renamed
+// meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)

@@ -34,6 +34,8 @@ struct checkpoint_entries {
 static const int64_t CHECKPOINT_LAST_STEP = 999999999999999999; // 18 digits: what a name is read back from
 
 __BEGIN_DECLS
+// Returns the entry, with its name, of a step's folder of that kind. pid: the process whose temporary folder it is; not
+// used for CHECKPOINT_STEP.
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
 // Parses a name; false where checkpoint_entry_of makes no such name. Files of other names are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);

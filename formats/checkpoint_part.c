@@ -12,6 +12,7 @@ enum {
     PART_WINDOW = 32 << 20, // bytes that are sent to the disk at a time
 };
 
+// Closes what is open and frees the buffer; process 0 is told nothing. Harmless where nothing is held.
 static void part_release(struct checkpoint_part *part) {
     int *const fds[] = {&part->file_fd, &part->folder_fd};
     for (int i = 0; i < 2; i++) {
@@ -25,7 +26,8 @@ static void part_release(struct checkpoint_part *part) {
 
 void checkpoint_part_abandon(struct checkpoint_part *part) { part_release(part); }
 
-// Ends the part, tells process 0, and returns the text of the error. An empty `file` means the folder itself.
+// Ends the part, tells process 0, and returns the text of the error. An empty `file` means the folder itself. error: an
+// errno.
 static const char *part_fail(struct checkpoint_part *part, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -72,9 +74,9 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
     return part->file_fd >= 0 ? NULL : part_fail(part, name, "cannot be opened", errno);
 }
 
-// Starts to write each full window of bytes to the disk, and waits until the former window is written: a save of many
-// gigabytes then neither fills the memory with dirty pages nor leaves all the work to the fsync at its end. The bytes
-// stay in the page cache, where they are hashed. Returns 0 or an errno.
+// Notes bytes [begin, end) as written. Starts to write each full window to the disk, then waits for the former window,
+// so that a long save neither fills the memory with dirty pages nor leaves all to the last fsync; the bytes stay in the
+// page cache, where they are hashed. Returns 0 or an errno.
 static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_t end) {
     part->dirty = part->dirty_end == 0 || begin < part->dirty ? begin : part->dirty;
     part->dirty_end = end > part->dirty_end ? end : part->dirty_end;
@@ -93,6 +95,7 @@ static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
+// Writes the buffered bytes at their place in the file, and empties the buffer. Returns NULL, or the text of part_fail.
 static const char *part_flush(struct checkpoint_part *part) {
     const size_t count = part->buffered;
     int error = 0;

@@ -41,6 +41,7 @@ __BEGIN_DECLS
 // Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer`.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
+// Opens the file `name`, which process 0 has laid out by checkpoint_shared_file. One file is open at a time.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
 // Writes `count` bytes at `offset` of the open file. Ranges in the order of the file are written together.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);

@@ -17,6 +17,7 @@ static bool is_in_flight(void) {
     pthread_mutex_unlock(&flight_mutex);
     return waits;
 }
+// Waits until no other thread runs a job, but at most `seconds`: what before_exit_set is given.
 static void wait_for_flight(double seconds) {
     const struct timespec pause = {0, 2000000};
     for (int waited = 0; waited * 0.002 < seconds && is_in_flight(); waited++)
@@ -28,6 +29,8 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
+// Runs the worker's job in the calling thread, and marks the job as done; argument: the worker. Returns NULL, as a
+// thread's function does: the job's result is in the worker.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);
@@ -60,7 +63,7 @@ const char *checkpoint_thread_wait(struct checkpoint_thread *worker) {
     return worker->result;
 }
 
-// Sets the job, unless the result of an earlier one was not taken.
+// Sets the job; false, and nothing is set, where the result of an earlier job was not taken.
 static bool checkpoint_thread_take(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
     if (worker->job)
         return false;

@@ -23,6 +23,7 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 };
 
 __BEGIN_DECLS
+// Makes *worker one without a job; checkpoint_thread_destroy ends it.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
 // Starts a job; `argument` must stay until the job's result is taken. Returns false, and starts nothing, where the
 // result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
@@ -30,6 +31,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker);
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Runs a job in the caller's thread, and otherwise does as checkpoint_thread_start.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
+// Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 // Whether a job has ended and its result is waiting: checkpoint_thread_wait returns at once.
 bool checkpoint_thread_done(struct checkpoint_thread *worker);

@@ -36,7 +36,7 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save and returns the text of the error. An empty `file` means the folder itself.
+// Abandons the save and returns the text of the error. An empty `file` means the folder itself. error: an errno.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -48,13 +48,14 @@ static const char *checkpoint_fail(struct checkpoint_writer *writer, const char 
         writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
 }
 
+// Flushes a file to the disk, again where a signal ends the wait. Returns 0 or an errno.
 static int checkpoint_fsync(int fd) {
     while (fsync(fd) != 0)
         if (errno != EINTR)
             return errno;
     return 0;
 }
-// Flushes a folder to the disk. The error of file systems that don't need it is ignored.
+// Flushes a folder to the disk. Returns 0 or an errno; the error of file systems that don't need it is ignored.
 static int checkpoint_fsync_folder(int fd) {
     const int error = checkpoint_fsync(fd);
     return error == EINVAL || error == ENOTSUP ? 0 : error;
@@ -120,6 +121,8 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     return checkpoint_fail(writer, "", "the folder cannot be opened", error);
 }
 
+// Creates a file in the partial folder, of any name that is not there, and begins its count and hash anew. Returns
+// NULL, or the text of checkpoint_fail.
 static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
     snprintf(writer->file, sizeof writer->file, "%s", name);
     writer->file_bytes = writer->synced = 0;
@@ -129,7 +132,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-// Checks that a file of that name may begin now.
+// Checks that a file of that name may begin now. Returns NULL; else the save fails, and its text is returned.
 static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
@@ -163,7 +166,8 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes and writes `count` bytes, at most CHECKPOINT_CHUNK.
+// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file. Returns NULL, or the text of
+// checkpoint_fail.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;
@@ -183,6 +187,7 @@ static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, cons
     return checkpoint_fail(writer, writer->file, what, error);
 }
 
+// Hashes and writes the buffered bytes, and empties the buffer. Returns NULL, or the text of checkpoint_fail.
 static const char *checkpoint_flush(struct checkpoint_writer *writer) {
     const size_t count = writer->buffered;
     writer->buffered = 0;
@@ -212,7 +217,8 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
     return problem;
 }
 
-// Writes the file's rest, and closes it when all of it is on the disk.
+// Writes the file's rest, and closes it when all of it is on the disk; the manifest does not list the file yet. Returns
+// NULL, or the text of checkpoint_fail.
 static const char *checkpoint_close_file(struct checkpoint_writer *writer) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -296,7 +302,8 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
     return NULL;
 }
 
-// Whether a name is in the partial folder. 0 or an errno.
+// *found = whether the file that stands for the part of process `number`, or for its failure (`failed`), is in the
+// partial folder. Returns 0 or an errno.
 static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writer, int number, bool failed) {
     char name[CHECKPOINT_NAME];
     struct stat status;
@@ -304,7 +311,8 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Looks each name up by itself: a listing of a folder from which names are removed may miss others.
+// Waits for the parts of the other processes, looking every 1 to 100 ms. Looks each name up by itself: a listing of a
+// folder from which names are removed may miss others.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -354,6 +362,8 @@ static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     return NULL;
 }
 
+// Writes the manifest into the partial folder, and flushes it to the disk. Returns NULL, or the text of
+// checkpoint_fail.
 static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     size_t bytes = 0;
     char *const text = manifest_text(&writer->manifest, &bytes);

@@ -46,6 +46,7 @@ __BEGIN_DECLS
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
 // Begins a file; any number of writes of any size follow, then checkpoint_file_end. One file is open at a time.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
+// Appends `count` bytes to the file that is begun; on return they are copied or written.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
 // Ends the file, which is then on the disk.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
@@ -60,7 +61,8 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
 // Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
-// Ends the save and publishes the checkpoint of this step. The writer has ended, whatever is returned.
+// Ends the save and publishes the checkpoint of this step. The writer has ended, whatever is returned. The text of a
+// failed fsync of the root says that the checkpoint is there, but may not survive a power cut.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons the save and removes what was written, as far as possible. Does nothing to a writer that has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);

@@ -9,6 +9,8 @@ enum { MAX_CHOICES = 1 << 16, WHERE = 512 };
 
 // ---- one line ----
 
+// Refuses a member of another name than an item's. `where`: file and line, for messages. Returns NULL, or what is
+// wrong, in `error`.
 static const char *check_members(const json_t *root, const char *where, struct error_text *error) {
     static const char known[] = " task id context contexts continuation choices gold delimiter ";
     const char *key;
@@ -39,6 +41,7 @@ static const char *read_varied(struct eval_item *item, const char *key, const ch
     return NULL;
 }
 
+// Sets item->gold to the member `gold`, which must be an index of the texts that vary.
 static const char *read_gold(struct eval_item *item, const char *where, struct error_text *error) {
     const json_t *gold = json_object_get(item->root, "gold");
     if (!json_is_integer(gold))
@@ -52,6 +55,8 @@ static const char *read_gold(struct eval_item *item, const char *where, struct e
     return NULL;
 }
 
+// Sets the texts of an item, and gold and count, from the members that its line has: one of the three forms of
+// eval_items.h.
 static const char *read_texts(struct eval_item *item, const char *where, struct error_text *error) {
     const json_t *root = item->root;
     const bool choices = json_has(root, "choices"), contexts = json_has(root, "contexts");
@@ -75,6 +80,8 @@ static const char *read_texts(struct eval_item *item, const char *where, struct 
     return read_gold(item, where, error);
 }
 
+// Fills an item, whose root, file and line are set. Returns NULL, or what is wrong, in `error`; the caller calls
+// free_item in either case.
 static const char *read_item(struct eval_item *item, const char *where, struct error_text *error) {
     const char *task;
     const json_t *id = json_object_get(item->root, "id");
@@ -91,6 +98,8 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
 
 // ---- a file ----
 
+// Returns a zeroed item behind the last one; it counts only once the caller has raised items->count. NULL: out of
+// memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {
         const int64_t room = items->room > 0 ? 2 * items->room : 256;
@@ -104,11 +113,13 @@ static struct eval_item *append_item(struct eval_items *items) {
     memset(item, 0, sizeof *item);
     return item;
 }
+// Frees what an item owns; the item lies in the array.
 static void free_item(struct eval_item *item) {
     json_decref(item->root);
     free(item->task);
 }
 
+// Whether a line is empty or has only spaces, tabs and carriage returns.
 static bool is_blank(const unsigned char *text, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         if (!strchr(" \t\r", text[i]) || !text[i])

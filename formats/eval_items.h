@@ -38,9 +38,9 @@ const char *eval_items_parse(struct eval_items *items, const unsigned char *data
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine
 
-// Returns the context of text `i` of an item, i < count.
+// Returns the context of text `i` of an item, i < count; the item owns the text.
 const char *eval_item_context(const struct eval_item *item, int i);
-// Returns what follows the delimiter in text `i`.
+// Returns what follows the delimiter in text `i`; the item owns the text.
 const char *eval_item_continuation(const struct eval_item *item, int i);
 // Returns text `i` of those that vary, else the continuation: acc_norm and acc_bytes divide by its length.
 const char *eval_item_choice(const struct eval_item *item, int i);

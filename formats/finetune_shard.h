@@ -23,8 +23,8 @@ bool finetune_shard_is(const unsigned char *data, uint64_t data_bytes);
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);
 // marks (n) = for tokens first..first+n-1 of the file, open as `fd`, the index, counted from `first`, of the token that
-// begins the token's document; the bitwise complement where the token does not count as a target. raw: room for n / 8 +
-// 2 bytes.
+// begins the token's document (0 too where that is before `first`); the bitwise complement where the token does not
+// count as a target. raw: room for n / 8 + 2 bytes.
 const char *finetune_shard_read(int32_t *marks, const struct token_file *file, int fd, uint64_t first, int n,
                                 unsigned char *raw, struct error_text *error);
 __END_DECLS

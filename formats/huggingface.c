@@ -56,6 +56,8 @@ static void plain_model_free(struct plain_model *m) {
     free(m->factors[1]);
 }
 
+// Brings the options of windows to their plainest form: none where no layer has a window, else the shortest texts.
+// Resets the local theta where it has no effect. marks (num_layers): scratch memory.
 static void plain_windows(struct plain_model *m, bool *marks) {
     struct config *c = &m->config;
     const int window = config_window(c), L = c->model.num_layers;
@@ -72,6 +74,7 @@ static void plain_windows(struct plain_model *m, bool *marks) {
         (c->model.rope_scaling_type == SCALING_NONE && c->model.rotary_base_local == (double)c->model.rotary_base))
         c->model.rotary_base_local = 0;
 }
+// Returns a list of numbers with each in its shortest form, which the caller frees.
 static char *plain_numbers(const char *list) {
     const size_t room = strlen(list) * 32 + 32; // a number takes a digit and a comma at least
     char *text = (char *)malloc(room);
@@ -110,6 +113,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
+// Returns the plainest form of a model, which plain_model_free frees. Some of its texts are still owned by c.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;
@@ -132,6 +136,7 @@ static struct plain_model plain_model_of(const struct config *c) {
     free(marks);
     return m;
 }
+// Whether two models in their plainest form have the same shape: all options of the blocks and of the embedding.
 static bool plain_models_equal(const struct plain_model *a, const struct plain_model *b) {
     char text_a[OPTION_TEXT], text_b[OPTION_TEXT];
     for (int i = 0; i < CONFIG_ROWS; i++)
@@ -141,6 +146,7 @@ static bool plain_models_equal(const struct plain_model *a, const struct plain_m
     return true;
 }
 
+// Sets options of c from settings that huggingface_check_settings has accepted; the other options stay as they are.
 static void huggingface_apply(struct config *c, const struct huggingface_config *h) {
     char name[OPTION_NAME];
     for (int i = 0; i < h->num_settings; i++) {
@@ -193,6 +199,7 @@ enum architecture architecture_of(const struct config *c) {
     return ARCHITECTURE_OURS;
 }
 
+// Returns huggingface_note of a model that is saved as a GPT-2.
 static const char *huggingface_note_gpt2(const struct config *c) {
     const bool biases = c->model.add_qkv_bias && c->model.add_attention_proj_bias && c->model.add_mlp_bias;
     if (c->model.num_query_groups < c->model.num_attention_heads)
@@ -214,6 +221,7 @@ const char *huggingface_note(const struct config *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json as written
 
+// Writes the members of an ARCHITECTURE_OURS: each option of the model's shape under its own name, as a text.
 static void huggingface_write_ours(struct json *json, const struct config *c) {
     const struct option_row *rows[CONFIG_ROWS];
     char text[OPTION_TEXT];
@@ -221,6 +229,8 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
+// Writes config.json as one of architecture `a`, whether it fits or not, and otherwise does as
+// huggingface_write_config.
 static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);
@@ -260,6 +270,8 @@ static void huggingface_set_older_biases(struct huggingface_config *h) {
         huggingface_set(h, "add-mlp-bias=true");
     }
 }
+// Adds a setting for each option of the model's shape that `root`, the config.json of an ARCHITECTURE_OURS, has. Only
+// num_layers and hidden_size must be there. Values are checked later, by huggingface_check_settings.
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     bool tied; // the member is only checked: the model's value is in an option
@@ -299,6 +311,7 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
     return NULL;
 }
 
+// Returns the text that refuses an unknown model_type, in `error`.
 static const char *huggingface_unknown(const char *type, const char *name, struct error_text *error) {
 #define NAME_ROW(id, model_type, class_name) ", " model_type
     static const char known[] = ARCHITECTURE_ROWS(NAME_ROW);
@@ -312,6 +325,8 @@ static const char *huggingface_unknown(const char *type, const char *name, struc
     return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
                         json_show(type).text, known + sizeof ours - 1);
 }
+// Sets h's architecture and adds the settings that config.json's object says; no defaults yet. Returns NULL, or what is
+// wrong, in `error`: the caller then frees h.
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";

@@ -72,6 +72,7 @@ bool architecture_find(enum architecture *a, const char *type);
 const char *huggingface_note(const struct config *c);
 
 // Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
+// Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. All options of the
 // model's shape are set: an option that the file does not say has its default. `name`: the file, for messages. On
@@ -80,7 +81,8 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
-// Adds a setting, OPTION=VALUE.
+// Adds a setting, formatted as OPTION=VALUE, where OPTION is a name with dashes. To be called once for an option:
+// huggingface_setting finds the first. Ends the program where memory is out.
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);

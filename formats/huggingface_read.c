@@ -24,6 +24,7 @@ static const char *read_flag(const json_t *root, const char *key, bool wanted, c
 static const char *read_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
+// Whether the member is there, and null.
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
 // Sets an option from a member that must be a size, *value.
@@ -33,7 +34,7 @@ static const char *read_size(struct huggingface_config *h, const json_t *root, c
     huggingface_set(h, "%s=%lld", option, (long long)*value);
     return NULL;
 }
-// Sets an option from a member that is a number, or absent.
+// Sets an option from a member that is a number from `least` to `most`; `fallback`: the number where it is absent.
 static const char *read_number(struct huggingface_config *h, const json_t *root, const char *key, double least,
                                double most, double fallback, const char *option, const char *name,
                                struct error_text *error) {
@@ -72,6 +73,8 @@ static const struct {
     {"gelu_fast", false, "gelu"},
     {"relu2", false, "squared_relu"},
 };
+// Sets the activation from the member `key`, a word of transformers; `usual`: the word where it is absent. gated: the
+// class's MLP has a gate, which gives a word another meaning.
 static const char *set_activation(struct huggingface_config *h, const json_t *root, const char *key, const char *usual,
                                   bool gated, const char *name, struct error_text *error) {
     const char *word;
@@ -87,6 +90,7 @@ static const char *set_activation(struct huggingface_config *h, const json_t *ro
 
 // ---- GPT-2 ----
 
+// Sets the options of a GPT-2, except its vocabulary and whether it ties its embeddings.
 static const char *read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
                              struct error_text *error) {
     int64_t hidden, heads, inner, ignored;
@@ -181,7 +185,8 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
                ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
-// marks (layers) = which layers have a window, of `window` keys; 0: none. without_rope (layers): SmolLM3's.
+// marks (layers) = which layers have a window, of `window` keys; 0: none. without_rope (layers): which layers have no
+// rotary positions, by which SmolLM3 has its windows. A layer_types that says otherwise than the class can is an error.
 static const char *read_windows(bool *marks, int64_t window, const bool *without_rope, int64_t layers,
                                 const json_t *root, const struct architecture_traits *t, enum architecture a,
                                 const char *name, struct error_text *error) {
@@ -205,6 +210,8 @@ static const char *read_windows(bool *marks, int64_t window, const bool *without
                     : "use_sliding_window is false");
     return NULL;
 }
+// Sets the options that differ between layers: which have rotary positions, which a window, and its size. windows,
+// without_rope (layers): zeroed scratch memory.
 static const char *set_layers(struct huggingface_config *h, bool *windows, bool *without_rope, int64_t layers,
                               const json_t *root, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -229,6 +236,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     free(text);
     return NULL;
 }
+// Sets the options that differ between layers, as set_layers, to which it gives scratch memory.
 static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)
@@ -262,7 +270,8 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_set(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member that is a number, null for none, or absent.
+// Sets a cap from a member that is a number, null for none, or absent. usual: the cap where absent; NO_CAP: none; 0:
+// the class has no such member, which then must be absent.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
@@ -276,6 +285,7 @@ static void set_softmax_scale(struct huggingface_config *h, double scale, int64_
     if (scale != 1 / sqrt((double)head_dim))
         huggingface_set(h, "softmax-scale=%s", huggingface_show(scale).text);
 }
+// Sets the caps of scores and logits, the scale of scores and the multipliers, as far as the class has them.
 static const char *read_factors(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                 int64_t hidden, int64_t head_dim, const char *name, struct error_text *error) {
     double scale, divisor;
@@ -302,6 +312,7 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
 
 // ---- the block ----
 
+// Sets the number of KV heads and the size of a head, *head_dim; absent members have the class's defaults.
 static const char *read_heads(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               int64_t hidden, int64_t heads, int64_t *head_dim, const char *name,
                               struct error_text *error) {
@@ -322,6 +333,7 @@ static const char *read_heads(struct huggingface_config *h, const json_t *root, 
                             (long long)heads, (long long)hidden);
     return set_heads(h, groups, *head_dim, name, error);
 }
+// Sets the options of the norms, and GPT-NeoX's parallel residual.
 static const char *read_norms(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     char word[OPTION_NAME];
@@ -359,6 +371,7 @@ static const char *read_activation(struct huggingface_config *h, const json_t *r
     huggingface_set(h, "activation=geglu");
     return NULL;
 }
+// Sets the options of a class other than GPT-2's, except its vocabulary and whether it ties its embeddings.
 static const char *read_block(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     int64_t layers, hidden, heads, head_dim, ignored;

@@ -8,6 +8,7 @@
 
 #include "formats/huggingface_traits.h"
 
+// Whether two JSON values are equal; an integer equals a real of the same value.
 static bool values_equal(const json_t *a, const json_t *b) {
     if (json_is_number(a) && json_is_number(b))
         return json_number_value(a) == json_number_value(b);
@@ -31,7 +32,8 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to *rope; null counts as absent. `where`: its place in the file.
+// Adds the members of `from`, which may be NULL, to `rope`; null counts as absent. A member that `rope` has with
+// another value, or an unknown one, is an error. `where`: the place of `from` in the file.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -54,6 +56,8 @@ static const char *rope_add(json_t *rope, json_t *from, const char *where, const
 
 // ---- scaling ----
 
+// *type = the scaling that the member rope_type names; absent: none. A word that the architecture's class does not take
+// is an error.
 static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope, enum architecture a, const char *name,
                                 struct error_text *error) {
     static const struct {
@@ -77,6 +81,7 @@ static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope
                         phi3 ? "default or longrope" : "default, linear, llama3, yarn or longrope");
 }
 
+// Sets an option from a number of at least `least`; `fallback`: the number where it is absent.
 static const char *rope_number(struct huggingface_config *h, const json_t *rope, const char *key, double least,
                                double fallback, const char *option, const char *name, struct error_text *error) {
     double value;
@@ -84,6 +89,7 @@ static const char *rope_number(struct huggingface_config *h, const json_t *rope,
     huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
+// Sets an option from a number, of at least 1e-6, which must be there.
 static const char *rope_needs(struct huggingface_config *h, const json_t *rope, const char *key, const char *option,
                               const char *name, struct error_text *error) {
     double value;
@@ -141,6 +147,8 @@ static const char *rope_factor(struct huggingface_config *h, const json_t *root,
     RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
     return rope_number(h, rope, "factor", 1e-6, (double)longest / (double)original, "rope-scaling-factor", name, error);
 }
+// Sets YaRN's options except the factor, the original length and the attention factor; absent members have
+// transformers' defaults.
 static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, const char *name,
                              struct error_text *error) {
     double fast, slow, mscale, all_dim;
@@ -157,12 +165,15 @@ static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, c
     huggingface_set(h, "yarn-truncate=%s", truncate ? "true" : "false");
     return NULL;
 }
+// Sets the attention factor, if the file has one.
 static const char *rope_attention_factor(struct huggingface_config *h, const json_t *rope, const char *name,
                                          struct error_text *error) {
     return json_has(rope, "attention_factor")
                ? rope_needs(h, rope, "attention_factor", "rope-attention-factor", name, error)
                : NULL;
 }
+// Sets the type of the scaling and all options that this type has. pairs: the number of pairs of a head's rotated
+// elements, which is the length of longrope's lists.
 static const char *rope_scaling(struct huggingface_config *h, const json_t *root, const json_t *rope,
                                 enum rope_scaling_type type, size_t pairs, const char *name, struct error_text *error) {
     char word[OPTION_NAME];
@@ -209,6 +220,7 @@ static const char *rope_partial(double *partial, const json_t *root, const json_
                             *partial);
     return json_opt_number(rope, key, 0, 1, *partial, partial, name, error);
 }
+// *theta = rope_theta among the rotary settings, else at the top, else the class's default.
 static const char *rope_theta_of(double *theta, const json_t *root, const json_t *rope,
                                  const struct architecture_traits *t, const char *name, struct error_text *error) {
     const char *top = t->form == FORM_GPT_NEOX ? "rotary_emb_base" : "rope_theta";
@@ -247,7 +259,8 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope = the settings of all layers, or of the full layers; *sliding = those with a window's object, NULL: none.
+// rope = the settings of all layers, or of the full layers; *sliding = the settings of the layers with a window, where
+// these have an object of their own, which `root` owns; NULL: none.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -289,6 +302,8 @@ static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "high_freq_factor", json_real(4));
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(8192));
 }
+// Sets all options of rotary positions. rope: an empty object, which then holds the full layers' settings; the caller
+// releases it.
 static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
                              const struct architecture_traits *t, const char *name, struct error_text *error) {
     json_t *sliding;

@@ -47,21 +47,25 @@ struct architecture_traits {
 };
 
 __BEGIN_DECLS
+// Returns the row of an architecture; a constant.
 const struct architecture_traits *architecture_traits_of(enum architecture a);
 
 // The shortest decimal that reads back as the same double.
 struct huggingface_number {
     char text[32];
 };
+// Returns the shortest decimal that reads back as the value.
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = config_marks_layer of each layer, of a valid text: a list's ones; N: every N-th layer, or with
-// `others` all but those; none: all are `others`. Marked: no RoPE (--no-rope-freq), a window (--window-attn-skip-freq).
+// marks (num_layers) = which layers an option's valid text marks. none: all are `others`. A number N: every N-th layer
+// is !others, the rest `others`. A list: its ones are marked. `others` is false for --no-rope-freq, whose marks mean no
+// RoPE, and true for --window-attn-skip-freq, whose marks mean a window.
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
-// Returns the shortest text that gives these marks: none, N or a list. The caller frees it.
+// Returns the shortest text from which huggingface_marks makes these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
-// Adds the defaults of options that are not set, so that a command line that says otherwise contradicts the file.
+// Adds the default of each option of huggingface_own_options that is not set, so that a command line that says
+// otherwise contradicts the file.
 void huggingface_set_defaults(struct huggingface_config *h);
 
 // Writes the members of rotary settings.

@@ -8,6 +8,8 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
+// Returns the word for the activation in config.json; a constant. Some words mean another activation to a class with a
+// gate, or are unknown there.
 static const char *activation_word(const struct config *c) {
     switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
@@ -19,6 +21,7 @@ static const char *activation_word(const struct config *c) {
     __builtin_unreachable();
 }
 
+// Writes a GPT-2's members, under its own names.
 static void write_gpt2(struct json *json, const struct config *c) {
     json_int(json, "n_layer", c->model.num_layers);
     json_int(json, "n_embd", c->model.hidden_size);
@@ -36,6 +39,7 @@ static void write_gpt2(struct json *json, const struct config *c) {
 
 // ---- rotary positions ----
 
+// Writes the member `key`, an array of the numbers in a list with commas.
 static void write_numbers(struct json *json, const char *key, const char *list) {
     double value;
     json_array_begin(json, key);
@@ -43,6 +47,7 @@ static void write_numbers(struct json *json, const char *key, const char *list) 
         json_decimal_double(json, NULL, value);
     json_array_end(json);
 }
+// Writes YaRN's members except the type, the factor, the original length and the attention factor.
 static void write_yarn(struct json *json, const struct config *c) {
     json_decimal_double(json, "beta_fast", c->model.yarn_beta_fast);
     json_decimal_double(json, "beta_slow", c->model.yarn_beta_slow);
@@ -93,6 +98,8 @@ static void write_scaling(struct json *json, const struct config *c, bool phi3) 
     if (c->model.rope_attention_factor != 0)
         json_decimal_double(json, "attention_factor", c->model.rope_attention_factor);
 }
+// Writes an object `key` of rotary settings as transformers 5 reads them: the scaling, theta, and the rotated fraction
+// where the class has it.
 static void write_parameters(struct json *json, const char *key, const struct config *c,
                              const struct architecture_traits *t) {
     json_object_begin(json, key);
@@ -176,6 +183,7 @@ static void write_windows(struct json *json, const struct config *c, const struc
     }
     free(marks);
 }
+// Writes no_rope_layers, with a number for each layer.
 static void write_no_rope_layers(struct json *json, const struct config *c) {
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)
@@ -203,6 +211,7 @@ static double reciprocal_of(double reciprocal) {
         }
     return near;
 }
+// Writes Granite's four factors, under its names.
 static void write_multipliers(struct json *json, const struct config *c) {
     json_decimal_double(json, "embedding_multiplier", c->model.embedding_multiplier);
     json_decimal_double(json, "residual_multiplier", c->model.residual_multiplier);
@@ -210,6 +219,7 @@ static void write_multipliers(struct json *json, const struct config *c) {
     json_decimal_double(json, "attention_multiplier",
                         c->model.softmax_scale == 0 ? 1 / sqrt((double)c->model.kv_channels) : c->model.softmax_scale);
 }
+// Writes a cap of scores or logits; a cap of 0 is none, and written as null.
 static void write_cap(struct json *json, const char *key, double cap) {
     if (cap == 0)
         json_none(json, key);
@@ -219,6 +229,8 @@ static void write_cap(struct json *json, const char *key, double cap) {
 
 // ---- the rest ----
 
+// Writes the members of a class of Llama's form that classes of other forms lack or name otherwise, except rotary
+// settings.
 static void write_llama(struct json *json, const struct config *c, const struct architecture_traits *t,
                         enum architecture a) {
     const bool gemma_later = t->gemma && t->query_pre_attn_scalar;
@@ -248,6 +260,7 @@ static void write_llama(struct json *json, const struct config *c, const struct 
         json_decimal(json, "embd_pdrop", c->model.hidden_dropout);
     }
 }
+// Writes the members of GPT-NeoX that classes of other forms lack or name otherwise, except rotary settings.
 static void write_gpt_neox(struct json *json, const struct config *c) {
     json_str(json, "hidden_act", activation_word(c));
     json_decimal(json, "layer_norm_eps", c->model.norm_epsilon);

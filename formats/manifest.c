@@ -69,8 +69,8 @@ char *manifest_text(const struct manifest *manifest, size_t *bytes) {
 
 // ---- the parser ----
 
-// Refuses an object with other members than `keys` (duplicates are refused by jansson). `what` names the object in
-// messages.
+// Refuses a value that is no object with exactly the three members `keys` (duplicates are refused by jansson). `what`
+// names it in messages. Returns NULL, or a text in `error`, without the file's name.
 static const char *manifest_members(const json_t *object, const char *const keys[3], const char *what,
                                     struct error_text *error) {
     if (!json_is_object(object))
@@ -87,7 +87,8 @@ static const char *manifest_members(const json_t *object, const char *const keys
     return NULL;
 }
 
-// Reads a count, an integer that is not negative. jansson refuses those that 64 bits can't hold.
+// Reads a count, an integer that is not negative. jansson refuses those that 64 bits can't hold. Returns as
+// manifest_members.
 static const char *manifest_count(int64_t *value, const json_t *object, const char *key, const char *what,
                                   struct error_text *error) {
     const json_t *const member = json_object_get(object, key);
@@ -97,6 +98,7 @@ static const char *manifest_count(int64_t *value, const json_t *object, const ch
     return NULL;
 }
 
+// Adds the file that entry `number` of the list describes to the manifest. Returns as manifest_members.
 static const char *manifest_parse_file(struct manifest *manifest, const json_t *entry, int number,
                                        struct error_text *error) {
     static const char *const keys[] = {"name", "bytes", "xxh3_128"};
@@ -129,6 +131,8 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
+// Fills the empty manifest from the file's value. Returns as manifest_members; after an error the manifest may hold
+// some files.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

@@ -41,8 +41,9 @@ void manifest_free(struct manifest *manifest);
 // Whether a file of a checkpoint may have the name: letters, digits, '_', '-' and '.', no '.' in front, and not the
 // manifest's own. Such a name can't lead out of the folder or be hidden, and is portable between file systems.
 bool manifest_name_is_allowed(const char *name);
-// Returns the entry of that name; NULL: none.
+// Returns the entry of that name, valid until manifest_add or manifest_free; NULL: none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
-// Adds an entry of that name, its other fields zero, and returns it; NULL: out of memory.
+// Adds an entry of that name, its other fields zero, and returns it, valid until the next call; NULL: out of memory.
+// Neither the name nor MANIFEST_FILES is checked here.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);
 __END_DECLS

@@ -43,12 +43,15 @@ struct algorithms_line {
 };
 enum { ALGORITHMS_VALUE = 160 }; // bytes of the longest value, with a 0 behind it
 
+// Returns the text of an error, in line->error: the file, the line, what was expected, and how the line goes on
+// instead.
 static const char *algorithms_wrong(const struct algorithms_line *line, const char *expected) {
     const size_t left = (size_t)(line->end - line->at);
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// Takes "key=value" and the space behind it; `last`: up to the end of the line.
+// value = the text behind "key=", up to a space, which is taken too; `last`: up to the end of the line. Returns NULL,
+// and the line begins behind what was taken, or what is wrong.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -70,6 +73,7 @@ static const char *algorithms_take(struct algorithms_line *line, const char *key
     line->at = space ? space + 1 : end;
     return NULL;
 }
+// *result = the number behind "key=", from 0 to `most`. Returns as algorithms_take.
 static const char *algorithms_take_int(struct algorithms_line *line, const char *key, int64_t most, int64_t *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -82,6 +86,7 @@ static const char *algorithms_take_int(struct algorithms_line *line, const char 
     snprintf(expected, sizeof expected, "%s= and a number of 0 to %lld", key, (long long)most);
     return algorithms_wrong(&before, expected);
 }
+// *result = the microseconds behind "key=", finite and not negative. Returns as algorithms_take.
 static const char *algorithms_take_us(struct algorithms_line *line, const char *key, double *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -93,9 +98,11 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
     snprintf(expected, sizeof expected, "%s= and microseconds", key);
     return algorithms_wrong(&before, expected);
 }
+// Returns the value of a hexadecimal digit in lower case; -1: none.
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
+// bytes = the library's, behind "algorithm=", which ends the line. Returns as algorithms_take.
 static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned char bytes[64]) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE];
@@ -109,6 +116,7 @@ static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned 
     return good ? NULL : algorithms_wrong(&before, "algorithm= and 128 hexadecimal digits");
 }
 
+// Appends the product of a line. More products than x has room for, or one that an earlier line has, are an error.
 static const char *algorithms_read_row(struct matmul_algorithms *x, struct algorithms_line *line,
                                        const char *const *key_names) {
     struct matmul_algorithm *const row = &x->rows[x->count];
@@ -132,6 +140,7 @@ static const char *algorithms_read_row(struct matmul_algorithms *x, struct algor
     x->count++;
     return NULL;
 }
+// Reads a whole line: the title, the device, or a product, by its number. Returns NULL, or what is wrong.
 static const char *algorithms_read_line(struct matmul_algorithms *x, struct algorithms_line *line,
                                         const char *const *key_names) {
     int64_t multiprocessors;

@@ -19,6 +19,7 @@ enum {
     NFC_MAX_PARTS = 4 // characters of one full decomposition
 };
 
+// Returns a character's canonical combining class, 0 to 255; 0: the character is a starter, not a mark.
 static uint32_t nfc_combining_class(uint32_t code) {
     size_t low = 0, high = unicode_combining_classes_count;
     while (low < high) {
@@ -33,7 +34,7 @@ static uint32_t nfc_combining_class(uint32_t code) {
                : 0;
 }
 
-// Writes the full canonical decomposition of a character; returns how many characters it has.
+// out = the full canonical decomposition of a character, at most NFC_MAX_PARTS; returns how many characters it has.
 static int nfc_decompose(uint32_t code, uint32_t *out) {
     if (code >= HANGUL_SYLLABLES && code < HANGUL_SYLLABLES + HANGUL_SYLLABLE_COUNT) {
         const uint32_t syllable = code - HANGUL_SYLLABLES, trail = syllable % HANGUL_TRAIL_COUNT;

@@ -41,6 +41,7 @@ static bool is_among(const char *key, const char *const *keys, size_t count) {
             return true;
     return false;
 }
+// Whether a setting has the value of one that is not used: null, false, an empty list or object.
 static bool is_off(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
@@ -52,7 +53,7 @@ static struct json_shown shown(const json_t *value) {
     free(text);
     return s;
 }
-// Refuses settings that this program does not have.
+// Refuses settings that this program neither reads nor may ignore, unless they are off.
 static const char *check_others(const json_t *root, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -93,6 +94,8 @@ static const char *check_initialization(const json_t *root, const char *name, st
 
 // ---- which modules ----
 
+// Appends the name of a module to c->targets, with a comma in between; *used: the bytes there, without the 0. number:
+// the name's index in the list, for messages.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];
@@ -116,6 +119,7 @@ static const char *add_target(struct peft_config *c, size_t *used, const json_t 
     *used += length;
     return NULL;
 }
+// Sets c->targets, which peft_config_free frees, from target_modules.
 static const char *read_targets(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     const json_t *value = json_object_get(root, "target_modules");
     size_t used = 0;
@@ -144,6 +148,8 @@ bool peft_name_matches(const char *name, size_t length, const char *module) {
 
 // ---- reading ----
 
+// Fills the zeroed *c from the file's object. Returns NULL, or what is wrong, in `error`: the caller then frees what
+// was set.
 static const char *read_root(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     int64_t rank;
     double alpha, dropout;
@@ -201,6 +207,7 @@ static void write_alpha(struct json *json, float alpha) {
     else
         json_float(json, "lora_alpha", alpha);
 }
+// Writes target_modules from peft_config's targets: the one text, or a list.
 static void write_targets(struct json *json, const char *targets) {
     char name[512];
     if (strcmp(targets, PEFT_ALL_LINEAR) == 0) {

@@ -40,6 +40,7 @@ static const struct safetensors_dtype_row {
 };
 enum { SAFETENSORS_DTYPES = sizeof safetensors_dtypes / sizeof *safetensors_dtypes };
 
+// Returns the row of a type. Of two rows the later one's tensors stand first in a file.
 static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensors_dtype dtype) {
     for (int i = 0; i < SAFETENSORS_DTYPES; i++)
         if (safetensors_dtypes[i].dtype == dtype)
@@ -49,7 +50,7 @@ static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensor
 const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return safetensors_dtype_row(dtype)->name; }
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) { return (uint64_t)safetensors_dtype_row(dtype)->bytes; }
 
-// *bytes = the bytes of a tensor by its type and shape; false when they are 2^64 or more.
+// *bytes = the bytes of a tensor by its type and shape; false, with *bytes undefined, when they are 2^64 or more.
 static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
     uint64_t elements = 1; // multiplied in order, so that [2^63, 4, 0] is too large, as it is to the reference
     for (int i = 0; i < tensor->dims; i++)
@@ -62,6 +63,7 @@ static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uin
 struct safetensors_shape_text {
     char text[SAFETENSORS_MAX_DIMS * 22 + 3];
 };
+// Returns a shape (dims) in words.
 static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
     struct safetensors_shape_text shown = {"("};
     for (int i = 0; i < dims; i++)
@@ -73,9 +75,11 @@ static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shap
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
+// Orders tensors by name, for qsort and bsearch.
 static int safetensors_by_name(const void *a, const void *b) {
     return strcmp(((const struct safetensors_tensor *)a)->name, ((const struct safetensors_tensor *)b)->name);
 }
+// Orders tensors by their offset in the data, for qsort.
 static int safetensors_by_offset(const void *a, const void *b) {
     const struct safetensors_tensor *x = (const struct safetensors_tensor *)a,
                                     *y = (const struct safetensors_tensor *)b;
@@ -84,6 +88,7 @@ static int safetensors_by_offset(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes); // an empty tensor before the one that begins at the same byte
 }
 
+// *dtype = the type that a tensor's description names. `place`: file and tensor, for messages.
 static const char *safetensors_parse_dtype(enum safetensors_dtype *dtype, const json_t *description, const char *place,
                                            struct error_text *error) {
     const char *text;
@@ -101,6 +106,7 @@ static const char *safetensors_parse_dtype(enum safetensors_dtype *dtype, const 
                         json_show(text).text);
 }
 
+// Sets the tensor's dims and shape from its description. `place`: file and tensor, for messages.
 static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, const json_t *description,
                                            const char *place, struct error_text *error) {
     json_t *shape;
@@ -122,6 +128,8 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     return NULL;
 }
 
+// Fills a tensor from its description in the header, and checks that its bytes fit its type and shape. tensor->name
+// becomes `key`, which stays the header's.
 static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, const char *key,
                                             const json_t *description, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];
@@ -159,6 +167,7 @@ static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, c
     return NULL;
 }
 
+// Checks that __metadata__ is an object of texts; nothing is stored.
 static const char *safetensors_parse_metadata(const json_t *metadata, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];
     const char *key, *text;
@@ -174,8 +183,8 @@ static const char *safetensors_parse_metadata(const json_t *metadata, const char
     return NULL;
 }
 
-// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Sorts by
-// offset.
+// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Leaves the
+// tensors sorted by offset.
 static const char *safetensors_check_offsets(struct safetensors *file, const char *name, struct error_text *error) {
     uint64_t next = 0;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_by_offset);
@@ -201,6 +210,7 @@ static const char *safetensors_check_offsets(struct safetensors *file, const cha
     return NULL;
 }
 
+// Fills file->tensors, sorted by name, from file->header. After an error the caller closes the file.
 static const char *safetensors_parse_header(struct safetensors *file, const char *name, struct error_text *error) {
     const char *key, *problem;
     json_t *value;
@@ -275,6 +285,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
     return problem;
 }
 
+// Reads the header of the open file and fills *file as safetensors_parse does; fd stays the caller's.
 static const char *safetensors_read_header(struct safetensors *file, int fd, uint64_t file_bytes, const char *path,
                                            struct error_text *error) {
     unsigned char first[8] = {0};
@@ -398,6 +409,7 @@ bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensor
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing
 
+// Orders tensors for qsort as a file holds them: by type, then by name.
 static int safetensors_by_place(const void *a, const void *b) {
     const struct safetensors_tensor *x = (const struct safetensors_tensor *)a,
                                     *y = (const struct safetensors_tensor *)b;
@@ -425,6 +437,8 @@ static const char *safetensors_place(struct safetensors_tensor *tensors, int cou
     return NULL;
 }
 
+// Writes the header's JSON; the tensors are in the file's order, and their begin and bytes are set. Errors stay in
+// `out`.
 static void safetensors_write_json(FILE *out, const struct safetensors_tensor *tensors, int count,
                                    const struct safetensors_pair *metadata, int pairs) {
     fputs(pairs ? "{\"__metadata__\":{" : "{", out);
@@ -481,10 +495,12 @@ const char *safetensors_lay_out(struct safetensors_layout *layout, struct safete
 // ---------------------------------------------------------------------------------------------------------------------
 // model.safetensors.index.json
 
+// Orders an index's entries by the tensor's name, for qsort and bsearch.
 static int safetensors_by_tensor(const void *a, const void *b) {
     return strcmp(((const struct safetensors_index_entry *)a)->tensor,
                   ((const struct safetensors_index_entry *)b)->tensor);
 }
+// Orders pointers to texts, for qsort.
 static int safetensors_by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -499,6 +515,8 @@ void safetensors_index_close(struct safetensors_index *index) {
     memset(index, 0, sizeof *index);
 }
 
+// Fills the index's entries and files from weight_map, which owns their names. After an error the caller closes the
+// index.
 static const char *safetensors_index_parse_map(struct safetensors_index *index, json_t *map, const char *name,
                                                struct error_text *error) {
     char place[sizeof error->text / 2];

@@ -59,6 +59,7 @@ struct safetensors {
 };
 
 __BEGIN_DECLS
+// Returns the name of a type in files, as BF16; a constant.
 const char *safetensors_dtype_name(enum safetensors_dtype dtype);
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an element
 
@@ -71,13 +72,14 @@ void safetensors_close(struct safetensors *file);
 // of `file_bytes`, with the whole header where the file has it, and is not needed afterwards.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
-// Returns the tensor of that name; NULL: none.
+// Returns the tensor of that name, valid until the file is closed; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor of that name, which must have exactly that shape (dims). `name`: the file, for messages.
+// *result = the tensor of that name, of any type, which must have exactly that shape (dims); valid until the file is
+// closed. `name`: the file, for messages.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
-// Returns the value of a key of __metadata__; NULL: none.
+// Returns the value of a key of __metadata__, valid until the file is closed; NULL: none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
 // out (bytes) = bytes of a tensor of an open file, from `offset` in the tensor on. Several threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
@@ -115,11 +117,13 @@ struct safetensors_index {
 };
 // Opens an index. On success the caller closes it; on failure nothing is held, and closing is harmless.
 const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error);
+// Parses the bytes of an index, which are not needed afterwards, and otherwise does as safetensors_index_open. `name`:
+// the file, for messages.
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);
 void safetensors_index_close(struct safetensors_index *index);
-// Returns the file that holds a tensor; NULL: none.
+// Returns the name of the file that holds a tensor, valid until the index is closed; NULL: none.
 const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor);
-// Writes an index as transformers does: indented, tensors sorted. Sorts the entries.
+// Writes an index as transformers does: indented, tensors sorted. Sorts the entries. Errors stay in `out`.
 void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count, uint64_t total_bytes);
 __END_DECLS

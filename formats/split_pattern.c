@@ -42,6 +42,7 @@ struct split_rewrite {
     const char *problem; // what is refused, for the message; NULL: nothing
 };
 
+// Appends bytes to the pattern that is written; sets `full`, and appends nothing, where they do not fit.
 static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
     if (bytes > SPLIT_PATTERN_REWRITTEN_LONGEST - r->length) {
         r->full = true;
@@ -50,9 +51,11 @@ static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
     memcpy(r->out + r->length, text, bytes);
     r->length += bytes;
 }
+// Appends a text as split_put does.
 static void split_puts(struct split_rewrite *r, const char *text) { split_put(r, text, strlen(text)); }
 
-// Writes ranges of characters: unchanged within a class, else as a class of their own, which may be negated.
+// Writes ranges of characters: unchanged within a class, where `negated` has no effect, else as a class of their own,
+// which may be negated.
 static void split_put_class(struct split_rewrite *r, const char *ranges, bool negated) {
     split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
     split_puts(r, ranges);
@@ -69,8 +72,9 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes a general category. Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are
-// listed.
+// Writes the general category that the first `letters` letters of `category` name, or all characters outside of it.
+// Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are listed; their complement within
+// a class is refused.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;
@@ -107,7 +111,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
     return (size_t)(c - r->in);
 }
 
-// Reads a category after its p: {L} of \p{L}, {Lu} of \P{Lu}.
+// Copies a category after its p: {L} of \p{L}, {Lu} of \P{Lu}; sets r->problem for another property.
 static void split_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
@@ -124,7 +128,8 @@ static void split_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Reads a code point after its letter: {41} of \x{41}, 0041 of \u0041.
+// Copies a code point after its letter: {41} of \x{41}, 0041 of \u0041, as \x{...}; sets r->problem where the digits
+// are not so many.
 static void split_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
@@ -147,6 +152,7 @@ static bool split_is_range_end(const struct split_rewrite *r, const char *escape
     return before || (r->end - r->in > 1 && r->in[0] == '-' && r->in[1] != ']');
 }
 
+// Copies or replaces the escape at r->in, within a class or outside; sets r->problem for one that is refused.
 static void split_escape(struct split_rewrite *r) {
     static const char punctuation[] = "!\"#$%&'()*+,-./:;=?@[\\]^_{|}~ ";
     const char *escape = r->in++;
@@ -169,6 +175,7 @@ static void split_escape(struct split_rewrite *r) {
         r->problem = "a range that begins or ends in an escape for many characters";
 }
 
+// Copies the beginning of the group at r->in, "(" or "(?i:" for instance; sets r->problem for a kind that is refused.
 static void split_group(struct split_rewrite *r) {
     static const char *const kinds[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
     const size_t left = (size_t)(r->end - r->in);
@@ -188,7 +195,8 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Reads {3}, {1,} or {1,3}. Oniguruma reads a + after the braces as another repetition, and {,3} as {0,3}.
+// Copies {3}, {1,} or {1,3}. Oniguruma reads a + after the braces as another repetition, and {,3} as {0,3}: these are
+// refused.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;
@@ -205,6 +213,7 @@ static void split_repetition(struct split_rewrite *r) {
     split_put(r, begin, (size_t)(r->in - begin));
 }
 
+// Copies what comes next within a class: an escape, a character, or the ] that ends the class.
 static void split_in_class(struct split_rewrite *r) {
     const bool pair = r->end - r->in > 1 && r->in[0] == '&' && r->in[1] == '&';
     if (*r->in == '[' || pair) {
@@ -219,6 +228,7 @@ static void split_in_class(struct split_rewrite *r) {
     split_put(r, r->in++, 1);
 }
 
+// Copies the beginning of a class, [ or [^.
 static void split_begin_class(struct split_rewrite *r) {
     split_put(r, r->in++, 1);
     if (r->in < r->end && *r->in == '^')
@@ -228,6 +238,7 @@ static void split_begin_class(struct split_rewrite *r) {
     r->in_class = true;
 }
 
+// Copies what comes next outside of classes, or sets r->problem where PCRE2 would read it otherwise than Oniguruma.
 static void split_outside_class(struct split_rewrite *r) {
     const char c = *r->in;
     if (strchr("\\[", c) && r->depth && r->group[r->depth - 1] == 'i')
@@ -264,7 +275,7 @@ void split_pattern_free(struct split_pattern *pattern) {
     free(pattern);
 }
 
-// Compiles a pattern in PCRE2's language.
+// Compiles a pattern in PCRE2's language into pattern->code. Returns NULL, or what is wrong, in `error`.
 static const char *split_compile(struct split_pattern *pattern, const char *regex, size_t bytes, const char *name,
                                  struct error_text *error) {
     int problem = 0;
@@ -285,7 +296,8 @@ static const char *split_compile(struct split_pattern *pattern, const char *rege
     return NULL;
 }
 
-// *rewritten = the pattern in PCRE2's language, of *rewritten_bytes, which the caller frees.
+// *rewritten = the pattern in PCRE2's language, of *rewritten_bytes, which the caller frees, after an error too.
+// Returns NULL, or what is wrong, in `error`.
 static const char *split_translate(const char *regex, size_t bytes, char **rewritten, size_t *rewritten_bytes,
                                    const char *name, struct error_text *error) {
     struct split_rewrite rewrite;

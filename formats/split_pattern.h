@@ -25,8 +25,8 @@ void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 // Allocates the memory for searching texts of at most `longest` bytes; NULL: out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
-// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end); 0: none; below 0: the search
-// exceeded its limit of steps.
+// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end), which may be none; 0: there is no
+// match; below 0: the search exceeded its limit of steps.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS

@@ -146,6 +146,7 @@ static const char *megatron_sequences_check(const unsigned char *lengths, const 
     return NULL;
 }
 
+// Checks that the document index, `count` unaligned 64-bit numbers, rises from 0 to the number of sequences.
 static const char *megatron_documents_check(const unsigned char *documents, uint64_t count, uint64_t sequences,
                                             const char *name, struct error_text *error) {
     uint64_t previous = 0;
@@ -208,6 +209,8 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
     return NULL;
 }
 
+// Fills *file, except its path, from the header of the shard at `path`: one to finetune on or llm.c's, by its first
+// bytes.
 static const char *shard_open(struct token_file *file, const char *path, struct error_text *error) {
     unsigned char header[LLMC_HEADER_BYTES];
     int fd;

@@ -29,18 +29,23 @@ struct token_file {
 };
 
 __BEGIN_DECLS
+// Returns the name of a format in messages; a constant.
 const char *token_format_name(enum token_format format);
+// Returns the name of a type in messages, as uint16; a constant.
 const char *token_type_name(enum token_type type);
+// Returns the bytes of a token.
 uint64_t token_type_bytes(enum token_type type);
 
-// Finds the format and layout of the file at `path`: Megatron's .bin where its .idx is beside it, otherwise a shard of
-// llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file owns.
+// Finds the format and layout of the file at `path`, and fills the zeroed *file: Megatron's .bin where its .idx is
+// beside it, otherwise a shard of llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file
+// owns.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
 // *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
 // was written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; files of other formats have none.
+// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each, once; files of
+// other formats have none.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.
@@ -50,13 +55,15 @@ const char *token_file_read(int32_t *out, const struct token_file *file, int fd,
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
 // ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path and its documents ----
-// `data` holds the first `data_bytes` of a shard, at least its header where the file is that long.
+// Parses the header of a shard of llm.c of file_bytes, of which `data` holds the first data_bytes: the whole header
+// where the file is that long.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
 // Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Fills in the documents of `file`, from an index that megatron_index_parse has accepted.
+// Allocates and fills the documents of `file`, from an index that megatron_index_parse has accepted. Documents without
+// tokens are left out.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
 // out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the

@@ -52,6 +52,7 @@ static size_t pattern_length(const char *patterns) {
     return n;
 }
 
+// Adds the files that each pattern of the list matches; an empty pattern, or one without a match, ends the program.
 static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
     for (const char *at = patterns;; at++) {
         const size_t length = pattern_length(at);
@@ -87,6 +88,7 @@ bool paths_any(const char *patterns, char *path, size_t size) {
     return false;
 }
 
+// Orders pointers to paths byte by byte, for qsort.
 static int compare_paths(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }

@@ -10,6 +10,7 @@ __BEGIN_DECLS
 // stands for its .bin. The caller frees the *count paths and the list. A pattern that no file matches ends the program,
 // by a message that begins with `option`.
 char **paths_find(const char *patterns, const char *option, int *count);
-// *path = a file that one of the patterns matches; false: none does.
+// path (size bytes) = a file that one of the patterns matches; false: none does, or its name is too long. Unlike
+// paths_find it never ends the program.
 bool paths_any(const char *patterns, char *path, size_t size);
 __END_DECLS

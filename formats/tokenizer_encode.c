@@ -23,6 +23,7 @@ struct tokenizer_work {
     size_t count, room;
 };
 
+// Returns the text of an error, for the tokens of so many bytes.
 static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes) {
     return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
 }
@@ -39,6 +40,7 @@ static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     work->room = room;
     return NULL;
 }
+// Appends `count` ids. Returns NULL, or that memory is out.
 static const char *work_put(struct tokenizer_work *work, const int32_t *ids, size_t count) {
     const char *problem = work_reserve(work, count);
     if (!problem && count) {

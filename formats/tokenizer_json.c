@@ -103,6 +103,7 @@ static const char *type_of(const json_t *object) {
     const char *type = json_string_value(json_object_get(object, "type"));
     return type ? type : "";
 }
+// Returns the text that refuses a component of this type, with the types that are expected.
 static const char *refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
                                const char *expected) {
     return error_format(r->error, "%s: %s is %.100s, which is not supported; expected %s", r->name, where,
@@ -225,6 +226,7 @@ static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, s
     return NULL;
 }
 
+// Reads model.merges into the tables, ranked in their order; the vocabulary is there already.
 static const char *read_merges(struct tokenizer_reader *r, const json_t *merges) {
     const size_t count = json_array_size(merges);
     if (!json_is_array(merges) || count > TOKENIZER_MAX_IDS)
@@ -239,6 +241,7 @@ static const char *read_merges(struct tokenizer_reader *r, const json_t *merges)
     return problem;
 }
 
+// Refuses a model whose merges are dropped at random.
 static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *model) {
     const json_t *dropout = json_object_get(model, "dropout");
     if (!dropout || json_is_null(dropout) || (json_is_number(dropout) && json_number_value(dropout) == 0))
@@ -280,6 +283,7 @@ static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
+// Fills entry `number` of the added tokens, and puts its text into the tables. Its id was checked by allocate_tokens.
 static const char *read_added_token(struct tokenizer_reader *r, const json_t *token, size_t number,
                                     const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
@@ -342,6 +346,8 @@ static const char *check_normalized(struct tokenizer_reader *r, const struct add
                                (int)added->bytes, (const char *)added->text);
 }
 
+// Reads the list of added tokens (NULL or null: none), and leaves them sorted as tokenizer_match_added needs them. Two
+// of one text are an error.
 static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *list, const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_array_size(list);
@@ -368,6 +374,7 @@ static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *l
 
 // ---- normalizer, pre_tokenizer, post_processor, decoder ----
 
+// Sets whether text is normalized: absent or null is none, and only NFC is known.
 static const char *read_normalizer(struct tokenizer_reader *r, const json_t *normalizer) {
     if (!normalizer || json_is_null(normalizer))
         return NULL;
@@ -376,6 +383,7 @@ static const char *read_normalizer(struct tokenizer_reader *r, const json_t *nor
                           : refuse_type(r, normalizer, "normalizer", "null or NFC");
 }
 
+// Compiles a split pattern and adds it behind the others; more than TOKENIZER_MAX_PATTERNS are an error.
 static const char *add_pattern(struct tokenizer_reader *r, const char *regex, size_t bytes) {
     struct tokenizer_tables *t = r->tables;
     if (t->pattern_count == TOKENIZER_MAX_PATTERNS)
@@ -384,6 +392,8 @@ static const char *add_pattern(struct tokenizer_reader *r, const char *regex, si
     return split_pattern_compile(&t->patterns[t->pattern_count++], regex, bytes, r->name, r->error);
 }
 
+// Adds the pattern of a Split, a regular expression whose matches stand by themselves; another kind of Split is
+// refused.
 static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     const json_t *pattern = json_object_get(split, "pattern"), *regex = json_object_get(pattern, "Regex");
     const char *behavior = json_string_value(json_object_get(split, "behavior"));
@@ -400,6 +410,8 @@ static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     return add_pattern(r, json_string_value(regex), json_string_length(regex));
 }
 
+// Reads a ByteLevel, which by default splits by GPT-2's pattern and puts a space before the text. `where`: its name in
+// messages.
 static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byte_level, const char *where) {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     bool use_regex = true, trim_offsets = true; // trim_offsets does not change ids
@@ -411,6 +423,7 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
+// Adds the split patterns of pre_tokenizer, in the order in which they are applied.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
     if (strcmp(type_of(pre_tokenizer), "ByteLevel") == 0)
@@ -484,6 +497,7 @@ static const char *read_template(struct tokenizer_reader *r, const json_t *proce
     return problem;
 }
 
+// Reads one part of post_processor: a template, or a ByteLevel, which changes no ids.
 static const char *read_processor(struct tokenizer_reader *r, const json_t *processor) {
     if (strcmp(type_of(processor), "ByteLevel") == 0) // changes only offsets
         return only_members(r, processor, "post_processor", " type add_prefix_space trim_offsets use_regex ");
@@ -492,6 +506,7 @@ static const char *read_processor(struct tokenizer_reader *r, const json_t *proc
     return refuse_type(r, processor, "post_processor", "ByteLevel, TemplateProcessing, or a Sequence of them");
 }
 
+// Reads post_processor, which is absent, null, one part, or a Sequence of parts.
 static const char *read_post_processor(struct tokenizer_reader *r, const json_t *processor) {
     if (!processor || json_is_null(processor))
         return NULL;
@@ -504,6 +519,7 @@ static const char *read_post_processor(struct tokenizer_reader *r, const json_t 
     return problem;
 }
 
+// Checks that the decoder is a ByteLevel: no other gives a token the bytes that the tables have.
 static const char *read_decoder(struct tokenizer_reader *r, const json_t *decoder) {
     if (strcmp(type_of(decoder), "ByteLevel") != 0)
         return refuse_type(r, decoder, "decoder", "ByteLevel");
@@ -512,6 +528,8 @@ static const char *read_decoder(struct tokenizer_reader *r, const json_t *decode
 
 // ---- the file ----
 
+// Fills the tokenizer from the file's object. end_of_text is <|endoftext|>, else <|end_of_text|>, else -1; the files
+// beside may say otherwise. Returns NULL, or what is wrong.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const char *problem = only_members(r, root, "the file",
@@ -536,7 +554,7 @@ static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root
     return NULL;
 }
 
-// Returns the JSON of a file, which the caller releases; NULL with *problem.
+// Returns the JSON of a file, which the caller releases, and *problem NULL; or NULL, and what is wrong in *problem.
 static json_t *tokenizer_json(const unsigned char *data, size_t bytes, const char *name, struct error_text *error,
                               const char **problem) {
     json_error_t json_error;

@@ -55,9 +55,9 @@ bool tokenizer_begin(struct tokenizer *tokenizer);
 // Appends the text of token `id`, for which tables->text has room, or where it is already, and sets the token's kind.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
-// Returns the slot of ids_by_text that holds the token of these bytes, or the free slot for it.
+// Returns the slot of ids_by_text, which is not NULL, that holds the token of these bytes, or the free slot for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the TOKEN_BPE of these bytes; -1: none.
+// Returns the id of the TOKEN_BPE of these bytes; -1: none. ids_by_text is not NULL.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // Returns the id of the added token of this text, else of the TOKEN_BPE of its bytes; -1: none.
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);

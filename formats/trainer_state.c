@@ -18,6 +18,7 @@ void trainer_state_free(struct trainer_state *state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing
 
+// Writes the objects "given" and "resolved": options as texts, by their names with underscores.
 static void trainer_state_write_options(struct json *json, const struct options *options, const void *asked,
                                         const bool *given, const void *resolved) {
     char text[OPTION_TEXT];
@@ -81,6 +82,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 // The limit of counts in a state: far above what a run reaches, and far below what 63 bits hold.
 static const int64_t TRAINER_MAX = (int64_t)1 << 60;
 
+// *value = the member `key`, a count from 0 to below TRAINER_MAX, which must be there.
 static const char *trainer_state_count(const json_t *object, const char *key, uint64_t *value, const char *name,
                                        struct error_text *error) {
     int64_t count = 0;
@@ -89,6 +91,7 @@ static const char *trainer_state_count(const json_t *object, const char *key, ui
     return NULL;
 }
 
+// Sets files and num_files; the names are root's.
 static const char *trainer_state_read_files(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *files;
     RETURN_PROBLEM(json_get_array(state->root, "files", &files, name, error));
@@ -137,6 +140,7 @@ static const char *trainer_state_read_changes(struct trainer_state *state, const
     return NULL;
 }
 
+// Checks that the member `key` is an object of texts, for trainer_state_option; nothing is stored.
 static const char *trainer_state_read_options(const struct trainer_state *state, const char *key, const char *name,
                                               struct error_text *error) {
     json_t *options, *value;
@@ -147,6 +151,7 @@ static const char *trainer_state_read_options(const struct trainer_state *state,
     return NULL;
 }
 
+// Sets base_folder and base_digest, which are root's, where the checkpoint has only adapters.
 static const char *trainer_state_read_base(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *base;
     RETURN_PROBLEM(json_opt_object(state->root, "base", &base, name, error));
@@ -156,6 +161,7 @@ static const char *trainer_state_read_base(struct trainer_state *state, const ch
     return json_get_string(base, "digest", &state->base_digest, name, error);
 }
 
+// Fills the state, zeroed but for root, from root. After an error the caller frees the state.
 static const char *trainer_state_read_root(struct trainer_state *state, const char *name, struct error_text *error) {
     int64_t version;
     RETURN_PROBLEM(json_get_int(state->root, "version", 1, 2, &version, name, error));

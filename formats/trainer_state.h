@@ -53,7 +53,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
 struct trainer_state trainer_state_open(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// Returns the text of an option (name with underscores) in the state: which = "given" (by the user) or "resolved" (all
-// options); NULL: none.
+// Returns the text of an option (name with underscores) in the state, valid until it is freed: which = "given" (by the
+// user) or "resolved" (all options); NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

@@ -30,7 +30,7 @@ void vocabulary_close(struct vocabulary *vocabulary);
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 
-// *path = the vocabulary.bin that belongs to a shard (file_beside_shard).
+// *path = the vocabulary.bin that belongs to a shard; otherwise as file_beside_shard.
 bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
 // *path = the file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first that is
 // there of data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False where none is, or path is
@@ -50,6 +50,8 @@ struct terminal_text {
     unsigned char bytes[4];
     int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
 };
+// Prints a token, but the beginning of a character that it leaves unfinished, which `text` keeps for the next token. A
+// token without text is printed as its id in brackets.
 void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token);
 // Prints a character that is not finished as escapes.
 void terminal_text_end(struct terminal_text *text);

@@ -4,6 +4,7 @@
 // Returns the share of lr - min_lr that is left after the fraction `done` (0 to 1) of a decay.
 static double cosine_decay(double done) { return 0.5 * (cos(3.14159265358979323846 * done) + 1); }
 
+// Returns the share of lr - min_lr that is left after the fraction `done` (0 to 1) of WSD's decay.
 static double wsd_decay(enum lr_wsd_decay_style style, double done) {
     switch (style) {
     case WSD_DECAY_EXPONENTIAL: return 2 * pow(0.5, done) - 1; // halves, shifted so that it ends at 0

@@ -8,6 +8,7 @@
 #include <time.h>     // clock_gettime
 #include <unistd.h>   // pread, gethostname
 
+// Returns a lock of one byte for fcntl; type: F_WRLCK or F_RDLCK.
 static struct flock lock_of_byte(short type, off_t byte) {
     struct flock lock;
     memset(&lock, 0, sizeof lock); // l_pid must be 0

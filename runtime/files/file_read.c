@@ -10,8 +10,8 @@
 
 static_assert(sizeof(off_t) == 8, "files above 2 GiB are normal");
 
-// Reads by pread rather than a mapping: a file that shrinks during the run is then an error with a message instead of a
-// SIGBUS, and its pages don't count as this process's resident memory.
+// Reads exactly `bytes` at `offset`, by pread rather than a mapping: a file that shrinks during the run is then an
+// error with a message instead of a SIGBUS, and its pages don't count as this process's resident memory.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error) {
     for (uint64_t done = 0; done < bytes;) {
@@ -35,7 +35,7 @@ bool is_pipe(const char *path) {
     return stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
-// Calls stat first, since opening a pipe can block.
+// Opens a regular file for reading, after a stat, since opening a pipe can block; *fd is -1 after an error.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error) {
     struct stat status;
     *fd = -1;

@@ -17,6 +17,7 @@ static inline uint32_t load_u32(const unsigned char *p) {
     memcpy(&value, p, sizeof value);
     return value;
 }
+// Returns the little-endian number at p, which need not be aligned.
 static inline uint64_t load_u64(const unsigned char *p) {
     uint64_t value;
     memcpy(&value, p, sizeof value);

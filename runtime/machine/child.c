@@ -13,7 +13,8 @@
 
 extern char **environ;
 
-// Starts the child with stdout and stderr on the descriptor `out`. Returns 0, or errno.
+// Starts this program with the arguments as *child, with stdout and stderr on the descriptor `out`. Returns 0, or
+// errno.
 static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_t actions;
     int error = posix_spawn_file_actions_init(&actions);
@@ -27,8 +28,8 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Appends some of what is in the pipe to the text `output`. A full `output` loses a quarter in its middle. Returns
-// whether the pipe is still open.
+// Appends some of what is in the pipe to the text `output`, of *length bytes in `size`. A full `output` loses a quarter
+// in its middle. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;

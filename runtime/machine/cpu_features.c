@@ -12,6 +12,8 @@ struct cpu {
 #if defined(__x86_64__)
 #include <cpuid.h> // __get_cpuid_count
 
+// Reads the words with the features' bits, by cpuid; CPU_XCR0 is 0 where the operating system does not say which
+// registers it saves.
 static struct cpu cpu_read(void) {
     enum { OSXSAVE = 1 << 27 };
     struct cpu cpu;
@@ -35,6 +37,7 @@ static struct cpu cpu_read(void) {
         cpu.words[CPU_EXTENDED_1_ECX] = c;
     return cpu;
 }
+// Whether the CPU has the feature, and the operating system saves the registers that the feature needs.
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) {
     return (cpu->words[f->word] >> f->bit & 1) && (cpu->words[CPU_XCR0] & f->state) == f->state;
 }
@@ -49,13 +52,16 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 #else
 #include <sys/auxv.h> // getauxval
 
+// Reads the words with the features' bits, from the kernel's auxiliary vector.
 static struct cpu cpu_read(void) {
     struct cpu cpu;
     cpu.words[CPU_HWCAP] = getauxval(AT_HWCAP);
     cpu.words[CPU_HWCAP2] = getauxval(AT_HWCAP2);
     return cpu;
 }
+// Whether the CPU has the feature.
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) { return cpu->words[f->word] >> f->bit & 1; }
+// arch = the argument of make ARCH= that suits every CPU of 64-bit Arm.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     snprintf(arch, bytes, "armv8-a");
 }
@@ -63,6 +69,7 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 
 bool cpu_feature_is_compiled(const struct cpu_feature *f) { return f->compiled[0] >= '0' && f->compiled[0] <= '9'; }
 
+// The number of features that were compiled for and that the CPU lacks.
 static int cpu_missing(const struct cpu *cpu, const struct cpu_feature *needed) {
     int missing = 0;
     for (const struct cpu_feature *f = needed; f->name; f++)
@@ -95,7 +102,8 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     return text;
 }
 
-// Runs before the engines' constructors, which may use such instructions.
+// Ends the process where this CPU lacks a feature that was compiled for. Runs before the engines' constructors, which
+// may use such instructions.
 __attribute__((constructor(101))) static void cpu_check(void) {
     char text[512];
     const struct cpu cpu = cpu_read();

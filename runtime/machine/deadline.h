@@ -9,6 +9,7 @@ struct deadline {
 };
 
 __BEGIN_DECLS
+// Returns the time of the one clock, CLOCK_MONOTONIC, in seconds: only differences have a meaning.
 double deadline_clock_s(void);
 // Returns the deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
 struct deadline deadline_after_minutes(double start_s, double minutes);

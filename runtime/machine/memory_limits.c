@@ -100,6 +100,7 @@ size_t memory_resident_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
+// Returns the largest resident set size that this process has had; 0: unknown.
 size_t memory_resident_peak_bytes(void) {
     char text[8192];
     if (!read_kernel_file("", "/proc/self/status", text, sizeof text))

@@ -8,7 +8,7 @@ __BEGIN_DECLS
 // (v1 and v2) leave, and what its own limits (RLIMIT_AS, RLIMIT_DATA) leave. SIZE_MAX: no limit is known.
 size_t memory_available_bytes(void);
 
-// Returns this process's resident set size; the next function returns its peak. 0: unknown.
+// Returns this process's resident set size now; 0: unknown.
 size_t memory_resident_bytes(void);
 size_t memory_resident_peak_bytes(void);
 __END_DECLS

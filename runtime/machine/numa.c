@@ -36,6 +36,7 @@ static bool numa_node_meets(const char *folder, int node, const struct cpus *all
     return any;
 }
 
+// The number of nodes in `folder` with a CPU of `allowed`; 0 where the folder can't be read.
 static int numa_count(const char *folder, const struct cpus *allowed) {
     int nodes = 0;
     DIR *const directory = opendir(folder);
@@ -80,6 +81,7 @@ void numa_bind_thread(struct numa_binding *binding, const char *folder, int node
                      numa_node_meets(folder, node, &binding->before, &common) &&
                      sched_setaffinity(0, sizeof common, common.sets) == 0;
 }
+// Gives the calling thread back the CPUs that numa_bind_thread took from it, if any.
 void numa_restore_thread(const struct numa_binding *binding) {
     if (binding->bound)
         sched_setaffinity(0, sizeof binding->before, binding->before.sets);

@@ -14,7 +14,7 @@
 
 // ---- before main ----
 
-// Ends the process where its libraries could not start.
+// Handles SIGPROF: ends the process, whose libraries could not start in time, with status 2 and a message.
 static void on_start_timeout(int number) {
     static const char text[] =
         "train_gpt: the libraries that this program needs do not get the memory that they start with, and would wait for "
@@ -22,6 +22,7 @@ static void on_start_timeout(int number) {
     const ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     _exit(written > 0 ? EXIT_USAGE : EXIT_FAILURE);
 }
+// Whether a resource (RLIMIT_AS and its like) has a limit.
 static bool is_limited(int resource) {
     struct rlimit limit;
     return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

@@ -24,6 +24,7 @@ static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of t
 
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
+// Wakes the thread, so that it serves what a caller has changed under the mutex. From any thread.
 static void control_wake(struct control *c) {
     const uint64_t one = 1;
     while (write(c->wake, &one, sizeof one) < 0 && errno == EINTR)
@@ -32,6 +33,7 @@ static void control_wake(struct control *c) {
 
 // ---- exchanges, in the thread ----
 
+// Returns memory of `bytes`, 0 too, to be freed by free(); ends the job where there is none.
 static void *control_allocate(struct control *c, size_t bytes) {
     void *const memory = malloc(bytes + 1);
     if (!memory)
@@ -39,24 +41,27 @@ static void *control_allocate(struct control *c, size_t bytes) {
     return memory;
 }
 
+// Returns the bytes of the result of this rank's exchange. The caller holds the mutex.
 static size_t control_result_bytes(const struct control *c) {
     return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
 }
 
 // Whether a contribution is to this rank's exchange. If not, ranks run different programs or have different options.
+// The caller holds the mutex.
 static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
     return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
            other->operation == c->exchange.operation &&
            strncmp(other->report.exchange, c->exchange.name, CONTROL_NAME) == 0;
 }
 
+// Lets the caller that waits for the exchange go on. The caller of this function holds the mutex.
 static void control_exchange_done(struct control *c) {
     c->exchange.pending = false;
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes the exchange, on rank 0, once all have contributed. They have then received the last exchange's result,
-// whose buffer can be freed.
+// Completes the exchange, on rank 0, if all have contributed: they have then received the last exchange's result, whose
+// buffer can be freed. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -175,6 +180,8 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
+// Keeps the report of the whole frame that rank r has sent, and does what the frame asks for. An abort ends this
+// process.
 static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
@@ -262,6 +269,7 @@ static void control_wait(struct control *c) {
             control_receive(c, r);
 }
 
+// Runs the thread until control_serve says that it is to end; argument: the struct control.
 static void *control_run(void *argument) {
     struct control *const c = (struct control *)argument;
     while (control_serve(c)) {
@@ -276,6 +284,7 @@ static void *control_run(void *argument) {
     return NULL;
 }
 
+// Starts the thread. Returns NULL, or what is wrong, in `error`.
 static const char *control_start_thread(struct control *c, struct error_text *error) {
     const int problem = signals_start_thread(&c->thread, control_run, c);
     return problem
@@ -309,6 +318,7 @@ static const char *control_listen_at(struct control *c, const struct launch *lau
     return NULL;
 }
 
+// Closes the connections and frees c, whose thread has ended or was never started.
 static void control_free(struct control *c) {
     for (int r = 0; r < c->ranks && c->links; r++) {
         control_link_close(&c->links[r]);
@@ -326,7 +336,8 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up everything except the connections.
+// Sets up everything except the connections. Returns NULL, or what is wrong, in `error`; control_free frees c in either
+// case.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -358,7 +369,8 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     return NULL;
 }
 
-// Connects the ranks; returns when all have connected.
+// Connects the ranks; returns NULL when all have connected, or what is wrong, in `error`. Where rank 0 fails it tells
+// the ranks that have connected, and these exit here.
 static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
     int status = 0;
     const char *const problem =
@@ -396,6 +408,7 @@ static void control_on_exit(int status, void *argument) {
     pthread_timedjoin_np(c->thread, NULL, &until);
 }
 
+// Lets exit() call control_on_exit until control_close; without memory it will not.
 static void control_register_exit(struct control *c) {
     c->at_exit = (struct control **)malloc(sizeof *c->at_exit);
     if (!c->at_exit)
@@ -404,6 +417,7 @@ static void control_register_exit(struct control *c) {
     on_exit(control_on_exit, c->at_exit);
 }
 
+// Opens the connections as control_open does; start_s: the seconds in which all ranks must have connected.
 static const char *control_open_within(struct control **control, const struct launch *launch,
                                        const struct control_address *address, int listener, double timeout_s,
                                        double start_s, struct error_text *error) {
@@ -459,6 +473,7 @@ void control_close(struct control *c) {
 
 // ---- what callers ask for ----
 
+// Hands the exchange to the thread, and waits until it is done. `all` and `mine` are used until then.
 static void control_exchange_run(struct control *c, enum control_operation operation, void *all, const void *mine,
                                  size_t bytes, const char *what, bool patient) {
     struct control_exchange *const x = &c->exchange;
@@ -496,6 +511,7 @@ void control_broadcast(struct control *c, void *data, size_t bytes, const char *
         control_exchange_run(c, CONTROL_BROADCAST, data, data, bytes, what, patient);
 }
 
+// Returns when all ranks have called it; an all-gather of no bytes.
 void control_barrier(struct control *c, const char *what, bool patient) {
     control_all_gather(c, NULL, NULL, 0, what, patient);
 }

@@ -135,7 +135,7 @@ struct control {
 
 __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
-// Adds a frame to the queue; a heartbeat is dropped where others are queued.
+// Queues a frame. Dropped are a heartbeat behind two other frames, and any frame of a closed, broken or full link.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
 void control_link_send(struct control_link *link);
@@ -145,26 +145,27 @@ enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
-// Queues a frame for each other rank. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent;
-// NULL: none.
+// Queues a frame, with this rank's report, on each open connection. status: of an abort, else 0. payload
+// (payload_bytes): must stay until it is sent; NULL: none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
-// Waits, up to `seconds`, until all queued frames have been sent and the others have closed: a process that ends with
-// unread bytes resets the connection, and its peer may lose what was sent.
+// Sends what is queued and nothing more, and drops what arrives until the others have closed, up to `seconds`: a
+// process that ends with unread bytes resets the connection, and its peer may lose what was sent.
 void control_drain(struct control *c, double seconds);
 // Tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached them.
 void control_abort_others(struct control *c, int status);
 
 // ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or what is wrong, in `error` ----
-// Gathers the ranks, on rank 0: returns when all others have connected. Closes the listener in any case.
+// Gathers the ranks, on rank 0: returns when all others have connected, after start_s seconds at most. Closes the
+// listener in any case.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// Connects to rank 0, on the others, and waits until it says that all have. *status: the exit status with which rank 0
-// has said that the job ends; 0: it has not.
+// Connects to rank 0, on the others, within start_s seconds, and waits until it says that all have. *status: the exit
+// status with which rank 0 has said that the job ends; 0: it has not.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
-// Updates this rank's own report.
+// Updates this rank's own report, as of the last heartbeat. Takes the mutex.
 void control_report_own(struct control *c);
-// Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
+// Ends the job where a rank is silent or, on rank 0, overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
 // Ends the job: the connection of rank `lost` has closed, or that rank exits, with `status`.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));

@@ -25,6 +25,7 @@ struct control_hello {
 };
 static_assert(sizeof(struct control_hello) <= HANDSHAKE_HELLO, "a handshake has room for the hello");
 
+// *own = this rank's hello. Also sets this rank in c->peers.
 static void control_set_hello(struct control *c, struct control_hello *own) {
     char host[SOCKET_HOST];
     memset(own, 0, sizeof *own);
@@ -91,6 +92,7 @@ static int control_missing(const struct control *c) {
     return missing;
 }
 
+// Returns the text of an error, in `error`, that names the ranks that have not connected within start_s seconds.
 static const char *control_missing_text(const struct control *c, double start_s, struct error_text *error) {
     char who[256] = "";
     int said = 0;
@@ -124,7 +126,8 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
 
 // ---- the others ----
 
-// Says hello, and finds whether rank 0 of this job answers.
+// Says hello, and finds whether rank 0 of this job answers, whose host and process become c->peers[0]. context: the
+// struct control.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
     const double patience_s = deadline_clock_s() + ANSWER_S;
@@ -139,7 +142,8 @@ static enum socket_answer control_greet(int socket, void *context, double until_
     return SOCKET_FRIEND;
 }
 
-// Waits until rank 0 says that all have connected.
+// Waits until rank 0 says that all have connected, and receives c->peers. *status: as control_join_rank_0's. Returns
+// NULL, or what is wrong, in `error`.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

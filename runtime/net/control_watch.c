@@ -21,6 +21,7 @@ struct message {
     size_t length;
 };
 
+// Appends to the line in printf's form, cut to its size.
 __attribute__((format(printf, 2, 3))) static void message_add(struct message *message, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -32,6 +33,7 @@ __attribute__((format(printf, 2, 3))) static void message_add(struct message *me
         message->length = sizeof message->text - 1;
 }
 
+// Appends a rank with its host and process and, where its heartbeats are late, for how long it has been silent.
 static void message_add_rank(struct control *c, struct message *message, int r) {
     message_add(message, "%d (host %s, pid %d", r, c->peers[r].host, c->peers[r].pid);
     const double silent_s = r == c->rank ? 0 : deadline_clock_s() - c->links[r].heard_s;
@@ -50,6 +52,7 @@ static void rank_list_add(struct rank_list *ranks, int r) {
         ranks->first[ranks->n] = r;
     ranks->n++;
 }
+// Appends "rank" or "ranks", and the ranks of a list: those that it holds, then how many more there are.
 static void message_add_ranks(struct control *c, struct message *message, const struct rank_list *ranks) {
     message_add(message, ranks->n == 1 ? "rank " : "ranks ");
     for (int i = 0; i < ranks->n && i < MAX_NAMED; i++) {
@@ -60,7 +63,8 @@ static void message_add_ranks(struct control *c, struct message *message, const 
         message_add(message, " and %d more", ranks->n - MAX_NAMED);
 }
 
-// Prints by write, since another thread may hold stdio's locks, and without waiting for a reader that does not read.
+// Prints the line on stderr, by write, since another thread may hold stdio's locks, and without waiting for a reader
+// that does not read for longer than a second.
 static void message_print(struct message *message) {
     struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
     char shown[sizeof message->text];
@@ -84,6 +88,7 @@ __attribute__((noreturn)) static void control_end_with(struct control *c, struct
         control_abort_others(c, status);
     _exit(status);
 }
+// Ends the job with the status of an error. The message is the line but its last words.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     control_end_with(c, message, EXIT_FAILURE);
 }
@@ -115,6 +120,7 @@ struct operation {
     bool exchange;
     double waited_s; // how long ranks have waited in an overdue operation
 };
+// Appends the name, kind and number of an operation.
 static void message_add_operation(struct message *message, const struct operation *operation) {
     message_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
                 (unsigned long long)operation->number);
@@ -262,6 +268,7 @@ void control_watch(struct control *c) {
     control_check_overdue(c, true);
 }
 
+// Appends the kind, name, number and bytes of an exchange.
 static void message_add_exchange(struct message *message, uint32_t operation, const char *name, uint64_t number,
                                  uint64_t bytes) {
     message_add(message, "the %s of '%s' (exchange %llu, %llu bytes)",

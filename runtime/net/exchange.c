@@ -36,6 +36,8 @@ void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, 
     }
 }
 
+// Closes the connections that exchange_open has opened; under MPI every rank calls it. After an error of exchange_open
+// there is nothing to close.
 void exchange_close(struct exchange *x) {
     switch (x->kind) {
     case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;

@@ -5,6 +5,7 @@
 
 // Returns the rank that `step`, 1 to ranks - 1, sends to; so not all send to rank 0 first.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
+// Returns the rank that sends to this one in `step`.
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS

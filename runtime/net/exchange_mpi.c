@@ -26,6 +26,8 @@ struct exchange_mpi {
     MPI_Status *statuses;
 };
 
+// Opens the exchange by MPI, which mpi_open has started; every rank calls it. exchange_mpi_close frees *opened; what an
+// error leaves is not freed, since the process ends.
 const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks, struct error_text *error) {
     struct exchange_mpi *const m = (struct exchange_mpi *)calloc(1, sizeof *m);
     if (!m)
@@ -53,6 +55,7 @@ const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks,
     return m->requests && m->statuses ? NULL : error_format(error, "no memory for an exchange between %d ranks", ranks);
 }
 
+// Frees m and its communicator; every rank calls it, as MPI_Comm_free asks.
 void exchange_mpi_close(struct exchange_mpi *m) {
     MPI_Comm_free(&m->communicator);
     free(m->requests);
@@ -66,6 +69,7 @@ static int mpi_message_bytes(const struct exchange_mpi *m, size_t bytes, size_t 
     return bytes <= before ? 0 : (int)(bytes - before < m->message_bytes ? bytes - before : m->message_bytes);
 }
 
+// Ends the process after the loss of a peer. code: MPI's, returned by `call`.
 __attribute__((noreturn)) static void exchange_mpi_lost(const struct exchange_mpi *m, int peer, int code,
                                                         const char *call) {
     struct error_text error;
@@ -137,6 +141,7 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
     exchange_mpi_check_lengths(m, receive, n);
 }
 
+// Sends and receives all blocks, as exchange_all_to_all does.
 void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
     size_t most = 0;
     for (int r = 0; r < m->ranks; r++) {
@@ -149,6 +154,7 @@ void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send,
 
 #else
 
+// Refuses to open: this build has no MPI.
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error) {
     return error_format(error, "this build has no MPI; --collectives mpi needs one");
 }

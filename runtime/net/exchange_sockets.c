@@ -69,7 +69,8 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Takes connections until all higher ranks have connected.
+// Takes connections from `door` until all higher ranks have connected. Returns NULL or, after until_s, which rank has
+// not, in `error`.
 static const char *exchange_accept_at(struct exchange_sockets *s, struct handshake_door *door, double until_s,
                                       struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -95,6 +96,7 @@ static const char *exchange_accept_at(struct exchange_sockets *s, struct handsha
     return NULL;
 }
 
+// Takes the connections of all higher ranks at `listener`, which stays open. Returns as exchange_accept_at.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, const struct handshake_key *key,
                                    double until_s, struct error_text *error) {
     struct handshake_door *const door = handshake_open(listener, key, s->rank, s->ranks);
@@ -122,6 +124,8 @@ static const char *exchange_sockets_connect(struct exchange_sockets *s, int list
     return exchange_accept(s, listener, key, until_s, error);
 }
 
+// Connects all ranks over TCP; every rank calls it, and addresses are exchanged over `control`. exchange_sockets_close
+// frees *opened; what an error leaves is not freed, since the process ends.
 const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
                                   struct error_text *error) {
     struct exchange_sockets *const s = (struct exchange_sockets *)calloc(1, sizeof *s);
@@ -157,6 +161,7 @@ const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, in
     return problem;
 }
 
+// Closes this rank's connections and frees s.
 void exchange_sockets_close(struct exchange_sockets *s) {
     for (int r = 0; r < s->ranks; r++)
         if (s->sockets[r] >= 0)
@@ -169,6 +174,7 @@ void exchange_sockets_close(struct exchange_sockets *s) {
 
 // ---- one exchange ----
 
+// Ends the process after the loss of a peer, with a reason in printf's form.
 __attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_lost(const struct exchange_sockets *s,
                                                                                   int peer, const char *format, ...) {
     char text[256];
@@ -195,7 +201,7 @@ static int exchange_left(struct iovec pieces[2], struct exchange_header *header,
     return count;
 }
 
-// Sends what the connection takes now.
+// Sends what the connection takes now, of the header and the block; returns without waiting. An error ends the process.
 static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct iovec pieces[2];
@@ -208,7 +214,8 @@ static void exchange_send_some(struct exchange_sockets *s, int peer, const struc
         exchange_sockets_lost(s, peer, "sending: %s", strerror(errno));
     flow->sent += moved > 0 ? (size_t)moved : 0;
 }
-// Receives what the connection has now.
+// Receives what the connection has now, of the header and the block; returns without waiting. An error ends the
+// process, as does a header that is not of this exchange and of the block's length.
 static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
@@ -252,6 +259,7 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
+// Sends and receives all blocks, as exchange_all_to_all does.
 void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
                           const struct exchange_block *receive) {
     s->exchanges++;

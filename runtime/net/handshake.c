@@ -78,15 +78,17 @@ static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     return !sha256_same(part, none);
 }
 
-// Proves the first `bytes` of a talk.
+// proof = the HMAC, by the key, of the first `bytes` of a talk.
 static void handshake_prove(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                             const struct handshake_talk *talk, size_t bytes) {
     hmac_sha256(proof, key, sizeof *key, talk, bytes);
 }
+// proof = the HMAC of the joining end: of all of the talk before the place of the reply's proof.
 static void handshake_prove_reply(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                   const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk, offsetof(struct handshake_talk, reply) + offsetof(struct handshake_reply, proof));
 }
+// proof = the HMAC of the accepting end: of all of the talk before the place of the answer's proof.
 static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                    const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk,
@@ -171,6 +173,7 @@ static void handshake_say(const struct handshake_door *d, const struct sockaddr_
             strncmp(host, v4_in_v6, strlen(v4_in_v6)) == 0 ? host + strlen(v4_in_v6) : host, port, why);
 }
 
+// Closes a guest's connection, frees its place and counts it; prints why, of the first MAX_LINES.
 static void handshake_turn_away(struct handshake_door *d, struct handshake_guest *guest, const char *why) {
     if (d->turned_away++ < MAX_LINES)
         handshake_say(d, &guest->from, why);

@@ -20,8 +20,8 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
         out[i] = float_to_bf16_bits(in[i]);
 }
 
-// out (n) = the sum of n elements over all ranks, in rank order: `own` (n) of this rank, and of each other rank the
-// first n of a row of `others` (ranks - 1, shard). `out` may be `own`.
+// out (n) = the sum of n elements, at most SUM_BLOCK, over all ranks, in rank order: `own` (n) of this rank, and of
+// each other rank the first n of a row of `others` (ranks - 1, shard). `out` may be `own`.
 static void sum_fp32(float *out, const float *own, const float *others, int64_t shard, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {

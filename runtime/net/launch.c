@@ -44,6 +44,7 @@ struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
 
+// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set.
 static const char *launch_ranks(struct launch *launch, const struct launch_variables *names, struct error_text *error) {
     const char *problem = launch_number(&launch->rank, names->rank, -1, error);
     if (!problem)
@@ -71,6 +72,8 @@ static const char *launch_check_local(const struct launch *launch, const struct 
     return NULL;
 }
 
+// Sets and checks the ranks and the local ranks, from the launcher's variables. Where the number of local ranks is not
+// set, this rank is taken for the last one of its host.
 static const char *launch_by_variables(struct launch *launch, const struct launch_variables *names,
                                        struct error_text *error) {
     const char *problem = launch_ranks(launch, names, error);
@@ -178,6 +181,7 @@ static const char *launch_slurm_address(struct launch *launch, struct error_text
     return NULL;
 }
 
+// Sets the ranks of a job step and, of several, rank 0's address, from Slurm's variables.
 static const char *launch_by_slurm(struct launch *launch, struct error_text *error) {
     static const struct launch_variables names = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                                                   "SLURM_STEP_TASKS_PER_NODE"};
@@ -199,6 +203,7 @@ static bool launch_is_mpich(void) {
 
 bool launch_is_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
+// Sets the kind and the ranks where mpirun or srun started the process; else the launch stays as it is, LAUNCH_ALONE.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
@@ -216,7 +221,7 @@ static const char *launch_by_launcher(struct launch *launch, struct error_text *
 
 // ---- --rendezvous ----
 
-// Parses HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets.
+// Parses HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets, into launch->host and port.
 static const char *launch_address(struct launch *launch, const char *text, struct error_text *error) {
     const char *const colon = strrchr(text, ':');
     const char *from = text, *to = colon;
@@ -239,6 +244,7 @@ static const char *launch_address(struct launch *launch, const char *text, struc
 
 static const struct launch_variables launch_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
+// Sets the ranks, from torchrun's variables or else from mpirun's or srun's, and rank 0's address from --rendezvous.
 static const char *launch_by_rendezvous(struct launch *launch, const char *rendezvous, struct error_text *error) {
     const char *problem;
     if (getenv("RANK"))

@@ -92,7 +92,7 @@ char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes,
     return copy;
 }
 
-// Compares texts, rather than their hashes, so that the line can be named.
+// Ends the job where a line differs. Compares texts, rather than their hashes, so that the line can be named.
 void parallel_check_same(struct parallel *p, const char *text, const char *what) {
     if (!p)
         return;

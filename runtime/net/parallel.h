@@ -1,8 +1,7 @@
 // The ranks of a job, one process per GPU or socket: their connections, and agreement between them.
 //
 // There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks
-// that are lost or late. Data (exchange.h): the collectives on the host, opened only where the device's library has
-// none.
+// that are lost or late. Data (exchange.h): the host's collectives, opened where the device's library has none.
 #pragma once
 #include "runtime/net/control.h"     // struct control
 #include "runtime/net/exchange.h"    // struct exchange
@@ -31,9 +30,9 @@ void parallel_close(struct parallel *p);
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
+enum { PARALLEL_MAX_TEXT = 64 << 20 };
 // Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the
 // other ranks. More than PARALLEL_MAX_TEXT end the job. patient: as in control_broadcast.
-enum { PARALLEL_MAX_TEXT = 64 << 20 };
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);

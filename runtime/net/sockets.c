@@ -23,6 +23,7 @@ void socket_host_name(char host[SOCKET_HOST]) {
     host[SOCKET_HOST - 1] = '\0';
 }
 
+// Sleeps; a signal that is handled ends the sleep early.
 void socket_sleep_s(double seconds) {
     struct timespec time;
     time.tv_sec = (time_t)seconds;
@@ -52,6 +53,7 @@ bool socket_ready(int socket, short events, double until_s) {
 
 // ---- listening ----
 
+// Opens a listening socket as socket_listen does, by addresses of one family: AF_INET6 or AF_INET.
 static int socket_listen_family(int family, const char *numeric, int port) {
     char service[16];
     struct addrinfo hints, *found = NULL;
@@ -98,6 +100,7 @@ int socket_port(int listener) {
                                                : ((const struct sockaddr_in *)&address)->sin_port);
 }
 
+// Lets a socket send small pieces without delay.
 static void socket_send_at_once(int socket) {
     const int yes = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);

@@ -13,8 +13,7 @@ typedef void work_job(void *arguments); // a copy of what work_thread_add was gi
 
 __BEGIN_DECLS
 // Starts a thread; ends the process where there is no memory or no thread. `control` (NULL: none) is told when each job
-// begins and is done, as a collective. All signals are blocked in the thread, so that the training thread receives
-// them.
+// begins and is done, as a collective. All signals are blocked in the thread: the training thread receives them.
 struct work_thread *work_thread_start(struct control *control);
 // Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait, more than a
 // step has collectives.

@@ -34,6 +34,7 @@ void json_quote(FILE *out, const char *value) {
     fputc('"', out);
 }
 
+// Begins an indented line where the writer is pretty, else does nothing.
 static void json_newline(struct json *json) {
     if (!json->pretty)
         return;
@@ -41,7 +42,8 @@ static void json_newline(struct json *json) {
     for (int i = 0; i < json->depth; i++)
         fputs("  ", json->out);
 }
-// Writes what precedes a value: the comma after the previous value, and the key.
+// Writes what precedes a value: the comma after the previous value, the line's beginning where pretty, and the key, if
+// any.
 static void json_begin_value(struct json *json, const char *key) {
     if (json->depth > 0) {
         if (json->has_members[json->depth - 1])
@@ -55,6 +57,7 @@ static void json_begin_value(struct json *json, const char *key) {
     }
 }
 
+// Begins an object or an array as a value; aborts where JSON_DEPTH are open.
 static void json_open(struct json *json, const char *key, char bracket) {
     json_begin_value(json, key);
     fputc(bracket, json->out);
@@ -62,6 +65,7 @@ static void json_open(struct json *json, const char *key, char bracket) {
         abort(); // a fault of the program: no input decides how deep it nests
     json->has_members[json->depth++] = false;
 }
+// Ends the innermost object or array, and with the outermost one the line.
 static void json_close(struct json *json, char bracket) {
     const bool has_members = json->has_members[--json->depth];
     if (has_members)
@@ -97,6 +101,7 @@ void json_none(struct json *json, const char *key) {
 }
 
 enum { JSON_NUMBER = 32 };
+// text = the shortest decimal that reads back as the same float; "null" for NaN and infinities.
 static void json_shortest_float(char text[JSON_NUMBER], float value) {
     strcpy(text, "null");
     if (isfinite(value))
@@ -106,12 +111,14 @@ static void json_shortest_float(char text[JSON_NUMBER], float value) {
                 break;
         }
 }
+// Writes the shortest decimal that reads back as the same float: 0.1f is 0.1. NaN and infinities become null.
 void json_float(struct json *json, const char *key, float value) {
     char text[JSON_NUMBER];
     json_shortest_float(text, value);
     json_begin_value(json, key);
     fputs(text, json->out);
 }
+// text = the shortest decimal that reads back as the same double; "null" for NaN and infinities.
 static void json_shortest_double(char text[JSON_NUMBER], double value) {
     strcpy(text, "null");
     if (isfinite(value))
@@ -128,6 +135,7 @@ void json_double(struct json *json, const char *key, double value) {
     fputs(text, json->out);
 }
 
+// Writes the text of a number, with ".0" behind a whole one.
 static void json_with_point(struct json *json, const char *key, const char *text) {
     json_begin_value(json, key);
     fputs(text, json->out);
@@ -139,6 +147,7 @@ void json_decimal(struct json *json, const char *key, float value) {
     json_shortest_float(text, value);
     json_with_point(json, key, text);
 }
+// Writes a number as json_double does, but whole ones with a decimal point.
 void json_decimal_double(struct json *json, const char *key, double value) {
     char text[JSON_NUMBER];
     json_shortest_double(text, value);

@@ -33,8 +33,7 @@ void json_none(struct json *json, const char *key); // null (json_null is jansso
 // Writes the shortest decimal that reads back as the same number: 0.1f is 0.1. NaN and infinities become null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// Writes a number like json_float, but whole ones with a decimal point (1.0), for readers that tell reals from
-// integers.
+// Writes a number as json_float does, but a whole one as 1.0, for readers that tell reals from integers.
 void json_decimal(struct json *json, const char *key, float value);
 void json_decimal_double(struct json *json, const char *key, double value);
 

@@ -7,6 +7,7 @@
 // the two bytes of an empty object, so that without the second limit 100 MB of them would take all memory.
 enum { JSON_MAX_DEPTH = 64, JSON_MAX_VALUES = 4 << 20 };
 
+// Returns `length` bytes with others than printable ASCII as \xNN; "..." ends a text that was cut to the result's size.
 struct json_shown json_show_bytes(const char *text, size_t length) {
     struct json_shown shown;
     size_t used = 0;
@@ -25,6 +26,7 @@ struct json_shown json_show_bytes(const char *text, size_t length) {
     shown.text[used] = '\0';
     return shown;
 }
+// Returns a text as json_show_bytes does.
 struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
@@ -105,6 +107,7 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
 // ---------------------------------------------------------------------------------------------------------------------
 // One value: of a member, which `key` names, or of an array, for which the caller makes up a key ("shape[1]").
 
+// Returns the text of an error, in `error`: the value has another type than what is expected.
 static const char *json_wrong_type(const json_t *value, const char *key, const char *expected, const char *name,
                                    struct error_text *error) {
     return error_format(error, "%s: %s is %s; expected %s", name, json_show(key).text, json_type_name(value), expected);
@@ -121,7 +124,7 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
     *result = number;
     return NULL;
 }
-// Checks an integer or a real; both bounds are included. jansson accepts neither NaN nor infinities.
+// Checks that a value is an integer or a real; both bounds are included. jansson accepts neither NaN nor infinities.
 static const char *json_check_number(const json_t *value, const char *key, double least, double most, double *result,
                                      const char *name, struct error_text *error) {
     if (!json_is_number(value))
@@ -132,6 +135,7 @@ static const char *json_check_number(const json_t *value, const char *key, doubl
     *result = number;
     return NULL;
 }
+// Checks that a value is true or false; *result is not set otherwise.
 static const char *json_check_bool(const json_t *value, const char *key, bool *result, const char *name,
                                    struct error_text *error) {
     if (!json_is_boolean(value))
@@ -139,6 +143,7 @@ static const char *json_check_bool(const json_t *value, const char *key, bool *r
     *result = json_is_true(value);
     return NULL;
 }
+// *result = a string's text, owned by the value; another type, or a text with a NUL byte, is an error.
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error) {
     if (!json_is_string(value))
@@ -153,27 +158,33 @@ const char *json_check_string(const json_t *value, const char *key, const char *
 // ---------------------------------------------------------------------------------------------------------------------
 // Members that must be there
 
+// *result = the member `key`, an integer from `least` to below - 1; its absence is an error.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error) {
     return json_check_int(json_object_get(object, key), key, least, below, result, name, error);
 }
+// *result = the member `key`, a number from `least` to `most`; its absence is an error.
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
                             const char *name, struct error_text *error) {
     return json_check_number(json_object_get(object, key), key, least, most, result, name, error);
 }
+// *result = the member `key`, true or false; its absence is an error.
 const char *json_get_bool(const json_t *object, const char *key, bool *result, const char *name,
                           struct error_text *error) {
     return json_check_bool(json_object_get(object, key), key, result, name, error);
 }
+// *result = the text of the member `key`, owned by the object; its absence is an error.
 const char *json_get_string(const json_t *object, const char *key, const char **result, const char *name,
                             struct error_text *error) {
     return json_check_string(json_object_get(object, key), key, result, name, error);
 }
+// *result = the member `key`, an object that the outer one owns; its absence is an error.
 const char *json_get_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error) {
     *result = json_object_get(object, key);
     return json_is_object(*result) ? NULL : json_wrong_type(*result, key, "an object", name, error);
 }
+// *result = the member `key`, an array that the object owns; its absence is an error.
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error) {
     *result = json_object_get(object, key);
@@ -187,31 +198,37 @@ bool json_has(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     return value && !json_is_null(value);
 }
+// *result = the member `key` as by json_get_int; `fallback` where it is absent or null.
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_int(object, key, least, below, result, name, error) : NULL;
 }
+// *result = the member `key` as by json_get_number; `fallback` where it is absent or null.
 const char *json_opt_number(const json_t *object, const char *key, double least, double most, double fallback,
                             double *result, const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_number(object, key, least, most, result, name, error) : NULL;
 }
+// *result = the member `key` as by json_get_bool; `fallback` where it is absent or null.
 const char *json_opt_bool(const json_t *object, const char *key, bool fallback, bool *result, const char *name,
                           struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_bool(object, key, result, name, error) : NULL;
 }
+// *result = the member `key` as by json_get_string; `fallback` itself where it is absent or null.
 const char *json_opt_string(const json_t *object, const char *key, const char *fallback, const char **result,
                             const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_string(object, key, result, name, error) : NULL;
 }
+// *result = the member `key` as by json_get_object; NULL where it is absent or null.
 const char *json_opt_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error) {
     *result = NULL;
     return json_has(object, key) ? json_get_object(object, key, result, name, error) : NULL;
 }
+// *result = the member `key` as by json_get_array; NULL where it is absent or null.
 const char *json_opt_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error) {
     *result = NULL;

@@ -1,6 +1,5 @@
 // Reads untrusted JSON by jansson: parsing with limits, then members by name, whose type and bounds are checked. Each
-// function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place in
-// it.
+// function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place.
 //
 //     json_t *root;
 //     const char *problem = json_parse_object(&root, data, bytes, "config.json", &error);

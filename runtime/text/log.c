@@ -26,6 +26,7 @@ void log_row(const char *key, const char *format, ...) {
     va_end(arguments);
 }
 
+// text = bytes in the largest fitting unit, as 3.25 GiB; returns text.
 const char *log_bytes(char text[LOG_NUMBER], int64_t bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     double value = (double)bytes;
@@ -35,10 +36,12 @@ const char *log_bytes(char text[LOG_NUMBER], int64_t bytes) {
     snprintf(text, LOG_NUMBER, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
     return text;
 }
+// text = a number with four significant digits, or a whole one from 1000 on; returns text.
 const char *log_digits(char text[LOG_NUMBER], double value) {
     snprintf(text, LOG_NUMBER, value >= 1000 ? "%.0f" : "%.4g", value);
     return text;
 }
+// text = a number with a comma before each three digits; returns text.
 const char *log_count(char text[LOG_NUMBER], int64_t n) {
     char digits[LOG_NUMBER];
     const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
@@ -152,6 +155,7 @@ static void log_write_failed(struct log *log, int error) {
     log->drawn = false;
 }
 
+// Appends bytes, a whole line, to log.jsonl. A failure is reported once, and the line is lost.
 static void log_append(struct log *log, const char *text, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = write(log->file, text + done, bytes - done);
@@ -196,12 +200,14 @@ static struct json log_line_begin(struct log *log, int64_t step) {
     json_int(&json, "step", step);
     return json;
 }
+// Ends the line's object and appends the line to log.jsonl.
 static void log_line_end(struct log *log, struct json *json) {
     json_object_end(json);
     fflush(log->line);
     log_append(log, log->line_text, log->line_bytes);
 }
 
+// Writes a step's object into log.jsonl, if the log has that file.
 static void log_write_step(struct log *log, const struct log_step *s) {
     if (!log->line)
         return;
@@ -252,6 +258,7 @@ void log_scores(struct log *log, int64_t step, const char *key, void (*write)(st
 
 // ---- the progress line ----
 
+// Returns the monotonic clock, in seconds.
 static double log_clock_s(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -272,6 +279,7 @@ static double log_eta_s(struct log *log, int64_t step, double now_s) {
     return (now_s - log->timed_from_s) / (double)(step - log->timed_from) * (double)(log->total_steps - step);
 }
 
+// Returns hours, minutes and seconds, in `text`; a constant, --:--:--, where the duration is not known.
 const char *log_duration(char text[LOG_NUMBER], double seconds) {
     if (!isfinite(seconds) || seconds > 1e12)
         return "--:--:--";
@@ -296,6 +304,7 @@ static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int
     text_add(text, LOG_LINE, "  %s", log_bytes(number, s->peak_bytes));
 }
 
+// Returns the terminal's columns; 80: unknown.
 static int log_terminal_width(void) {
     struct winsize size;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
@@ -308,6 +317,7 @@ void log_end_line(struct log *log) {
     fflush(stdout);
 }
 
+// Draws the progress line in place or, in a pipe or file, prints the line of a step that is due.
 static void log_draw(struct log *log, const struct log_step *s, double eta_s) {
     char text[LOG_LINE];
     log_progress_text(text, s, log->total_steps, eta_s);
@@ -337,6 +347,7 @@ void log_event(struct log *log, const char *format, ...) {
     va_end(arguments);
 }
 
+// Ends the progress line, closes log.jsonl and frees what the log owns.
 void log_close(struct log *log) {
     log_end_line(log);
     if (!log->line)

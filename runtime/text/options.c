@@ -44,6 +44,7 @@ static int option_edit_distance(const char *a, const char *b) {
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
+// nearest = the name, as users write it, that a word is most like, of all options, help and version; returns nearest.
 static const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
     static const char *const built_in[] = {"help", "version"};
     int best = INT_MAX;
@@ -105,6 +106,7 @@ int option_choice(const char *list, const char *text) {
             return -1;
     }
 }
+// name = the name at a position, which the list has; returns name.
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]) {
     for (; position > 0; position--)
         list += strcspn(list, "|") + 1;
@@ -125,6 +127,7 @@ static void option_choices_text(char *text, size_t size, const char *list) {
     }
 }
 
+// Returns what a value of this kind is, in words; "": a heading or an enum.
 static const char *option_kind_text(enum option_kind kind) {
     switch (kind) {
     case OPTION_INT:
@@ -153,8 +156,7 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
-// Parses an integer; the next three functions parse other kinds alike. False: the text is none. *overflow: the type
-// can't hold the number, or would hold it as 0.
+// Parses an integer. False: the text is none. *overflow: a long long can't hold the number.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -162,6 +164,7 @@ static bool option_parse_integer(const char *text, long long *value, bool *overf
     *overflow = errno == ERANGE;
     return (*text == '-' || *text == '+' || (*text >= '0' && *text <= '9')) && end != text && !*end;
 }
+// Parses an integer without a sign. False: the text is none. *overflow: 64 bits can't hold the number.
 static bool option_parse_unsigned(const char *text, unsigned long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -169,6 +172,7 @@ static bool option_parse_unsigned(const char *text, unsigned long long *value, b
     *overflow = errno == ERANGE;
     return *text >= '0' && *text <= '9' && !*end; // strtoull itself would take -1 for 2^64-1
 }
+// Parses a number. False: the text is none. *overflow: a double can't hold the number, or would hold it as 0.
 static bool option_parse_number(const char *text, double *value, bool *overflow) {
     char *end;
     *value = strtod(text, &end);
@@ -179,7 +183,8 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. A long double holds every 64-bit count exactly.
+// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. False: the text is none. *overflow: 2^63 bytes or more. A
+// long double holds every 64-bit count exactly.
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -202,17 +207,20 @@ static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow)
     return true;
 }
 
+// Returns the value of an OPTION_ENUM's field: a name's position in `argument`.
 static int option_enum_value(const void *field) {
     int choice;
     memcpy(&choice, field, sizeof choice); // the field may be of an enum's type
     return choice;
 }
 
+// Whether a number is within the limits of a row, if the row has any.
 static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to a list. The first call, which sets the default, makes the list, empty for an empty text.
+// Appends an element to a list, which moves to other memory. The first call, which sets the default, makes the list,
+// empty for an empty text. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";
@@ -240,6 +248,8 @@ int option_list_count(const char *list) {
     return count;
 }
 
+// Reads a text into the field of a bool or an enum; flags also take yes, no, on, off, 1 and 0. Returns NULL, or what is
+// wrong with the text: the field is then unchanged.
 static const char *option_read_choice(const struct option_row *row, void *field, const char *text) {
     int choice = row->kind == OPTION_ENUM ? option_choice(row->argument, text) : -1;
     if (choice < 0 && option_is_flag(row) && (choice = option_choice(option_bool_names, text)) >= 0)
@@ -262,6 +272,8 @@ static const char *option_out_of_range(const struct option_row *row, bool overfl
     return "out of range";
 }
 
+// Reads a text into the field of a number, within the row's limits. Returns NULL, or what is wrong with the text: the
+// field is then unchanged.
 static const char *option_read_number(const struct option_row *row, void *field, const char *text) {
     bool is_number = false, overflow = false;
     long long integer = 0;
@@ -335,6 +347,7 @@ const char *option_read(const struct option_row *row, void *field, const char *t
     return "not understood"; // not reached: no such kind
 }
 
+// Returns where the option's value lies in the struct `values`.
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
 
 // Whether a word after a flag is its value.
@@ -370,6 +383,7 @@ static void option_print_wrapped(FILE *out, const char *text, int column) {
     fputc('\n', out);
 }
 
+// Prints the help of one option: its name and argument, what it does, its default.
 static void option_help(FILE *out, const struct option_row *row) {
     enum { COLUMN = 38, WIDEST_LIST = 40 };
     char name[OPTION_NAME], list[OPTION_TEXT] = "", text[2 * OPTION_TEXT];
@@ -388,6 +402,7 @@ static void option_help(FILE *out, const struct option_row *row) {
     option_print_wrapped(out, text, COLUMN);
 }
 
+// Prints the help: usage, all options under their headings, the notes.
 void options_help(const struct options *options, FILE *out) {
     fprintf(out, "Usage: %s [--OPTION VALUE]...\n%s The default of each option is in brackets.\n", options->program,
             options->summary);
@@ -401,6 +416,7 @@ void options_help(const struct options *options, FILE *out) {
     fputs(options->notes, out);
 }
 
+// Sets each option in `values` to the default of its row.
 void options_set_defaults(const struct options *options, void *values) {
     for (int i = 0; i < options->count; i++)
         if (options->rows[i].kind != OPTION_GROUP)
@@ -414,6 +430,7 @@ struct option_word {
     bool negated;      // --no-NAME
 };
 
+// Takes a word that begins with two dashes apart; ends the program where it names no option.
 static struct option_word option_word_read(const struct options *options, const char *word) {
     struct option_word result = {-1, NULL, false};
     char name[OPTION_NAME], nearest[OPTION_NAME];
@@ -436,6 +453,7 @@ static struct option_word option_word_read(const struct options *options, const 
     return result;
 }
 
+// Prints the version, and how the program was built.
 static void options_version(const struct options *options) {
     printf("%s\n", options->version);
     if (options->describe_build)

@@ -70,7 +70,8 @@ void options_help(const struct options *options, FILE *out);
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
-// Returns the index of the row that `word` names, in full or by an unambiguous beginning; -1: none. flags: only flags.
+// Returns the index of the row whose name is `word`, or the only one that begins with `word`; -1: none; several end the
+// program. flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
 // Returns `display`, the name as users write it.
 const char *option_display(char display[OPTION_NAME], const char *name);
