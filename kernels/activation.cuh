@@ -32,6 +32,7 @@ typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX 
 // Rows of a chunk of bias_partial: its sums are 2 % of what backward moves, and 16,384 rows of 3072 make three waves of
 // blocks on an H200.
 enum { ACTIVATION_BIAS_ROWS = 64 };
+// The number of chunks of N rows that bias_partial has sums of.
 static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }

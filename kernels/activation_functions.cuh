@@ -68,6 +68,7 @@ DEVICE_FUNCTION float gelu_derivative(float x) { return gelu_gradient(x).derivat
 struct normal_tail {
     float z, below, e; // |x|, but no more than 16; Phi(-z); e^(-z^2 / 2)
 };
+// Returns the tail of the normal distribution beyond |x|, with the precision that bf16 needs.
 DEVICE_FUNCTION struct normal_tail normal_tail_of(float x) {
     struct normal_tail tail;
     tail.z = fabsf(x) > 16 ? 16 : fabsf(x); // NaN stays NaN
@@ -80,6 +81,7 @@ DEVICE_FUNCTION struct normal_tail normal_tail_of(float x) {
     tail.below = p * t * tail.e;
     return tail;
 }
+// Returns x Phi(x): in fp32 by erfc, in bf16 by normal_tail_of.
 DEVICE_FUNCTION float gelu_erf(float x) {
     if (sizeof(floatX) != 2)
         return 0.5f * x * erfcf(-0.7071067812f * x);
@@ -113,11 +115,13 @@ ALWAYS_INLINE void vecs_gelu(vec x[FLOATX_VECS]) {
     vecs_exp(e);
     EACH_VEC x[i] = vec_divide(x[i], 1.0f + e[i]);
 }
+// s[i] = sigma(2u), u of x[i]; derivative[i] = gelu'(x[i]). x may be `derivative`.
 ALWAYS_INLINE void vecs_gelu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_VECS], const vec x[FLOATX_VECS]) {
     EACH_VEC s[i] = 1.5957691216f * x[i] * (1.0f + 0.044715f * (x[i] * x[i]));
     vecs_logistic(s);
     EACH_VEC derivative[i] = s[i] + x[i] * s[i] * (1.0f - s[i]) * 1.5957691216f * (1.0f + 0.134145f * (x[i] * x[i]));
 }
+// x[i] <- gelu'(x[i])
 ALWAYS_INLINE void vecs_gelu_derivative(vec x[FLOATX_VECS]) {
     vec s[FLOATX_VECS];
     vecs_gelu_gradient(s, x, x);
@@ -128,6 +132,7 @@ ALWAYS_INLINE void vecs_silu(vec x[FLOATX_VECS]) {
     vecs_exp(e);
     EACH_VEC x[i] = vec_divide(x[i], 1.0f + e[i]);
 }
+// s[i] = sigma(x[i]); derivative[i] = silu'(x[i]). x may be `derivative`.
 ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_VECS], const vec x[FLOATX_VECS]) {
     EACH_VEC s[i] = x[i];
     vecs_logistic(s);
@@ -183,6 +188,7 @@ ALWAYS_INLINE void vecs_squared_relu(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = vec_max(vec_set(0.0f), x[i]);
     EACH_VEC x[i] = x[i] * x[i];
 }
+// x[i] <- 2 max(x[i], 0)
 ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = 2.0f * vec_max(vec_set(0.0f), x[i]);
 }

@@ -7,6 +7,7 @@
 
 #ifdef TARGET_CUDA
 
+// Returns four parameters rounded to floatX: stochastically where adamw_rounds_params, else by parameter_rounded.
 DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const four<float> &value,
                                             const struct philox_words &random) {
     four<floatX> rounded;
@@ -118,6 +119,8 @@ ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_fa
         }
     }
 }
+// Updates elements [at, at + count) of the range, of one tensor, whose f and rounding are. `at` is a multiple of
+// STATE_BLOCK, count at most FLAT_PART.
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];

@@ -51,7 +51,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
-// Returns an element's new value; updates *m and *v.
+// Returns an element's new value; updates *m and *v. grad: before it is scaled by f.grad_scale.
 HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, struct adamw_factors f) {
     const float g = grad * f.grad_scale;
     const float first = f.beta1 * *m + f.rest1 * g, second = f.beta2 * *v + f.rest2 * (g * g);
@@ -78,6 +78,7 @@ void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adam
                   const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
+// Returns the random numbers of an update, by its seed and step; tensor_rounding makes a tensor's of them.
 static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     struct rounding rounding;
     rounding.seed = adamw->seed;
@@ -88,6 +89,7 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.first = 0;
     return rounding;
 }
+// Returns a tensor's factors: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
     f.step_size *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);

@@ -8,6 +8,7 @@
 #include "kernels/ptx.cuh"     // store_shared_word, load_shared_word
 
 HOST_DEVICE uint32_t amax_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+// Returns the larger of `largest` and x's fp8_magnitude.
 HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(largest, fp8_magnitude(to_float(x))); }
 
 #ifdef TARGET_CUDA
@@ -27,9 +28,9 @@ DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
     if (threadIdx.x % 32 == 0)
         atomicMax(amax, largest);
 }
+enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
 // Merges a maximum of each thread of a block into *amax, by one atomic operation. All threads call, in whole warps.
 // shared: AMAX_BLOCK_BYTES of shared memory, unused since the last barrier, free again after the next.
-enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
 DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     largest = __reduce_max_sync(0xffffffffu, largest);

@@ -20,10 +20,12 @@ static __thread struct amx_tile amx_tiles[8];
 static inline bool amx_available(void) { return true; }
 static inline void amx_begin(void) {}
 static inline void amx_end(void) {}
+// Loads a tile: 16 rows of 64 bytes, `stride_bytes` apart.
 static inline void amx_load(int tile, const void *base, size_t stride_bytes) {
     for (int r = 0; r < 16; r++)
         memcpy(amx_tiles[tile].as.f[r], (const char *)base + (size_t)r * stride_bytes, 64);
 }
+// Stores a tile as 16 rows of 64 bytes, `stride_bytes` apart.
 static inline void amx_store(int tile, void *base, size_t stride_bytes) {
     for (int r = 0; r < 16; r++)
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
@@ -54,6 +56,7 @@ static inline bool amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
+// Sets up this thread's eight tiles, each of 16 rows of 64 bytes.
 static inline void amx_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -68,6 +71,7 @@ static inline void amx_begin(void) {
     }
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
+// Releases this thread's tiles.
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
 // Own asm: the loads of gcc's intrinsics don't say that they read memory, so gcc may move a store behind a later load.
 #define AMX_TILE(tile) "%%tmm" #tile

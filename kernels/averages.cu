@@ -5,6 +5,8 @@
 
 #ifdef TARGET_CUDA
 
+// Returns the values in fp32 of the first `count` of parameters [at, at + 4), with their remainders where there are
+// any.
 DEVICE_FUNCTION four<float> parameters_four(const struct averages_range &r, int64_t at, int count) {
     const four<floatX> rounded = four_load(r.params + at, count);
     four<uint16_t> low = {};
@@ -15,6 +17,7 @@ DEVICE_FUNCTION four<float> parameters_four(const struct averages_range &r, int6
         value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     return value;
 }
+// Does averages_update, four elements a thread. rest: 1 - decay.
 static __global__ void averages_update_kernel(struct averages_range r, float decay, float rest,
                                               const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -53,6 +56,7 @@ void averages_swap(struct averages_range r, struct device *dev) {
 
 #else
 
+// Returns parameter i in fp32, with its remainder where there is one.
 static inline float parameter_value(const struct averages_range *r, int64_t i) {
     return r->remainder ? parameter_joined(r->params[i], r->remainder[i]) : to_float(r->params[i]);
 }

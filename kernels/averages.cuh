@@ -18,6 +18,7 @@ void averages_update(struct averages_range r, float decay, const struct gradient
 void averages_swap(struct averages_range r, struct device *dev);
 __END_DECLS
 
+// Returns an average after one more value. rest: 1 - decay.
 HOST_DEVICE float average_of(float average, float value, float decay, float rest) {
     return decay * average + rest * value;
 }

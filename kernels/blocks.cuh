@@ -33,6 +33,7 @@ enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 // UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
 enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
 
+// Returns the fastest unit that this CPU has for products of floatX.
 static inline enum block_unit blocks_unit(void) {
     if (sizeof(floatX) != sizeof(bf16))
         return UNIT_FP32;
@@ -51,14 +52,17 @@ static inline void blocks_begin(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_begin();
 }
+// Ends what blocks_begin began in this thread.
 static inline void blocks_end(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_end();
 }
 
+// Returns the bytes of a block of 32 x 32.
 static inline size_t block_bytes(enum block_layout layout) {
     return BLOCK_ELEMENTS * (layout == LAYOUT_BF16 ? sizeof(bf16) : sizeof(float));
 }
+// Returns the address of block i of an operand.
 static inline void *block_at(enum block_layout layout, const void *blocks, int64_t i) {
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
@@ -202,6 +206,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
         }
 }
 #endif
+// Sums as block_product_fp32 does, on AMX tiles. The thread has called blocks_begin.
 static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { ROW_BYTES = BLOCK * sizeof(float), HALF = BLOCK_ELEMENTS / 2 };
@@ -234,6 +239,7 @@ static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a,
     amx_store(2, c10, ROW_BYTES);
     amx_store(3, c11, ROW_BYTES);
 }
+// Returns the name of the unit that blocks_unit chooses.
 static inline const char *blocks_describe(void) {
     switch (blocks_unit()) {
     case UNIT_AMX: return "AMX bf16";
@@ -242,6 +248,7 @@ static inline const char *blocks_describe(void) {
     }
     return "";
 }
+// Sums as block_product_fp32 does, by the unit, between its blocks_begin and blocks_end. a, b: in the unit's layout.
 static inline void block_product(enum block_unit unit, float *c, const void *a, int a_step, const void *b, int b_step,
                                  int steps, bool accumulate) {
     switch (unit) {
@@ -262,8 +269,8 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n elements to a block's row. row_load and row_store call it, and row_store_some, with a constant n for full
-// rows, which are the rule: the compiler then makes straight lines of vectors.
+// Copies n elements, BLOCK at most, to a block's row of the layout. With a constant n, as for full rows, which are the
+// rule, the compiler makes straight lines of vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -273,16 +280,19 @@ ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, cons
         else
             row32[i] = to_float(in[i]);
 }
+// out[i] = factor * row[i], i < n. row: of sums, in fp32.
 ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, int n) {
     for (int i = 0; i < n; i++)
         out[i] = to_floatX(factor * row[i]);
 }
+// Copies as row_load_some does, a full row by code of its own.
 ALWAYS_INLINE void row_load(const enum block_layout layout, void *row, const floatX *in, int n) {
     if (n == BLOCK)
         row_load_some(layout, row, in, BLOCK);
     else
         row_load_some(layout, row, in, n);
 }
+// Stores as row_store_some does, a full row by code of its own.
 ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n) {
     if (n == BLOCK)
         row_store_some(out, row, factor, BLOCK);

@@ -68,6 +68,7 @@ static void collectives_times(struct collectives *c, double *busy_s, double *wai
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
 }
+// Returns the bytes of the messages of sends (count) that go to other ranks.
 static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, const struct exchange_message *sends,
                                            int count) {
     uint64_t bytes = 0;
@@ -75,6 +76,7 @@ static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, cons
         bytes += sends[i].rank == parallel->launch.rank ? 0 : sends[i].bytes;
     return bytes;
 }
+// Returns the bytes that a rank sends in a reduce-scatter. shard: elements; bf16: they travel as bf16, else fp32.
 static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel, int64_t shard, bool bf16) {
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
@@ -140,6 +142,7 @@ static void collectives_close(struct collectives *c, struct device *dev) {
 // Collectives through the staging memory are synchronous: collective_wait finds them done. Their last copy reads the
 // staging memory after they return; the next collective's download waits for it on the device's stream.
 
+// Does collective_reduce_scatter by way of the staging memory.
 static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t shard,
                                   const char *name, struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -153,6 +156,7 @@ static void staged_reduce_scatter(struct collectives *c, float *out, const float
     c->staged_s += deadline_clock_s() - begin_s;
     control_collective_done(c->parallel->control);
 }
+// Does collective_all_gather by way of the staging memory.
 static void staged_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                               struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -178,6 +182,7 @@ static struct exchange_message *staged_messages(const struct exchange_message *l
     }
     return staged;
 }
+// Does collective_exchange by way of the staging memory. Fails where it is too small for the messages.
 static void staged_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                             const struct exchange_message *receives, int num_receives, const char *name,
                             struct device *dev) {
@@ -294,6 +299,7 @@ struct reduce_scatter_job {
     void *scratch;
     struct exchange *exchange;
 };
+// Runs a struct reduce_scatter_job, on the work thread.
 static void reduce_scatter_run(void *arguments) {
     const struct reduce_scatter_job *job = (const struct reduce_scatter_job *)arguments;
     host_reduce_scatter(job->out, job->buffer, job->shard, job->bf16, job->scratch, job->exchange);
@@ -311,6 +317,7 @@ struct all_gather_job {
     size_t bytes;
     struct exchange *exchange;
 };
+// Runs a struct all_gather_job, on the work thread.
 static void all_gather_run(void *arguments) {
     const struct all_gather_job *job = (const struct all_gather_job *)arguments;
     host_all_gather(job->buffer, job->own, job->bytes, job->exchange);
@@ -328,6 +335,7 @@ struct exchange_job {
     void *scratch;
     struct exchange *exchange;
 };
+// Runs a struct exchange_job, on the work thread, and frees its messages.
 static void exchange_job_run(void *arguments) {
     const struct exchange_job *job = (const struct exchange_job *)arguments;
     host_exchange(job->messages, job->num_sends, job->messages + job->num_sends, job->num_receives, job->scratch,

@@ -45,12 +45,15 @@ struct nccl_queue {
     double busy_s, waited_s;          // as collectives_times has them
 };
 
+// Returns the end of a message about this status: what may help.
 static const char *nccl_hint(ncclResult_t status) {
     if (status == ncclInvalidUsage)
         return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by "
                "--collectives sockets";
     return "NCCL_DEBUG=INFO shows what NCCL tried";
 }
+// Ends the program where `status` is an error, with the call and its place in the code; comm NULL: there is none yet.
+// nccl_check calls it.
 static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
     if (status != ncclSuccess)
         fail("%s:%d: %s: %s: %s; %s", file, line, call, ncclGetErrorString(status), ncclGetLastError(comm),
@@ -106,6 +109,7 @@ static void nccl_queue_poll(void *argument) {
 // The first collectives carry numbers that every rank knows of every other, so that a wrong one is found. In a sum all
 // addends but one are 0, and the other is exact in bf16: an addend that is left out, added twice or moved shows.
 enum { KNOWN_THREADS = 256 };
+// Returns what a rank adds to element i of the sum: 1 + i % 97 on rank (i + 1) % ranks, else 0.
 static __host__ __device__ inline float known_addend(int64_t i, int rank, int ranks) {
     return (i + 1) % ranks == rank ? (float)(1 + i % 97) : 0;
 }
@@ -117,6 +121,7 @@ static __device__ inline void known_store(float *to, float x) { *to = x; }
 static __device__ inline void known_store(bf16 *to, float x) { *to = bf16_from_float(x); }
 static __device__ inline float known_load(const float *from) { return *from; }
 static __device__ inline float known_load(const bf16 *from) { return bf16_to_float(*from); }
+// buffer[i] = known_addend(i, rank, ranks), i < n
 template <typename T> static __global__ void known_fill_addends_kernel(T *buffer, int64_t n, int rank, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -129,11 +134,13 @@ static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, 
     if (i < n && known_load(&shard[i]) != known_addend(begin + i, (int)((begin + i + 1) % ranks), ranks))
         atomicAdd(wrong, 1u);
 }
+// bytes[i] = known_byte(i, from, to), i < n
 static __global__ void known_fill_bytes_kernel(uint8_t *bytes, int64_t n, int from, int to) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         bytes[i] = known_byte(i, from, to);
 }
+// *wrong += the number of bytes (n) that differ from known_byte(i, from, to)
 static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *bytes, int64_t n, int from, int to) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && bytes[i] != known_byte(i, from, to))
@@ -153,7 +160,8 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends, `elements` a rank.
+// Sums known addends, `elements` a rank, by a reduce-scatter in place in buffer (ranks, elements). Ends the program
+// where the sum is wrong. wrong (1) in the device's memory: 0, before and after.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -165,7 +173,8 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes, `bytes` a rank.
+// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes). Ends the program where a byte is wrong. wrong: as in
+// nccl_warm_up_sum.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -178,7 +187,7 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
 // Exchanges a message of known bytes with each other rank, of one byte, or with `largest` as large as fits into buffer
-// (bytes): NCCL connects each pair of ranks when it first sends.
+// (bytes): NCCL connects each pair of ranks when it first sends. Ends the program where a byte is wrong.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -237,6 +246,8 @@ static void nccl_queue_make_stream(struct nccl_queue *q) {
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
+// Opens NCCL between the ranks of `parallel`, on all ranks, has the control thread poll it, and runs
+// nccl_queue_warm_up. Ends the program on failure. exchanges: whether there will be any.
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     memset(q, 0, sizeof *q);
@@ -264,6 +275,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
     control_set_poll(q->control, nccl_queue_poll, q);
     nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, exchanges);
 }
+// Waits for the collectives in flight, then closes.
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_set_poll(q->control, NULL, NULL);
@@ -290,6 +302,7 @@ static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct devi
     cuda_check(cudaStreamWaitEvent(q->device.stream, q->ready, 0));
     cuda_check(cudaEventRecord(q->started[(q->begun + 1) % NCCL_EVENTS], q->device.stream));
 }
+// Ends the collective that nccl_queue_begin began. Returns its ticket, never 0.
 static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     const uint64_t ticket = ++q->begun;
@@ -315,6 +328,7 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
 static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
     cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
 }
+// Sets the seconds that collectives_times sets.
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
     nccl_queue_count(q);
     pthread_mutex_lock(&q->mutex);
@@ -347,8 +361,8 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
         to[i] = bf16_to_float(from[i]);
 }
 
-// Enqueues a reduce-scatter; returns its ticket. wire (ranks, shard): scratch for a sum in bf16, in which NCCL's ring
-// rounds after each addition; NULL: the sum is in fp32.
+// Enqueues a reduce-scatter, as collective_reduce_scatter has it; returns its ticket. wire (ranks, shard): scratch for
+// a sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in fp32.
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
@@ -365,6 +379,7 @@ static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, cons
     }
     return nccl_queue_end(q);
 }
+// Enqueues an all-gather, as collective_all_gather has it; returns its ticket.
 static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev) {
     nccl_queue_begin(q, name, dev);
@@ -411,6 +426,7 @@ enum { COLLECTIVES_HAVE_NCCL = 0 };
 struct nccl_queue {
     int unused;
 };
+// Ends the program, as there is no NCCL in this build.
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "

@@ -124,6 +124,8 @@ static bool cuda_is_late(cudaError_t status) {
            (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
 }
 #define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message about a late fault
+// Ends the program where `status` is an error, with the call, its place in the code, and for a fault of earlier work
+// the kernels launched last. cuda_check calls it.
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     char last[512];
     if (status == cudaSuccess)

@@ -18,6 +18,7 @@
 // Allocates `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; returns
 // NULL for 0 bytes. The caller frees it by device_free, with the same `bytes`. Fails where there is too little.
 static void *device_allocate(size_t bytes);
+// Frees memory of device_allocate or device_reserve, with the same `bytes`; does nothing for NULL.
 static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
 // that touches it first. Memory for several buffers is reserved, and each buffer touched by device_touch.
@@ -29,6 +30,7 @@ static void device_touch(void *memory, size_t bytes);
 // Allocates zeroed memory of the host, pinned on the cuda target; never NULL. The caller frees it. Fails if none is
 // left.
 static void *host_allocate(size_t bytes, struct device *dev);
+// Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);
 
 // Allocates zeroed memory of the host in one mapping of whole pages, for what is offloaded; returns NULL for 0 bytes.
@@ -36,22 +38,29 @@ static void host_free(void *memory);
 // is known, and then pinned. The caller releases the memory, with the same `bytes`. Fails where there is too little, or
 // where it can't be pinned: pageable memory would make each copy wait for the host.
 static void *host_reserve(size_t bytes);
+// Unpins and unmaps memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
 
-// Enqueues a copy of `bytes` to the device; device_download_begin one to the host, device_copy one within the device.
+// Enqueues a copy of `bytes` from the host to the device.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
+// Enqueues a copy of `bytes` to the host, which has them after device_synchronize or device_event_wait.
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
+// Enqueues a copy of `bytes` within the device's memory, between ranges that do not overlap.
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev);
 // Copies `bytes` to the host; returns when the copy, and all work enqueued before it, is done.
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev);
+// Enqueues the zeroing of `bytes` of the device's memory.
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev);
 
+// Ends the program, as `bytes` of the device's memory could not be allocated. why: the system's message or CUDA's.
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const char *why) {
     fail("cannot allocate %.2f GiB (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "
          "activations (--recompute-granularity full); --plan shows what takes how much",
          (double)bytes / (1 << 30), bytes, why);
 }
 
+// Ends the program, as `bytes` of the host's memory could not be allocated or pinned for what is offloaded. why: the
+// system's message or CUDA's.
 __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const char *why) {
     struct rlimit limit;
     char lockable[32] = "all of it";
@@ -67,11 +76,13 @@ __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const cha
 
 // ---- mappings of the host's memory ----
 
-static size_t mapping_bytes(size_t bytes) { // whole pages
+// Returns `bytes` rounded up to whole pages.
+static size_t mapping_bytes(size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;
 }
-// Maps `bytes` > 0, with huge pages where the kernel has them, and touches none; returns NULL where errno says why.
+// Maps `bytes` > 0, zero and with huge pages where the kernel has them, and touches none; the caller unmaps
+// mapping_bytes(bytes). Returns NULL where errno says why.
 static char *mapping_reserve(size_t bytes) {
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
     const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;

@@ -31,21 +31,30 @@ static inline double device_event_seconds(struct device *dev, int i, int j);
 
 // A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
 // graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
-// nothing. graph_begin and graph_end return whether CUDA takes the graph. Where it does not, a warning says so,
-// graphs_are_refused returns true from then on, and the caller enqueues again what it enqueued since graph_begin.
+// nothing. On the cpu target, which records nothing, all of this does nothing.
 struct work_graph;
+// Begins to record what is enqueued on the device, which is not run. Returns false, with a warning, where CUDA refuses:
+// what is enqueued then runs.
 static bool graph_begin(struct device *dev);
+// Ends the recording and makes `graph` of it, which is zero before. Returns false, with a warning, where CUDA refuses:
+// the caller enqueues the same work again. Fails where something was enqueued that can't be recorded.
 static bool graph_end(struct work_graph *graph, struct device *dev);
+// Whether CUDA has refused a graph: the caller records none any more.
 static inline bool graphs_are_refused(const struct device *dev);
+// Whether the graph holds recorded work, which graph_launch enqueues.
 static inline bool graph_recorded(const struct work_graph *graph);
+// Enqueues the recorded work of a graph for which graph_recorded. Fails where the GPU has no memory left for it.
 static void graph_launch(struct work_graph *graph, struct device *dev);
+// Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
 
 // Named ranges that a profiler shows (NVTX), around what the host enqueues: work that a graph enqueues again has none
 // (--cuda-graphs=false shows all of it).
 #if defined(TARGET_CUDA) && defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
+// Begins a range inside those that are open.
 static inline void range_begin(const char *name) { nvtxRangePushA(name); }
+// Ends the range that was begun last.
 static inline void range_end(void) { nvtxRangePop(); }
 #else
 static inline void range_begin(const char *name) {}
@@ -146,6 +155,7 @@ static inline double device_event_seconds(struct device *dev, int i, int j) {
     return 1e-3 * (double)milliseconds;
 }
 
+// Ends the program where a launch of a graph failed; says what helps where memory was too little.
 static void graph_check(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation)
         fail("the GPU has no memory left for what a micro-step enqueues as recorded work: --cuda-graphs=false records "

@@ -75,11 +75,14 @@ struct embedding_index {
     struct token_positions positions;
     int T;
 };
+// Returns the sort key of row `row` of dout: the row of the table that it is added to << 32 | row.
 DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int64_t row) {
     const int64_t at = index.tokens != NULL ? index.tokens[row] : token_position(index.positions, row, index.T);
     return (uint64_t)at << 32 | (uint64_t)row;
 }
+// Returns the row of the table from a key.
 DEVICE_FUNCTION uint32_t key_index(uint64_t key) { return (uint32_t)(key >> 32); }
+// Returns the row of dout from a key.
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
 // Returns the first key of a pair: a step of the sort compares keys that are `stride` apart.
@@ -150,6 +153,8 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
+// Sums the indices of at most TOKEN_FEW rows. Warp i looks at key i of keys (n), which are sorted: it sums the rows of
+// this key's index where the key is the first of the index.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -265,7 +270,8 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(table.sums + t * C + c, sum, C - c);
 }
 
-// Sums the gradients of the rows of each index.
+// Sums the gradients of the rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size):
+// scratch.
 static void embedding_sums(struct table_gradient table, const floatX *dout, struct embedding_index index, int B, int C,
                            float scale, struct dropout dropout, uint64_t *keys, struct device *dev) {
     const int64_t n = (int64_t)B * index.T;
@@ -303,10 +309,12 @@ enum { EMBEDDING_COLUMNS = 256, EMBEDDING_LINE = 16 }; // LINE: a cache line of 
 // A token's row may lie anywhere in memory: it is prefetched this many rows before its turn.
 enum { EMBEDDING_AHEAD = 4 };
 
+// Prefetches the cache lines of [p, p + bytes), for reading.
 static inline void prefetch_bytes(const void *p, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch((const char *)p + at);
 }
+// Prefetches the cache lines of [p, p + bytes), for writing.
 static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch((const char *)p + at, 1);

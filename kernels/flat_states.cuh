@@ -10,6 +10,7 @@
 
 static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
 
+// Returns four bf16 in fp32.
 DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
     four<float> result;
     for (int i = 0; i < 4; i++)
@@ -67,9 +68,10 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
         four_store(block->codes + at % STATE_BLOCK, codes, count);
     }
 }
-// Merges the maxima of all threads of a block into their tensors' amaxes, by one atomic operation a tensor: one a warp
-// would be a million to the same few addresses. index: the row of the warp's tensor. shared: FLAT_AMAX_BYTES.
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
+// Merges the maxima of all threads of a block into their tensors' amaxes, by one atomic operation a tensor: one a warp
+// would be a million to the same few addresses. All threads call. index: the row of the warp's tensor. shared:
+// FLAT_AMAX_BYTES.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -98,6 +100,7 @@ DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int i
 enum { FLAT_PART = 1024 };
 static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a part is whole blocks");
 
+// Returns the address of element `at` of a state, a multiple of STATE_BLOCK.
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }

@@ -14,6 +14,7 @@ template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
     emu_access_global(at, sizeof(four<T>), write);
 #endif
 }
+// Whether four elements at this address can be read or written in one access.
 template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
 // Returns the first `count` of from[0..3], and zeros.
 template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int count) {
@@ -26,7 +27,10 @@ template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int c
         if (i < count)
             result.x[i] = from[i];
     return result;
-} template <class T> DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int count) {
+}
+// Stores the first `count` of value.x[0..3] at `to`.
+template <class T>
+DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int count) {
     if (count >= 4 && four_aligned(to)) {
         four_check(to, true);
         *(four<T> *)to = value;

@@ -45,6 +45,7 @@ static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *val
         for (int c = 0; c < width; c++)
             to.codes[(row + r) * cols + col + c] = fp8_encode(values[r * cols + c] * scale, FP8_E4M3);
 }
+// Encodes values (n, cols) as rows [first, first + n) of a matrix (rows, cols); `first` is a multiple of FP8_BLOCK.
 static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                      int64_t first, int64_t n) {
     const int64_t across = (cols + FP8_BLOCK - 1) / FP8_BLOCK, tiles = (n + FP8_BLOCK - 1) / FP8_BLOCK * across;
@@ -54,6 +55,8 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
+// Encodes values (n) as elements from `begin` on, a multiple of NF4_BLOCK. Writes the absmaxes of their blocks to
+// absmaxes (all blocks of the matrix).
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -94,9 +97,9 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Returns the value of an E4M3 code times `inverse`, its block's 1 / scale, a power of two; NaN: the block has a NaN. At
-// an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not, hence the 2^120. From 2^-126 up
-// the result is exact in bf16.
+// Returns the value of an E4M3 code times `inverse`, its block's 1 / scale, a power of two; NaN: the block has a NaN.
+// At an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not, hence the 2^120. From 2^-126
+// up the result is exact in bf16.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;
@@ -115,6 +118,7 @@ HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
 enum { FROZEN_THREADS = 256, FROZEN_EACH = 4 };
 #define EACH_FROZEN(k) _Pragma("unroll") for (int k = 0; k < FROZEN_EACH; k++)
 
+// Copies the levels to shared memory (NF4_LEVELS floats). All threads of the block call, and see them on return.
 DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
     if (threadIdx.x < NF4_LEVELS)
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
@@ -159,6 +163,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
     if (at < count)
         out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
 }
+// out[0, count) = elements begin, begin + 1, ...
 static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
     if (begin % PACK == 0)
         LAUNCH(dev, nf4_dequantize_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
@@ -207,6 +212,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
         values.x[i] = frozen_fp8_value(pack.codes[i], inverse);
     packed_store_some(out + (int64_t)blockIdx.x * cols + c, values, cols - c);
 }
+// out (n, cols) = rows [first, first + n) of a matrix (rows, cols), read back
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
     LAUNCH(dev, frozen_fp8_dequantize_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),
@@ -229,6 +235,7 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
                 out[i - begin] = to_floatX(nf4_levels[nf4_code_at(&from, i)] * absmax);
     }
 }
+// out (n, cols) = rows [first, first + n) of a matrix (rows, cols), read back
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);

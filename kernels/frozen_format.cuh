@@ -21,6 +21,7 @@ __BEGIN_DECLS
 // Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; FLOATX: of this build's precision.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
+// Returns the workspace, on the host, that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.
 size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 // Stores rows [first, first + n) of a matrix: `first` is a multiple of FROZEN_ROWS, and so is n, except of the last
 // rows. All calls for a matrix have one workspace, in which NF4 keeps absmaxes until their mean is known. The first
@@ -29,6 +30,8 @@ void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, col
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
+// Finishes a stored matrix, after all its rows: encodes NF4's absmaxes from the workspace; other formats are finished
+// already.
 void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
 // out = rows [first, first + n), read back.
@@ -40,19 +43,25 @@ __END_DECLS
 
 // ---- The parts of what is stored ----
 
+// Returns bytes rounded up to FROZEN_ALIGNMENT.
 static inline size_t frozen_aligned(int64_t bytes) {
     return (size_t)(bytes + FROZEN_ALIGNMENT - 1) / FROZEN_ALIGNMENT * FROZEN_ALIGNMENT;
 }
+// Returns the bytes of the codes of a stored FP8 matrix, padding included.
 static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return frozen_aligned(rows * cols); }
+// Returns the bytes of the codes of a stored NF4 matrix of n elements, padding included.
 static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_aligned((n + 1) / 2); }
+// Returns the bytes of the absmaxes' codes of a stored NF4 matrix of n elements, padding included.
 static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_aligned(nf4_blocks(n)); }
 
+// Returns the parts of a stored FP8 matrix (rows, cols); they point into `stored`.
 static inline struct fp8_matrix frozen_fp8(const void *stored, int64_t rows, int64_t cols) {
     fp8 *const codes = (fp8 *)(uintptr_t)stored;
     const struct fp8_matrix m = {codes, (float *)(void *)(codes + frozen_fp8_codes_bytes(rows, cols)), FP8_E4M3,
                                  FP8_128X128};
     return m;
 }
+// Returns the parts of a stored NF4 matrix of n elements; they point into `stored`.
 static inline struct nf4_matrix frozen_nf4(const void *stored, int64_t n) {
     uint8_t *const codes = (uint8_t *)(uintptr_t)stored, *const absmaxes = codes + frozen_nf4_codes_bytes(n);
     float *const mean = (float *)(void *)(absmaxes + frozen_nf4_absmaxes_bytes(n));

@@ -70,7 +70,8 @@ static const struct gpu_peak gpu_peaks[] = {
     {"RTX PRO 6000 Blackwell Workstation Edition$", 120, 503.8, 126, 1792, PCIE_5, 95.5},
 };
 
-// Whether `words` is in `name`, with no letter or digit right before or behind it.
+// Whether `words` is in `name`, with no letter or digit right before or behind it; with a '$' behind `words`, at the
+// end of `name`.
 static bool gpu_name_has(const char *name, const char *words) {
     size_t length = strlen(words);
     const bool at_end = words[length - 1] == '$';
@@ -83,7 +84,7 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Returns the row of a GPU; NULL: it is not known.
+// Returns the row of a GPU by the name that the driver gives it; NULL: it is not known, or a slice (MIG).
 static const struct gpu_peak *gpu_peak_find(const char *name) {
     if (gpu_name_has(name, "MIG"))
         return NULL;

@@ -16,6 +16,7 @@ enum {
     GPU_MATMUL_BYTES = 32 << 20, // scratch that cuBLASLt's algorithms may ask for: what NVIDIA recommends for sm_90
     GPU_DBIAS_ROWS = 128,        // rows of a partial sum of a bias gradient
 };
+// Returns the workspace of a product that sums a bias gradient (N) over M rows: partial sums in fp32.
 static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
@@ -54,6 +55,7 @@ enum {
 // rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
 // many threads as leave 2 packs to each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
+// The number of threads of norm_backward that share a row.
 static inline int norm_backward_row_threads(int C) {
     if (C <= NORM_BACKWARD_WARP_PACKS * 32 * GPU_PACK)
         return 32;
@@ -71,6 +73,7 @@ static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
                   runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
     return runs < most ? runs : most;
 }
+// Returns norm_backward's workspace: sums for dweight and dbias of each run, in fp32.
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
@@ -87,6 +90,7 @@ static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape 
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
 }
+// Returns qk_norm_backward's workspace: sums for the weights' gradients of each run, in fp32.
 static inline size_t gpu_qk_norm_backward_bytes(int64_t N, struct qk_norm_shape shape) {
     const struct qk_rows rows = qk_rows_of(shape);
     return (size_t)gpu_qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
@@ -101,11 +105,13 @@ static inline int64_t embedding_sort_size(int B, int T) {
         size *= 2;
     return size;
 }
+// Returns the workspace of the embedding's backward: its sort keys, 8 bytes each.
 static inline size_t gpu_embedding_backward_bytes(int B, int T) {
     return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
 }
 // Blocks of a sum of squares, each with a partial sum: the same number on all GPUs, and so the same bits.
 enum { SQUARES_BLOCKS = 1024 };
+// Returns the workspace of sums of squares of that many ranges.
 static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQUARES_BLOCKS * sizeof(double); }
 
 // ---- attention ----
@@ -169,6 +175,7 @@ static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
 struct sm90_backward_layout {
     size_t tiles, dq_bytes, rows_bytes, counters_bytes;
 };
+// Returns the sizes of the workspace's parts. tiles: of queries, in a head of a sequence.
 static inline struct sm90_backward_layout sm90_backward_layout_of(struct attention_shape shape) {
     struct sm90_backward_layout layout;
     const size_t queries = shape.head_dim == 64 ? SM90_BACKWARD_QUERIES_OF_64 : SM90_BACKWARD_QUERIES;
@@ -179,6 +186,7 @@ static inline struct sm90_backward_layout sm90_backward_layout_of(struct attenti
     layout.counters_bytes = tiles * sizeof(int);
     return layout;
 }
+// Returns the workspace of backward by wgmma.
 static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;

@@ -9,7 +9,8 @@
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// Sums the squares of block `block` to sums[block]. All GPUs have SQUARES_BLOCKS blocks, and so the same bits.
+// sums[block] = the sum of squares of what block `block` takes of x (n). All threads of the block call, with
+// BLOCK_SUM_BYTES of shared memory. All GPUs have SQUARES_BLOCKS blocks, and so the same bits.
 template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
     const int64_t first = (int64_t)block * FLAT_THREADS, thread = first + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
@@ -34,6 +35,7 @@ template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, 
     if (threadIdx.x == 0)
         sums[block] = sum;
 }
+// sums (SQUARES_BLOCKS) = the partial sums of squares of x (n)
 template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
     squares_block(sums, x, n, (int)blockIdx.x);
 }
@@ -45,13 +47,14 @@ static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const 
     squares_block(sums + (int64_t)i * SQUARES_BLOCKS, x + ranges[i].at, ranges[i].n,
                   (int)(blockIdx.x % SQUARES_BLOCKS));
 }
+// *total = the sum of sums (SQUARES_BLOCKS), or += it where `add`
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
 }
-// Returns what block_sum_double gives of SQUARES_BLOCKS sums, by one warp.
+// Returns what block_sum_double gives of sums (SQUARES_BLOCKS), by one warp, all of whose lanes call.
 DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     const int lane = threadIdx.x % 32;
     double mine = 0;
@@ -107,7 +110,7 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
-// Adds four elements a thread, a block of one tensor a warp.
+// Adds in fp32 as add_gradients does, four elements a thread, a block of one tensor a warp.
 static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
                                          struct flat_tensors tensors, bool add) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -121,6 +124,7 @@ static __global__ void add_floats_kernel(float *store, const float *in, int64_t 
         sum.x[i] += before.x[i];
     four_store(store + at, sum, count);
 }
+// Adds in bf16 as add_gradients does, rounded by r, four elements a thread, a block of one tensor a warp.
 static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t begin, int64_t n,
                                        struct flat_tensors tensors, bool add, struct rounding r) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -193,7 +197,7 @@ static inline double squares_of_bf16(const bf16 *x, int64_t n) {
         sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
     return sum;
 }
-// Sums the squares of run `run` of SUM_OF_SQUARES_RUNS.
+// Returns the sum of squares of run `run`, of SUM_OF_SQUARES_RUNS, of x (n).
 static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
     // n / RUNS first, as n * RUNS could overflow
     const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;
@@ -201,6 +205,7 @@ static inline double squares_of_run(const void *x, enum state_format format, int
     return format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
                                  : squares_of_floats((const float *)x + begin, end - begin);
 }
+// Returns the sum, in order, of sums (SUM_OF_SQUARES_RUNS).
 static inline double squares_of_runs(const double *sums) {
     double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
@@ -235,11 +240,13 @@ void squares_total(double *total, int count, void *workspace, struct device *dev
     *total = sum;
 }
 
+// store (n) = in, or store + in where `add`, by this thread
 static inline void add_floats(float *store, const float *in, int64_t n, bool add) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)
         store[i] = add ? store[i] + in[i] : in[i];
 }
+// store (n) = in, or store + in where `add`, rounded stochastically by r, whose first element is store's
 static inline void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
     for (int64_t begin = 0; begin < n; begin += PHILOX_CHUNK) {
         const int count = n - begin < PHILOX_CHUNK ? (int)(n - begin) : (int)PHILOX_CHUNK;

@@ -30,6 +30,7 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 }
 
 __BEGIN_DECLS
+// Returns the workspace of sum_of_squares.
 size_t sum_of_squares_workspace_bytes(const struct device *dev);
 // total = the sum of x[i]^2 in double, or += where `add`; x is fp32 or bf16. A fixed number of partial sums is added in
 // a fixed order: the bits depend neither on the number of threads nor on the GPU.
@@ -40,6 +41,7 @@ void sum_of_squares(double *total, // (1)
 struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
+// Returns the workspace of squares_of_ranges and squares_total, for `count` ranges.
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 // Writes the partial sums of squares of ranges [first, end) of x to the workspace, in one launch. Ranges that are there
 // earlier may be summed earlier, by a call of their own.
@@ -73,6 +75,7 @@ void gradient_check(struct gradient_check *check, // (1)
 __END_DECLS
 enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
 
+// Ends the program unless the format is FORMAT_FP32 or FORMAT_BF16.
 static inline void gradients_format_check(enum state_format format) {
     if (format != FORMAT_FP32 && format != FORMAT_BF16)
         fail("gradients are fp32 or bf16");

@@ -96,7 +96,8 @@ DEVICE_FUNCTION struct softmax_row softmax_of_warp(struct softmax_row part) {
     const struct softmax_row result = {shift, lanes_sum(softmax_rescaled_sum(part, shift), 32)};
     return result;
 }
-// Combines the softmax of all threads' packs, to the same bits in every thread.
+// Combines the softmax of all threads' packs, to the same bits in every thread. All LOSS_THREADS threads call, once,
+// with LOSS_SHARED_BYTES of shared memory.
 DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     const uint32_t shared = shared_memory(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     part = softmax_of_warp(part);
@@ -131,7 +132,7 @@ DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, i
         packed_store_some(row + at, x, Vp - at);
     }
 }
-// row <- 0
+// row (Vp) <- 0, by all threads of the block
 DEVICE_FUNCTION void gradient_of_nothing(floatX *row, int Vp) {
     struct packed zeros;
     for (int i = 0; i < PACK; i++)
@@ -140,6 +141,7 @@ DEVICE_FUNCTION void gradient_of_nothing(floatX *row, int Vp) {
         packed_store_some(row + at, zeros, Vp - at);
 }
 
+// Does cross_entropy, a row a block.
 template <enum logit_kind KIND>
 static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int V,
@@ -303,6 +305,7 @@ ALWAYS_INLINE void loss_exponentials(vec z[FLOATX_VECS], float shift) {
     EACH_VEC z[i] = z[i] - shift;
     vecs_exp(z);
 }
+// Returns the sum of e^(z - shift) over the logits x (n).
 ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct logit_transform t,
                                      enum logit_kind kind) {
     vec sum = vec_set(0), e[FLOATX_VECS];
@@ -379,6 +382,7 @@ ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale
     }
 }
 
+// Does cross_entropy for one row, whose target counts; sets *loss.
 ALWAYS_INLINE void cross_entropy_row(float *loss, floatX *__restrict__ row, int target, float dloss, float z_loss,
                                      int V, int Vp, struct logit_transform t, enum logit_kind kind, bool backward) {
     const struct softmax_row softmax = softmax_statistics(row, V, t, kind);
@@ -419,6 +423,7 @@ void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float 
     }
 }
 
+// row (V) <- z
 ALWAYS_INLINE void logits_transform_row(floatX *row, int V, struct logit_transform t, enum logit_kind kind) {
     vec z[FLOATX_VECS];
     int at = 0;

@@ -31,6 +31,7 @@ void logits_transform(floatX *logits, // (N, Vp)
 struct loss_sum {
     double sum, count;
 };
+// total (1) = the sum of the losses, and the number of targets that are 0 or more
 void losses_sum(struct loss_sum *total,
                 const float *losses,    // (N)
                 const int32_t *targets, // (N)
@@ -46,6 +47,7 @@ __END_DECLS
 
 // Each kind has its own code: most models take their logits as they are, at no cost.
 enum logit_kind { LOGITS_PLAIN, LOGITS_SCALED, LOGITS_CAPPED };
+// Returns LOGITS_CAPPED where softcap > 0, else LOGITS_SCALED where scale is not 1, else LOGITS_PLAIN.
 static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
     if (transform.softcap > 0)
         return LOGITS_CAPPED;

@@ -6,6 +6,7 @@
 
 #ifdef TARGET_CUDA
 
+// Does muon_momentum, four elements a thread. rest: 1 - mu.
 static __global__ void muon_momentum_kernel(struct muon_momentum_range r, struct flat_tensors tensors, float rest,
                                             const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -123,8 +124,8 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
     }
 }
 
-// Updates elements [first, last) of the flat buffers, of one matrix. words (last - first): their random numbers; NULL
-// with `split`, where parameters have a remainder.
+// Updates elements [first, last) of the flat buffers, of one matrix: keep value - step factor. words (last - first):
+// their random numbers; NULL with `split`, where parameters have a remainder.
 ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t first, int64_t last, float keep,
                                       float step, const uint32_t *words, bool split) {
     const int64_t at = first - r->begin, count = last - first;

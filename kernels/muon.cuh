@@ -42,7 +42,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
                const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
-// Returns an element's new momentum; sets *update.
+// Returns an element's new momentum; sets *update. grad: scaled already; rest: 1 - mu.
 HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, float rest, bool nesterov,
                                         float *update) {
     const float next = mu * momentum + rest * grad;
@@ -58,11 +58,13 @@ static inline struct muon_factors muon_factors_of(const struct muon_step_range *
     const struct muon_factors f = {r->lr, (float)decay, (float)(1 - decay)};
     return f;
 }
+// Returns a tensor's factors: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
     f.lr *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
+// Whether parameters are rounded stochastically.
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
     return sizeof(floatX) < sizeof(float) && !r->remainder;
 }

@@ -70,9 +70,12 @@ struct nf4_matrix {
     float *absmax_mean;    // (1)
 };
 
+// The number of blocks of a matrix of n elements.
 HOST_DEVICE int64_t nf4_blocks(int64_t n) { return (n + NF4_BLOCK - 1) / NF4_BLOCK; }
+// The number of blocks that the absmaxes of a matrix of n elements are cut into.
 HOST_DEVICE int64_t nf4_absmax_blocks(int64_t n) { return (nf4_blocks(n) + NF4_ABSMAX_BLOCK - 1) / NF4_ABSMAX_BLOCK; }
 
+// Returns the value of one of the dynamic map's codes, 0 to 255.
 HOST_DEVICE float nf4_map_value(uint8_t code) {
     return code < NF4_MAP_ZERO ? -NF4_TABLE(nf4_map_values)[NF4_MAP_ZERO - code]
                                : NF4_TABLE(nf4_map_values)[code - NF4_MAP_ZERO];
@@ -86,10 +89,12 @@ HOST_DEVICE float nf4_product(float a, float b) {
     return product;
 #endif
 }
+// Returns the absmax of block `block`, decoded.
 HOST_DEVICE float nf4_absmax(const struct nf4_matrix *from, int64_t block) {
     return nf4_product(nf4_map_value(from->absmax_codes[block]), from->absmax_scales[block / NF4_ABSMAX_BLOCK]) +
            *from->absmax_mean;
 }
+// Returns the code of element i, 0 to 15.
 HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
     return (uint32_t)from->codes[i / 2] >> (i % 2 ? 0 : 4) & 15u;
 }

@@ -128,6 +128,7 @@ DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean,
     return largest;
 }
 
+// Computes rows as norm_forward_row does, a row by THREADS threads, and merges their amax.
 template <int THREADS, int PACKS, bool AMAX>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
@@ -199,6 +200,8 @@ enum { NORM_BACKWARD_SLOTS = 6 };
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
+// Loads this thread's sums of dx's columns of pack j, at column c: from `held`, shared memory, or `run` (C), as
+// norm_dx_sums_shared says.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_floats *held, const float *run, int j, int c,
                                                        int C) {
@@ -206,6 +209,7 @@ DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_float
         return floats_load_some(run + c, C - c);
     return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared(j), NORM_THREADS * 16);
 }
+// Stores what norm_dx_sums_load loads.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, const struct packed_floats &sums, int j,
                                         int c, int C) {
@@ -370,6 +374,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
            NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs, add);
 }
 
+// Does residual_forward of n elements, a pack a thread.
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,
                                                float scale, struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
@@ -400,6 +405,7 @@ DEVICE_FUNCTION struct packed residual_backward_pack(struct packed_floats d, flo
     }
     return packed_from_floats(d);
 }
+// Does residual_backward of n elements without sums of columns, a pack a thread.
 static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, float scale,
                                                 struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;

@@ -21,7 +21,9 @@ void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are
                   const floatX *bias,   // (C); NULL: none
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
+// The number of parts of the rows whose column sums norm_backward leaves in dx_partial.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
+// Returns the workspace of norm_backward.
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
 // Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
@@ -59,6 +61,7 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                            struct device *dev);
 
+// The number of parts of the rows whose column sums residual_backward leaves in `partial`.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
 // `partial` gets sums of ddelta's columns, as norm_backward's dx_partial.

@@ -13,6 +13,7 @@ struct norm_statistics {
     float mean, mean_rest, rstd; // the mean is mean + mean_rest
 };
 
+// Computes the statistics s (rows) of x (rows, C), rows <= NORM_ROWS; the means are 0.
 ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
                                       const int rows) {
     vec squares[NORM_ROWS];
@@ -30,7 +31,8 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
     }
 }
 
-// Computes statistics in two passes, with the corrected sum of squares (Chan, Golub and LeVeque 1983, eq. 1.7).
+// Computes the statistics s (rows) of x (rows, C), rows <= NORM_ROWS, in two passes, with the corrected sum of squares
+// (Chan, Golub and LeVeque 1983, eq. 1.7).
 ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
                                         const int rows) {
     vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];

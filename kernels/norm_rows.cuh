@@ -28,9 +28,13 @@ template <int THREADS, int PACKS, class F> DEVICE_FUNCTION void row_packs(int C,
         for (int c = thread * PACK; c < C; c += THREADS * PACK)
             f(0, c);
 }
+// Loads the pack at column c of a row of C: in one aligned access, or with PACKS = 0 at any alignment, 0 past the row's
+// end.
 template <int PACKS> DEVICE_FUNCTION struct packed row_load(const floatX *row, int c, int C) {
     return PACKS > 0 ? packed_load(row + c) : packed_load_some(row + c, C - c);
 }
+// Stores the pack at column c of a row of C: in one aligned access, or with PACKS = 0 at any alignment, nothing past
+// the row's end.
 template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0)
         packed_store(row + c, value);
@@ -44,8 +48,9 @@ DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const f
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
-// Replaces each x[k] by its sum over the row's threads. The block's warps exchange partial sums in shared memory, in
-// COUNT slots from `slot` on, which are free again after the first barrier that follows the call.
+// Replaces each x[k] by its sum over the row's threads. All lanes of the warp call, or all threads of the block where
+// THREADS > 32: then warps exchange partial sums in shared memory, in COUNT slots from `slot` on, which are free again
+// after the first barrier that follows the call.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -64,6 +69,7 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
+// Returns the weights of the pack at column c, each plus `offset` (norm_weight_offset), in fp32.
 template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const floatX *weight, float offset, int c, int C) {
     struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
 #pragma unroll
@@ -94,10 +100,10 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
     }
 }
 
+enum { NORM_REDUCE_THREADS = 1024 };
 // a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. A
 // warp adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. a or b NULL: not wanted;
 // without b the grid may leave out its columns.
-enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -134,11 +140,13 @@ enum { NORM_ROWS = 4 };
 // are added in the order of the runs, so that the result doesn't depend on the number of threads.
 enum { NORM_BACKWARD_RUNS = 128 };
 
+// The number of runs that N rows are cut into on the cpu target.
 static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
 
 // Columns of a cache line: a run's row of sums is padded to whole lines, and so to whole vectors.
 enum { NORM_SUM_COLUMNS = 16 };
 
+// The number of floats of a run's sums of C columns, padded to whole cache lines.
 static inline int64_t norm_sum_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }

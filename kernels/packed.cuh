@@ -10,6 +10,7 @@ struct packed {
     floatX x[PACK];
 };
 
+// Whether p is a multiple of 16 bytes, as packed_load and packed_store need it.
 HOST_DEVICE bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 // Tells the emulator of a 16-byte access, whose address and order it checks.
@@ -19,7 +20,7 @@ DEVICE_FUNCTION void packed_check(const void *p, bool write) {
 #endif
 }
 
-// Loads a pack in one access; `from` is aligned to 16 bytes, as is packed_store's `to`.
+// Loads a pack in one access; `from` is aligned to 16 bytes.
 DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     struct packed result;
     packed_check(from, false);
@@ -45,6 +46,7 @@ DEVICE_FUNCTION struct packed packed_load_if(const floatX *from, bool valid) {
     return valid ? packed_load(from) : none;
 #endif
 }
+// Stores a pack in one access; `to` is aligned to 16 bytes.
 DEVICE_FUNCTION void packed_store(floatX *to, const struct packed &value) {
     uint4 words;
     memcpy(&words, &value, sizeof words);
@@ -73,6 +75,7 @@ DEVICE_FUNCTION struct packed packed_load_some(const floatX *from, int64_t count
         result.x[i] = i < count ? from[i] : to_floatX(0);
     return result;
 }
+// Stores the first `count` elements, PACK at most, at any alignment; in one access where that is possible.
 DEVICE_FUNCTION void packed_store_some(floatX *to, const struct packed &value, int64_t count) {
     if (count >= PACK && packed_aligned(to))
         packed_store(to, value);

@@ -13,6 +13,7 @@ struct packed_floats {
     float x[PACK];
 };
 
+// Returns the pack's elements in fp32.
 DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from) {
     struct packed_floats result;
 #ifdef PRECISION_BF16
@@ -43,7 +44,7 @@ DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &fro
     return result;
 }
 
-// Loads PACK floats in 16-byte accesses; `from` is aligned to 16 bytes, as is floats_store's `to`.
+// Loads PACK floats in 16-byte accesses; `from` is aligned to 16 bytes.
 DEVICE_FUNCTION struct packed_floats floats_load(const float *from) {
     struct packed_floats result;
 #pragma unroll
@@ -54,6 +55,7 @@ DEVICE_FUNCTION struct packed_floats floats_load(const float *from) {
     }
     return result;
 }
+// Stores PACK floats in 16-byte accesses; `to` is aligned to 16 bytes.
 DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) {
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {
@@ -73,6 +75,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t
         result.x[i] = i < count ? from[i] : 0.0f;
     return result;
 }
+// Stores the first `count` floats, PACK at most, at any alignment.
 DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &value, int64_t count) {
     if (count >= PACK && packed_aligned(to)) {
         floats_store(to, value);
@@ -83,7 +86,7 @@ DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &va
         if (i < count)
             to[i] = value.x[i];
 }
-// Stores PACK floats in shared memory, in fours that are `stride` bytes apart.
+// Stores PACK floats in shared memory, in fours that are `stride` bytes apart; `to` and `stride` are multiples of 16.
 DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats &value, uint32_t stride = 16) {
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {
@@ -91,6 +94,7 @@ DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats
         store_shared_floats(to + (uint32_t)(i / 4) * stride, four);
     }
 }
+// Loads what floats_store_shared stored with the same stride.
 DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t stride = 16) {
     struct packed_floats result;
 #pragma unroll

@@ -151,6 +151,7 @@ PTX_FUNCTION double shuffle_xor_double(double value, int lane_mask) {
     return ((const double *)emu_warp_exchange(&value, sizeof value))[emu_lane() ^ lane_mask];
 #endif
 }
+// Loads four words from shared memory; `from` is aligned to 16 bytes.
 PTX_FUNCTION struct word_x4 load_shared_words(uint32_t from) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -163,6 +164,7 @@ PTX_FUNCTION struct word_x4 load_shared_words(uint32_t from) {
 #endif
     return result;
 }
+// Loads four floats from shared memory; `from` is aligned to 16 bytes.
 PTX_FUNCTION struct float_x4 load_shared_floats(uint32_t from) {
     struct float_x4 result;
 #if defined(__CUDACC__)
@@ -176,6 +178,7 @@ PTX_FUNCTION struct float_x4 load_shared_floats(uint32_t from) {
     return result;
 }
 
+// Stores four floats in shared memory; `to` is aligned to 16 bytes.
 PTX_FUNCTION void store_shared_floats(uint32_t to, struct float_x4 value) {
 #if defined(__CUDACC__)
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x[0]), "f"(value.x[1]),

@@ -73,6 +73,7 @@ PTX_FUNCTION void mbarrier_init_fence(void) {
     emu_mbarrier_init_fence();
 #endif
 }
+// Counts as an arrival. Who then waits for the phase sees what this thread wrote before.
 PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -89,9 +90,8 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     emu_mbarrier_arrive(barrier, bytes);
 #endif
 }
-// Waits until the phase of that parity is complete: 0 for the first phase, 1 for the second, 0 for the third, ... A
-// barrier that has completed none counts as having completed a phase of parity 1.
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
+// Waits as mbarrier_wait, which is then a macro, at most WAIT_LIMIT_NS. PLACE: wait_place of the call.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
@@ -99,6 +99,8 @@ template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32
                  : "memory");
 }
 #else
+// Waits until the phase of that parity is complete: 0 for the first phase, 1 for the second, 0 for the third, ... A
+// barrier that has completed none counts as having completed a phase of parity 1.
 PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 #if defined(__CUDACC__)
     asm volatile("{\n\t"
@@ -119,13 +121,14 @@ PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // --- TMA and bulk copies: by one thread ---------------------------------------------------------------------------
 
+// Brings the map to the cache that TMA reads it from, ahead of the first copy.
 PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #if defined(__CUDACC__)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
 // Returns a policy for copies by which the L2 cache replaces their lines before all others, as for what nobody reads
-// again (l2_evict_last: after all others). It is a hint, and changes no result.
+// again. It is a hint, and changes no result.
 PTX_FUNCTION uint64_t l2_evict_first(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -135,6 +138,7 @@ PTX_FUNCTION uint64_t l2_evict_first(void) {
     return EMU_EVICT_FIRST;
 #endif
 }
+// Returns a policy for copies by which the L2 cache replaces their lines after all others. It is a hint.
 PTX_FUNCTION uint64_t l2_evict_last(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -167,6 +171,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
+// Copies as the tma_load_4d without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3, uint64_t policy) {
 #if defined(__CUDACC__)
@@ -199,6 +204,7 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
+// Copies as the bulk_load without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
@@ -210,6 +216,7 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
+// Copies `bytes` bytes from shared to global memory, in a bulk group. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
@@ -219,6 +226,7 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
+// Copies as the bulk_store without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
@@ -230,7 +238,8 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t p
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
-// Adds `bytes` bytes of floats to the floats at `to` in global memory, each of them atomically.
+// Adds `bytes` bytes of floats in shared memory to the floats at `to` in global memory, each of them atomically, in a
+// bulk group. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
@@ -241,6 +250,7 @@ PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
     emu_bulk_store(to, from, bytes, true);
 #endif
 }
+// Adds as the bulk_reduce_add without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(
@@ -301,6 +311,7 @@ PTX_FUNCTION uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes
     return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(leading_bytes >> 4 & 0x3fffu) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fffu) << 32 | (uint64_t)swizzle << 62;
 }
+// Orders the warpgroup's writes to registers before the wgmmas that follow and use them.
 PTX_FUNCTION void wgmma_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -308,6 +319,7 @@ PTX_FUNCTION void wgmma_fence(void) {
     emu_wgmma_fence();
 #endif
 }
+// Closes a group of the warpgroup's wgmmas, for wgmma_wait.
 PTX_FUNCTION void wgmma_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -450,6 +462,7 @@ template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     emu_set_registers(REGISTERS, true);
 #endif
 }
+// Lowers each thread's registers, which registers_increase can then take. All warps of a warpgroup call.
 template <int REGISTERS> PTX_FUNCTION void registers_decrease(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -466,6 +479,7 @@ PTX_FUNCTION void named_barrier_sync(int barrier, int threads) {
     emu_named_barrier(barrier, threads, true);
 #endif
 }
+// Counts the warp as arrived at a barrier of named_barrier_sync, and does not wait.
 PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
 #if defined(__CUDACC__)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -534,8 +548,8 @@ PTX_FUNCTION int load_acquire(const int *at) {
     return emu_load_acquire(at);
 #endif
 }
-// Waits until load_acquire gives that value.
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
+// Waits as wait_acquire, which is then a macro, at most WAIT_LIMIT_NS. PLACE: wait_place of the call.
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
                           "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),
@@ -543,11 +557,13 @@ template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value)
                  : "memory");
 }
 #else
+// Waits until load_acquire gives that value.
 PTX_FUNCTION void wait_acquire(const int *at, int value) {
     while (load_acquire(at) != value)
         continue;
 }
 #endif
+// Stores value at *at. Who load_acquires it sees what this thread wrote before.
 PTX_FUNCTION void store_release(int *at, int value) {
 #if defined(__CUDACC__)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "r"(value) : "memory");

@@ -34,6 +34,7 @@ enum { QK_PACKS = 2 };
         else                                                                                                           \
             LAUNCH_ROWS(NORM_THREADS, 8);                                                                              \
     } while (0)
+// The number of elements of the longest row of q and k.
 static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
@@ -54,6 +55,7 @@ enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 struct qk_four {
     float x[4];
 };
+// Loads four cosines or four sines of a table; `from` is aligned to 16 bytes.
 DEVICE_FUNCTION struct qk_four qk_load_angles(const float *from) {
     struct qk_four result;
     packed_check(from, false);
@@ -61,11 +63,13 @@ DEVICE_FUNCTION struct qk_four qk_load_angles(const float *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
+// Stores a pack in shared memory; `to` is aligned to 16 bytes.
 DEVICE_FUNCTION void qk_store_shared_pack(uint32_t to, const struct packed &x) {
     struct float_x4 words;
     memcpy(&words, &x, sizeof words);
     store_shared_floats(to, words);
 }
+// Loads four elements from shared memory; `from` is aligned to their size together.
 DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
     struct word_x4 words;
     if (sizeof *x == 2) {
@@ -196,8 +200,9 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on. sums (C)
-// gets the run's dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
+// Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on: d becomes
+// dx. sums (C) gets the run's dweight. All threads of the block call. `turn` alternates between the two sets of slots
+// in which a block's warps exchange sums.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -319,6 +324,7 @@ ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const
         EACH_ROW row_vec_store(out + (int64_t)r * C, row_vec_load(x + (int64_t)r * C, c, C) * row_rstd[r] * w, c, C);
     }
 }
+// Normalizes a token's q or k rows, x (rows, C), as many at a time as NORM_ROWS. rstd: (rows); NULL: not written.
 ALWAYS_INLINE void qk_norm_rows(floatX *out, float *rstd, const floatX *x, const floatX *weight, int rows, int C,
                                 struct qk_norm_shape shape) {
     int r = 0;
@@ -387,6 +393,7 @@ ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const fl
         float_store(dweight_sum + c, dw);
     }
 }
+// Does backward for a token's q or k rows, of which d (rows, C) becomes dx, as qk_norm_backward_some does for a few.
 ALWAYS_INLINE void qk_norm_backward_rows(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int rows, int C, bool one_plus, int64_t ahead) {
     int r = 0;

@@ -53,6 +53,7 @@ struct qk_rows {
     int q_rows, k_rows, q_width, k_width;
     int width; // of a token
 };
+// Returns the rows of a token of this shape: heads, or in full width all q heads and all k heads.
 static inline struct qk_rows qk_rows_of(struct qk_norm_shape s) {
     const struct qk_rows heads = {s.H, s.Hkv, s.D, s.D, (s.H + 2 * s.Hkv) * s.D},
                          whole = {1, 1, s.H * s.D, s.Hkv * s.D, (s.H + 2 * s.Hkv) * s.D};

@@ -29,6 +29,8 @@ struct dropout {
     uint32_t layer, use;        // use: enum dropout_use, or DROPOUT_USES + enum linear
     const uint64_t *micro_step; // in the device's memory, added to step: a recorded graph reads it anew; NULL: 0
 };
+// Returns step + *micro_step, or step where micro_step is NULL. With a micro_step only code that can read the device's
+// memory calls.
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
 __BEGIN_DECLS
@@ -91,7 +93,6 @@ HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1,
     return result;
 }
 
-// philox_chunk makes the words of PHILOX_LANES blocks, beginning with `block`.
 enum { PHILOX_LANES = 32, PHILOX_CHUNK = 4 * PHILOX_LANES };
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
 // Vectorized by hand, which halves the time: gcc 12 multiplies whole 64-bit lanes (three operations) where the lower
@@ -99,6 +100,7 @@ enum { PHILOX_LANES = 32, PHILOX_CHUNK = 4 * PHILOX_LANES };
 // reads. The vectors of a chunk go through the rounds together, as a round is a chain of five operations.
 enum { PHILOX_VECTORS = PHILOX_LANES / 8, XOR3 = 0x96 }; // XOR3: a ^ b ^ c as a table of its 8 cases
 #define EACH_PHILOX _Pragma("GCC unroll 4") for (int i = 0; i < PHILOX_VECTORS; i++)
+// Writes the words (PHILOX_CHUNK) of PHILOX_LANES blocks, from `block` on. key: k0 in its lower half, k1 in its upper.
 static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counter2, uint32_t counter3, uint64_t key) {
     const __m512i multiplier0 = _mm512_set1_epi64(0xd2511f53), multiplier1 = _mm512_set1_epi64(0xcd9e8d57);
     const __m512i eight = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -149,7 +151,9 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 }
 #endif
 
+// Returns the counter's third word of a rounding: its step.
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
+// Returns the counter's fourth word of a rounding: the second highest bit, its tensor and its use.
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
 // Returns the random words of elements [at, at + 4) of the range; at: a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
@@ -165,6 +169,7 @@ static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at
 // Returns a number in [0, 1) in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
+// Returns the counter's fourth word of a stream: the highest bit, and the upper half of the stream's number.
 static inline uint32_t stream_word(uint64_t stream) { return (uint32_t)(stream >> 32) | 0x80000000u; }
 
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element) {

@@ -19,14 +19,16 @@ DEVICE_FUNCTION float lanes_max(float x, int lanes) {
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
+// Returns the sum over the warp, in every lane. All lanes call.
 DEVICE_FUNCTION double warp_sum_double(double x) {
     for (int offset = 16; offset > 0; offset /= 2)
         x += shuffle_xor_double(x, offset);
     return x;
 }
 
-// Returns the sum over a block of whole warps. shared: BLOCK_SUM_BYTES, free again after the next barrier.
 enum { BLOCK_SUM_BYTES = 32 * sizeof(double) };
+// Returns the sum over a block of whole warps, in every thread. All threads call. shared: BLOCK_SUM_BYTES of shared
+// memory, unused since the last barrier, free again after the next.
 DEVICE_FUNCTION double block_sum_double(double x, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     x = warp_sum_double(x);

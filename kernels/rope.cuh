@@ -26,6 +26,7 @@ __END_DECLS
 DEVICE_FUNCTION float rope_rotate_one(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
+// Rotates the pair in place: (x, y) <- (x cosine - y sine, y cosine + x sine).
 DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float sine) {
     const float rotated = rope_rotate_one(x, y, cosine, -sine);
     y = rope_rotate_one(y, x, cosine, sine);

@@ -41,6 +41,7 @@ static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
 // Returns the angle between neighboring positions of pair i < D/2; 0 for a pair that is not rotated.
 static inline double rope_frequency(const struct rope_settings *settings, int i);
+// Returns what rotated pairs are multiplied by; 1 unless scaled by YaRN or LongRoPE.
 static inline double rope_amplitude(const struct rope_settings *settings);
 
 // table[p] = amplitude * D/2 cosines, then amplitude * D/2 sines, of the angles of position p. A pair that is not
@@ -58,9 +59,11 @@ static inline struct rope_settings rope_unscaled(int head_dim, double theta) {
 }
 
 static inline double rope_clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
+// Returns original_positions; where that is 0, max_positions.
 static inline double rope_original_positions(const struct rope_settings *s) {
     return s->original_positions > 0 ? s->original_positions : s->max_positions;
 }
+// Returns factor; where that is 0, max_positions / original_positions.
 static inline double rope_factor(const struct rope_settings *s) {
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
@@ -69,6 +72,7 @@ static inline double rope_factor(const struct rope_settings *s) {
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
+// Returns the frequency of pair i under ROPE_YARN. w: without scaling.
 static inline double rope_yarn_frequency(const struct rope_settings *s, int i, double w) {
     double low = rope_yarn_pair(s, s->beta_fast > 0 ? s->beta_fast : 32);
     double high = rope_yarn_pair(s, s->beta_slow > 0 ? s->beta_slow : 1);
@@ -83,11 +87,13 @@ static inline double rope_yarn_frequency(const struct rope_settings *s, int i, d
     const double scaled = rope_clamp((i - low) / (high - low), 0, 1);
     return w * (1 - scaled + scaled / rope_factor(s));
 }
+// Returns the frequency of a pair under ROPE_LLAMA3. w: without scaling.
 static inline double rope_llama3_frequency(const struct rope_settings *s, double w) {
     const double turns = s->original_positions * w / (2 * M_PI);
     const double kept = rope_clamp((turns - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor), 0, 1);
     return w * (kept + (1 - kept) / s->factor);
 }
+// Returns the frequency of pair i under ROPE_LONGROPE. w: without scaling.
 static inline double rope_longrope_frequency(const struct rope_settings *s, int i, double w) {
     const double *factors = s->longest > rope_original_positions(s) ? s->long_factors : s->short_factors;
     return w / factors[i];
@@ -106,9 +112,12 @@ static inline double rope_frequency(const struct rope_settings *s, int i) {
     __builtin_unreachable();
 }
 
+// Returns the amplitude that YaRN derives from a factor; mscale: 1, or a model's own weight of the logarithm.
 static inline double rope_yarn_mscale(double mscale, double factor) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
+// Returns attention_factor; where that is 0, the amplitude that YaRN derives from the factor, by mscale and
+// mscale_all_dim where neither is 0.
 static inline double rope_yarn_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)
@@ -117,6 +126,7 @@ static inline double rope_yarn_amplitude(const struct rope_settings *s) {
         return rope_yarn_mscale(s->mscale, factor) / rope_yarn_mscale(s->mscale_all_dim, factor);
     return rope_yarn_mscale(1, factor);
 }
+// Returns attention_factor; where that is 0, the amplitude that LongRoPE derives from the factor.
 static inline double rope_longrope_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)

@@ -93,7 +93,9 @@ HOST_DEVICE float code_scale(uint32_t largest) {
     const float scale = float_from_bits(largest < 0x7f7fffffu ? largest : 0x7f7fffffu);
     return scale < 0x1p-100f ? 0 : scale;
 }
+// Returns the scale of a block of roots: the root of code_scale. largest: the bits of the largest second moment.
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
+// Returns 1 / scale; 0 where the scale is 0.
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // Returns the index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last
@@ -122,19 +124,23 @@ HOST_DEVICE int code_nearest(float y, float n, int last) {
     return y >= 0.5e-6f * (0.1f + 0.45f / n) ? index : 0;
 }
 
+// Returns the code of x, a first moment; inverse: code_inverse of the block's scale.
 HOST_DEVICE uint8_t code_of(float x, float inverse) {
     const int index = code_nearest(fabsf(x) * inverse, 1, CODE_LAST);
     return (uint8_t)(index > 0 && x < 0 ? index | CODE_NEGATIVE : index);
 }
+// Returns the first moment that a code stands for in a block of that scale.
 HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x a second moment; 0 only where x is 0.
+// Returns the code of x's root, x a second moment; 0 only where x is 0. inverse: code_inverse of the block's
+// root_code_scale.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);
 }
+// Returns the second moment that a code of its root stands for; at least 2^-149 where the code is not 0.
 HOST_DEVICE float root_code_value(uint8_t code, float scale) {
     const float root = CODES(root_code_magnitudes)[code] * scale, least = code > 0 ? 0x1p-149f : 0;
     return root * root > least ? root * root : least;

@@ -23,6 +23,7 @@
 enum { STATE_BLOCK = 128 };
 enum state_format { FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT, FORMAT_REMAINDER, FORMAT_NONE };
 
+// Returns the bytes of a block of STATE_BLOCK elements, with an 8-bit block's scale; 0 for FORMAT_NONE.
 HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     switch (format) {
     case FORMAT_FP32: return STATE_BLOCK * sizeof(float);
@@ -39,8 +40,7 @@ HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) {
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
-// Returns the parameter that a master weight is rounded to; split_low gives its other bits, split_join the weight
-// again.
+// Returns the parameter that a master weight is rounded to: its upper 16 bits, rounded.
 HOST_DEVICE bf16 split_high(float master) {
     uint32_t bits;
     bf16 high;
@@ -48,11 +48,13 @@ HOST_DEVICE bf16 split_high(float master) {
     high.bits = (uint16_t)((bits + 0x8000u) >> 16);
     return high;
 }
+// Returns the lower 16 bits of a master weight, which split_join needs beside its parameter.
 HOST_DEVICE uint16_t split_low(float master) {
     uint32_t bits;
     memcpy(&bits, &master, sizeof bits);
     return (uint16_t)bits;
 }
+// Returns the master weight, exactly, from its split_high and its split_low.
 HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     const uint32_t bits = ((uint32_t)high.bits - (low >> 15)) << 16 | low;
     float master;
@@ -104,6 +106,7 @@ struct code_block {
     uint8_t codes[STATE_BLOCK];
 };
 
+// Decodes the first `count` elements of a block, STATE_BLOCK at most. Fails for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_decode_block(float *out, const void *block, enum state_format format, int count) {
     const bf16 *rounded = (const bf16 *)block;
     const struct code_block *coded = (const struct code_block *)block;
@@ -132,6 +135,7 @@ static inline void state_decode_block(float *out, const void *block, enum state_
                                      : "remainders of master weights are no numbers without their parameters");
 }
 
+// Returns the largest magnitude of values (count), as bits.
 static inline uint32_t values_largest(const float *values, int count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -139,6 +143,8 @@ static inline uint32_t values_largest(const float *values, int count) {
         largest = code_largest(largest, values[i]);
     return largest;
 }
+// Encodes values (count) as the first elements of a block, each rounded to the nearest; the others stay as they are.
+// Fails for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
     bf16 *rounded = (bf16 *)block;
     struct code_block *coded = (struct code_block *)block;

@@ -13,6 +13,7 @@ struct tensor_map {
 // The driver's function is looked up by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
 #if CUDART_VERSION >= 12050
+// Looks up the driver's cuTensorMapEncodeTiled in *function; *found says whether the driver has it.
 static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
     return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", function, 12000, cudaEnableDefault, found);
 }
@@ -30,6 +31,7 @@ static tensor_map_encode tensor_map_find_encoder(void) {
         fail("the driver has no tensor maps: CUDA 12.0 or newer is needed");
     return (tensor_map_encode)function;
 }
+// Returns what tensor_map_find_encoder finds, which it looks for once.
 static tensor_map_encode tensor_map_encoder(void) {
     static const tensor_map_encode encoder = tensor_map_find_encoder();
     return encoder;

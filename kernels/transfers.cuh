@@ -49,12 +49,14 @@ static void transfers_copy_late(struct transfers *t, enum transfer_direction dir
 // A ticket has the number of its transfer in its direction, from 1, the recording in which the transfer began (0:
 // none), and the direction.
 enum { TICKET_RECORDING_BITS = 16, TICKET_NUMBER_SHIFT = TICKET_RECORDING_BITS + 1 };
+// Returns the ticket of transfer `number`, from 1, of a direction. recording: in which it began; 0: in none.
 static inline uint64_t transfer_ticket(enum transfer_direction direction, uint64_t recording, uint64_t number) {
     return number << TICKET_NUMBER_SHIFT | recording << 1 | (direction == TRANSFER_TO_DEVICE);
 }
 static inline enum transfer_direction transfer_direction_of(uint64_t ticket) {
     return ticket % 2 ? TRANSFER_TO_DEVICE : TRANSFER_TO_HOST;
 }
+// Returns the number of the recording in which the ticket's transfer began; 0: in none.
 static inline uint64_t transfer_recording_of(uint64_t ticket) {
     return ticket >> 1 & ((1u << TICKET_RECORDING_BITS) - 1);
 }
@@ -162,6 +164,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 }
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
 
+// Measures gbps by one copy each way, at once. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     uint64_t tickets[TRANSFER_DIRECTIONS];
@@ -210,6 +213,7 @@ static void transfers_open(struct transfers *t, double bus_gbps, struct device *
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) { t->late[direction] = true; }
 static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
 
+// Copies now what has begun in this direction and is not copied yet, up to transfer `number`.
 static void transfers_copy_until(struct transfers *t, enum transfer_direction direction, uint64_t number) {
     while (t->copied[direction] < number) {
         const struct transfer_copy *copy = &t->copies[direction][++t->copied[direction] % TRANSFER_EVENTS];
@@ -224,7 +228,8 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 #ifndef TRANSFER_CLOCK_S // a test has a clock that other processes' work does not advance
 #define TRANSFER_CLOCK_S deadline_clock_s
 #define TRANSFER_SLEEP_UNTIL transfer_sleep_until
-// Sleeps most of the time and spins the rest: a sleep ends up to 0.1 ms late, in which a bus carries megabytes.
+// Returns when deadline_clock_s() is at_s. It sleeps most of the time and spins the rest: a sleep ends up to 0.1 ms
+// late, in which a bus carries megabytes.
 static void transfer_sleep_until(double at_s) {
     const double spun_s = 2e-4;
     for (double left_s; (left_s = at_s - deadline_clock_s()) > 0;)
@@ -266,6 +271,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
 }
 
+// Measures gbps by one copy each way, one after the other. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {

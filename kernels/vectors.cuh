@@ -22,14 +22,17 @@ typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint32_t vec_words __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neighboring bf16
 
+// Loads LANES floats; p is aligned to their size.
 static inline vec vec_load(const float *p) { return *(const vec *)p; }
+// Stores LANES floats; p is aligned to their size.
 static inline void vec_store(float *p, vec x) { *(vec *)p = x; }
+// Returns x in every lane.
 static inline vec vec_set(float x) {
     const vec zero = {0};
     return x - zero;
 }
 
-// Returns the larger of a and b in each lane. A NaN in b comes through, one in a does not, as in vec_min.
+// Returns the larger of a and b in each lane. A NaN in b comes through, one in a does not.
 static inline vec vec_max(vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -43,6 +46,7 @@ static inline vec vec_max(vec a, vec b) {
     return b;
 #endif
 }
+// Returns the smaller of a and b in each lane. A NaN in b comes through, one in a does not.
 static inline vec vec_min(vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_min_ps((__m512)a, (__m512)b);
@@ -98,12 +102,12 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
 #define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vec_words){__VA_ARGS__})
 #endif
 
+enum { EXP2_VECS = 4 };
 // x[i] = 2^x[i], to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of
 // degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent
 // field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes
 // the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler
 // is too small to look through whole chains for work.
-enum { EXP2_VECS = 4 };
 static inline void vec_exp2(vec x[EXP2_VECS]) {
     static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
     const float magic = 0x1.8p23f + 127;
@@ -139,9 +143,9 @@ static inline vec_words vec_round_bf16(vec x) {
     return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
+#if defined(__AVX512BF16__)
 // Stores two vectors as bf16, in memory aligned as what is stored. pairs: (LANES) VNNI pairs of the two; row0, row1:
 // (LANES), one vector each. NULL: not wanted; row0 and row1 only together.
-#if defined(__AVX512BF16__)
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {
@@ -155,6 +159,7 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
     }
 }
 #else
+// Stores two vectors as bf16, as the definition by AVX-512 BF16 does.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const vec_words r0 = vec_round_bf16(x0) >> 16, r1 = vec_round_bf16(x1);
     typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));
@@ -167,7 +172,7 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
 }
 #endif
 
-// out[j][i] = in[i][j] for 16 x 16 words; strides in words.
+// out[j][i] = in[i][j] for 16 x 16 words; strides in words, rows aligned to 64 bytes.
 static inline void transpose_16x16(word *out, int out_stride, const word *in, int in_stride) {
 #if LANES == 16
     vec_words r[16];
@@ -237,7 +242,9 @@ static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
     return vec_fma(sum, (vec)(a << 16), (vec)(b << 16));
 #endif
 }
+// Loads LANES words; p is aligned to their size.
 static inline vec_words vec_words_load(const word *p) { return *(const vec_words *)p; }
+// Returns x in every lane.
 static inline vec_words vec_words_set(word x) {
     const vec_words zero = {0};
     return x - zero;

@@ -21,6 +21,7 @@ typedef uint16_t half_words __attribute__((vector_size(2 * LANES), may_alias));
 typedef uint16_t half_words_anywhere __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 #ifdef PRECISION_BF16
+// Loads LANES elements in fp32.
 ALWAYS_INLINE vec floatx_load(const floatX *p) {
     const half_words halves = *(const half_words_anywhere *)p;
 #if defined(__AVX512BW__) // one operation; widening and shifting would be two, on the ports that additions need
@@ -31,6 +32,7 @@ ALWAYS_INLINE vec floatx_load(const floatX *p) {
     return (vec)(__builtin_convertvector(halves, vec_words) << 16);
 #endif
 }
+// Stores LANES floats, rounded to floatX.
 ALWAYS_INLINE void floatx_store(floatX *p, vec x) {
 #if defined(__AVX512BF16__)
     *(half_words_anywhere *)p = (half_words)_mm512_cvtneps_pbh((__m512)x);
@@ -42,24 +44,30 @@ ALWAYS_INLINE void floatx_store(floatX *p, vec x) {
 ALWAYS_INLINE vec floatx_load(const floatX *p) { return *(const vec_anywhere *)p; }
 ALWAYS_INLINE void floatx_store(floatX *p, vec x) { *(vec_anywhere *)p = x; }
 #endif
+// Loads LANES floats; p need not be aligned.
 ALWAYS_INLINE vec float_load(const float *p) { return *(const vec_anywhere *)p; }
+// Stores LANES floats; p need not be aligned.
 ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 
-// Loads and stores of the first `count` < LANES elements; a load's other lanes are 0.
 #if defined(__AVX512BW__) &&                                                                                           \
     defined(__AVX512VL__) // by masks: a call of memcpy in a row's loop would spill the registers
+// Returns a mask of the first `count` < 16 lanes.
 ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
+// Loads the first `count` < LANES floats; the other lanes are 0.
 ALWAYS_INLINE vec float_load_some(const float *p, int count) { return (vec)_mm512_maskz_loadu_ps(vec_mask(count), p); }
+// Stores the first `count` < LANES floats of x.
 ALWAYS_INLINE void float_store_some(float *p, vec x, int count) {
     _mm512_mask_storeu_ps(p, vec_mask(count), (__m512)x);
 }
 #ifdef PRECISION_BF16
+// Loads the first `count` < LANES elements in fp32; the other lanes are 0.
 ALWAYS_INLINE vec floatx_load_some(const floatX *p, int count) {
     const __m256i halves = _mm256_maskz_loadu_epi16(vec_mask(count), p);
     floatX padded[LANES];
     memcpy(padded, &halves, sizeof padded);
     return floatx_load(padded);
 }
+// Stores the first `count` < LANES floats of x, rounded to floatX.
 ALWAYS_INLINE void floatx_store_some(floatX *p, vec x, int count) {
     floatX padded[LANES];
     floatx_store(padded, x);
@@ -105,10 +113,11 @@ static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int c
 
 // ---- Rows, a vector at a time ----
 
-// Loads elements c, c + 1, ... of a row of C elements; 0 past its end.
+// Loads elements c, c + 1, ... of a row of C > c elements in fp32; 0 past its end.
 ALWAYS_INLINE vec row_vec_load(const floatX *row, int c, int C) {
     return C - c >= LANES ? floatx_load(row + c) : floatx_load_some(row + c, C - c);
 }
+// Stores x as elements c, c + 1, ... of a row of C > c elements, rounded to floatX; nothing past its end.
 ALWAYS_INLINE void row_vec_store(floatX *row, vec x, int c, int C) {
     if (C - c >= LANES)
         floatx_store(row + c, x);

@@ -26,6 +26,7 @@ static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 
 // A place is a line and the number of a file, one of those whose threads wait.
 enum { WAIT_FILES = 16 };
+// Returns the path's last two parts of the file of that number, from 1 on.
 __host__ __device__ static constexpr const char *wait_file(int number) {
     return number == 1   ? "attention/sm90.cuh"
            : number == 2 ? "attention/sm90_forward.cu"
@@ -33,6 +34,7 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
            : number == 4 ? "cuda/unit_sm90.cu"
                          : "another file";
 }
+// Whether two texts are the same; strcmp, but at compile time.
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
@@ -51,6 +53,8 @@ __host__ __device__ static constexpr int wait_place(const char *path, int line) 
     return line * WAIT_FILES + file;
 }
 
+// Writes which thread has waited where, for what and for how long to text (size bytes); returns text. seconds: the
+// limit.
 static inline const char *wait_describe(char *text, size_t size, const struct wait_record *r, double seconds) {
     char what[128];
     if (r->mbarrier)

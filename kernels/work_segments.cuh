@@ -25,15 +25,19 @@ struct work_segments;
 // Begins to record `segments`, or, where they are recorded, to enqueue them again. They must stay where they are until
 // segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
+// Ends what segments_begin began: enqueues the last segment, and from then on all are recorded. Aborts where there are
+// fewer segments than were recorded.
 static void segments_end(struct device *dev);
 // Whether the next op is to be run now; segments_op_end is due after it. Always true where no segments were begun, and
 // from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
+// Ends the op for which segments_op_begin has returned true.
 static inline void segments_op_end(struct device *dev);
 // Ends a segment: enqueues its graph, unless it has no ops. Called before anything but an op is enqueued. Does nothing
 // where no segments were begun. Aborts within an op, and where a segment has another number of ops than when it was
 // recorded.
 static inline void segments_cut(struct device *dev);
+// Frees the recorded work and zeroes the struct.
 static void segments_free(struct work_segments *segments);
 
 #ifdef TARGET_CUDA
@@ -74,6 +78,7 @@ static inline void segments_op_end(struct device *dev) {
         dev->segments->depth--;
 }
 
+// Prints an internal error, and aborts.
 static void segments_misused(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
@@ -92,6 +97,8 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
+// Enqueues the graph of the segment at hand, made first while segments are recorded, and goes on to the next. Fails
+// where CUDA refuses the graph; aborts where the ops are not as many as were recorded.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {

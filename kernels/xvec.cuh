@@ -9,6 +9,7 @@
 #ifdef PRECISION_BF16
 typedef vec_words xvec;
 enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
+// Returns sum plus a b, lane by lane: in bf16 lane i adds the products of elements 2 i and 2 i + 1.
 static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_dot(sum, a, b); }
 // Returns elements XVEC_PARTS * l + part as fp32, in lanes l.
 static inline vec xvec_part(xvec x, int part) {
@@ -23,6 +24,7 @@ static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_fma(sum, a, b);
 static inline vec xvec_part(xvec x, int part) { return x; }
 #endif
 
+// Loads XVEC_LANES elements; p need not be aligned.
 static inline xvec xvec_load(const floatX *p) {
     xvec x;
     memcpy(&x, p, sizeof x);

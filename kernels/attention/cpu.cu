@@ -86,6 +86,7 @@ ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float 
     }
 }
 
+// Multiplies column q of `steps` blocks by rescale[q], q < 32.
 static inline void flash_rescale(float *blocks, const float *rescale, int steps) {
     for (int c = 0; c < BLOCK; c += LANES) {
         const vec factor = vec_load(rescale + c);
@@ -165,6 +166,8 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
+// Packs a panel of one KV head at `place`: K and V^T for forward; K, K^T and V for backward. kv_head counts over all
+// sequences.
 ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct flash *f, const floatX *qkv,
                                     int64_t kv_head, int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
@@ -178,6 +181,7 @@ ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct
     pack_left(layout, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
     pack_left(layout, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
+// Packs as flash_pack_panel does, in the unit's layout.
 static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place,
                        bool backward) {
     if (blocks_layout(f->unit) == LAYOUT_BF16)
@@ -197,6 +201,7 @@ static inline bool flash_whole_heads(const struct flash *f) {
     return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
+// Computes as flash_forward_tile does, in the unit's layout; head counts over all sequences.
 static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
                               int64_t place) {
     if (blocks_layout(f->unit) == LAYOUT_BF16)
@@ -254,6 +259,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 // Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
 enum { FLASH_UNITS = 32 };
 
+// The number of segments that each KV head's pairs are cut into; 1 where there are FLASH_UNITS KV heads or more.
 static inline int flash_segments(const struct flash *f) {
     const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
@@ -265,6 +271,7 @@ struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
 };
+// Cuts the pairs of each sequence's KV heads into segments of visible areas that are alike.
 static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
     cuts->segments = flash_segments(f);
     cuts->pairs = f->tiles * f->group;
@@ -284,6 +291,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
         }
     }
 }
+// Returns the first pair of segment s of sequence b's KV heads; for s = segments the end of the last.
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }

@@ -26,6 +26,7 @@ struct flash {
     char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
 };
 
+// Returns the sizes of a call; packed operands are still NULL.
 static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct flash f;
     memset(&f, 0, sizeof f);
@@ -44,13 +45,16 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
     f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
     return f;
 }
+// Returns the bytes of one packed operand of all KV heads.
 static inline size_t flash_packed_bytes(const struct flash *f) {
     return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
 }
-static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
+// The number of rows of a strip or panel that lie before T.
+static inline int flash_rows(const struct flash *f, int block) {
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-static inline int flash_queries_count(const struct flash *f, int first, int strips) { // queries of a tile before T
+// The number of queries of `strips` strips from strip `first` on that lie before T.
+static inline int flash_queries_count(const struct flash *f, int first, int strips) {
     const int rest = f->shape.T - first * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
@@ -58,10 +62,12 @@ static inline int flash_queries_count(const struct flash *f, int first, int stri
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
 }
+// Returns the first element of a head of token (b, t) in qkv; head counts a token's query, key and value heads.
 static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
     return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
 }
-static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse, (B, H, T)
+// Returns the index of (b, h, t) in lse (B, H, T).
+static inline int64_t flash_row(const struct flash *f, int b, int h, int t) {
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
@@ -79,6 +85,7 @@ static double flash_area(const struct flash *f, int b, int tile) {
         hidden += flash_begin(f, b, first + s);
     return tile + 1 - (double)hidden / (strips * f->strips);
 }
+// Returns the visible area of all query tiles of a head of sequence b, in flash_area's squares.
 static double flash_sequence_area(const struct flash *f, int b) {
     double area = 0;
     for (int tile = 0; tile < f->tiles; tile++)
@@ -109,6 +116,7 @@ struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
 };
+// Sets what the `strips` strips of sequence b from strip `first` on see.
 static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
     for (int s = 0; s < strips; s++) {
         sight->begin[s] = flash_begin(f, b, first + s);

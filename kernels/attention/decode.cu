@@ -200,6 +200,7 @@ ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights
     for (int i = 0; i < vecs * XVEC_PARTS; i++)
         sums[first * XVEC_PARTS + i] = sum[i];
 }
+// Does decode_values for all vectors of the values.
 static void decode_all_values(vec *sums, const float *weights, float shrink, const floatX *values, int n, int D) {
     const int vecs = (D + XVEC_LANES - 1) / XVEC_LANES;
     int v = 0;

@@ -22,6 +22,7 @@ void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      const int32_t *ends,   // (B) in device memory; NULL: starts[b] + T, as all T tokens count
                      int capacity, struct attention_shape shape, struct device *dev);
 
+// Returns the bytes of workspace of attention_decode: none.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
@@ -41,11 +42,13 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);
     return position < end && position >= end - capacity ? position % capacity : -1;
 }
-HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) { // keys that a sequence's token sees
+// The number of keys that the new token of sequence b sees.
+HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }
 // Returns the factor of q k in a score in units of ln 2; with a softcap, its factor in the argument of decode_cap.
 HOST_DEVICE float decode_scale(struct attention_shape shape) {
     return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
 }
+// Returns the capped score in units of ln 2, from q k times decode_scale.
 HOST_DEVICE float decode_cap(float score, float softcap) { return softcap * LOG2E * vector_tanhf(score); }

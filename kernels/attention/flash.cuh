@@ -20,6 +20,7 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
+// Names the instructions and types of the products by wgmma.
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
@@ -39,6 +40,7 @@ void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev);
 
+// Returns the workspace of sm90_forward, also for a shape whose first_key is not there yet.
 size_t sm90_forward_workspace_bytes(struct attention_shape shape);
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
 void sm90_forward(floatX *out,       // (B, T, H * D)
@@ -49,6 +51,7 @@ void sm90_forward(floatX *out,       // (B, T, H * D)
                   struct device *dev);
 // The number of runs of rows over which backward sums dqkv's columns.
 int64_t sm90_bias_chunks(struct attention_shape shape);
+// Returns the workspace of sm90_backward.
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
 // Computes the gradient of sm90_forward, and undoes RoPE on it where options.rotary is given. Writes all of dqkv.
 void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)

@@ -76,6 +76,7 @@ static_assert(sizeof(struct attention_shape) == sizeof(struct attention_shape_si
                   offsetof(struct attention_shape, full) == offsetof(struct attention_shape_size, full),
               "a field by which a shape asks for something is a row of ATTENTION_ASKS, so that backends refuse it");
 
+// Returns the set of features that a call asks for. dropout: the probability.
 static inline unsigned attention_asked(struct attention_shape shape, float dropout) {
     unsigned asked = dropout > 0 ? FEATURE_DROPOUT : 0;
 #define ASK_ROW(type, name, feature)                                                                                   \

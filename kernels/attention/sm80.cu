@@ -136,6 +136,8 @@ static void flash_choose(const struct flash_any_arguments &a, struct attention_s
         flash_choose_plan<launcher, 256>(a, shape, dev);
 }
 
+// Returns the arguments without the pointers besides qkv. Ends the program where the shape is not taken, or a pointer
+// in `aligned` is not aligned to 16 bytes; NULL is.
 static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
                                                      struct attention_shape shape, struct dropout dropout) {
     char reason[128];

@@ -278,7 +278,7 @@ struct query_steps {
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
-// Starts the copies of a step's Q, dO and rows.
+// Starts the copies of a step's Q, dO and rows. All threads call; the caller commits the copies.
 template <class plan>
 DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {

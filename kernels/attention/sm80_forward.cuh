@@ -73,6 +73,8 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
         }
 }
 
+// Masks the keys after each row: scores become -inf. first_row: the warp's first query; first_column: the tile's first
+// key.
 template <class plan>
 DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first_row, int first_column) {
     const int lane = thread_index<(plan::D > 64 || plan::SPANS)>() % 32;
@@ -107,6 +109,7 @@ DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], cons
         }
 }
 
+// s = capped_score(s, factor) of products of queries and keys, in units of score_unit()
 template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KEYS / 8][4], float factor) {
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
@@ -117,6 +120,7 @@ template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KE
                 s[m][n][i] = capped_score(s[m][n][i], factor);
 }
 
+// Multiplies the elements of P that are kept by `scale`, the others by 0.
 template <class plan>
 DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                                      const struct dropout_bits<plan::M, plan::KEYS> &kept, float scale) {

@@ -66,6 +66,7 @@ struct head_views {
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
     int64_t token;                  // the sequence's first
 };
+// Returns where query head h of sequence b lies.
 template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct flash_arguments &a, int b, int h) {
     const int D = head_size<plan>(a);
     struct head_views view;
@@ -85,6 +86,7 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 // The 16-byte units of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
 template <int D> struct tile_layout { static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4; };
 
+// Returns the offset, in bytes, of 16-byte unit `piece` of a row in a tile.
 template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     typedef tile_layout<D> layout;
     const int permutation = layout::GROUP == 8 ? row & 7 : row >> 1 & 3;
@@ -111,8 +113,8 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint
 }
 
 // Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past
-// the head become zeroes. A thread's rows are a multiple of 8 apart, so that its address in the tile is one offset plus
-// constants.
+// the head become zeroes. All threads call; the caller commits the copies. A thread's rows are a multiple of 8 apart,
+// so that its address in the tile is one offset plus constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first,
                                const struct flash_arguments &a) {
@@ -188,6 +190,7 @@ template <int D, int M, bool IN_REGISTERS> struct left_rows {
     }
 };
 
+// acc = 0, M x N fragments of the warp
 template <int M, int N> DEVICE_FUNCTION void clear(float acc[M][N][4]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -198,6 +201,7 @@ template <int M, int N> DEVICE_FUNCTION void clear(float acc[M][N][4]) {
                 acc[m][n][i] = 0;
 }
 
+// acc *= factor, M x N fragments of the warp
 template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float factor) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -250,9 +254,13 @@ template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], con
 // lane_column(). The lane's part is kept apart from the constants, so that a comparison takes one register, not one for
 // each column.
 
+// Returns the lane's part of a row: lane / 4.
 DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
+// Returns the lane's part of a column: 2 (lane % 4).
 DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
+// Returns the row of element i of fragments (m, n), less the lane's part.
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
+// Returns the column of element i of fragments (m, n), less the lane's part.
 DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i % 2; }
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
@@ -275,13 +283,19 @@ template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans
 
 // A capped score is softcap tanh(scale s / softcap): capped_score() makes s the tanh, and score_unit() is the softcap.
 
+// Returns what scores, or the tanh of capped ones, are multiplied by: the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
+// Returns what scores, or the tanh of capped ones, are multiplied by: the softcap, or without one the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
+// Whether scores are capped: never.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
+// Whether scores are capped: in an instance without dropout always.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
     return !plan::DROPOUT || a.cap_factor > 0;
 }
+// Returns the factor for capped_score(): 0, as there is no softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
+// Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
 // tanh(x) = 1 - 2 / (e^2x + 1), to about 1e-7, where tanh.approx errs by 5e-4: by 0.02 of a score of 50.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
@@ -295,6 +309,7 @@ DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint3
     return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
                       (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
 }
+// Returns 1 where the element is kept, else 0. words: dropout_words of the element.
 DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct philox_words &words, uint64_t element) {
     const uint32_t even = element & 2 ? words.word[2] : words.word[0],
                    odd = element & 2 ? words.word[3] : words.word[1];

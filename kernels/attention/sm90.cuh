@@ -62,6 +62,7 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
 template <int D> DEVICE_FUNCTION uint64_t sm90_along_rows(uint32_t tile) {
     return matrix_descriptor(tile, 16, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
+// Returns the descriptor of sm90_along_rows moved by k steps of 16 columns, in a tile of ROWS rows.
 template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_step_right(uint64_t descriptor, int k) {
     constexpr int STEPS = sm90_layout<D>::COLUMNS / 16;
     return descriptor + (uint64_t)((k / STEPS * ROWS * sm90_layout<D>::SPAN + k % STEPS * 32) >> 4);
@@ -70,6 +71,7 @@ template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_step_right(uint64_t des
 template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_along_columns(uint32_t tile) {
     return matrix_descriptor(tile, ROWS * sm90_layout<D>::SPAN, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
+// Returns the descriptor of sm90_along_columns moved by k steps of 16 rows.
 template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, int k) {
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
@@ -115,7 +117,9 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
 // Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column 8
 // (i / 4) + i % 2 + sm90_column().
 
+// Returns the thread's part of an accumulator's row.
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
+// Returns the thread's part of an accumulator's column.
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
 // Returns the maximum of `largest` and the magnitudes of eight elements.
@@ -149,6 +153,7 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int l
 struct sm90_divisor {
     uint32_t divisor, multiplier, shift;
 };
+// Returns what sm90_quotient needs to divide by a number > 0.
 static struct sm90_divisor sm90_divisor_of(int divisor) {
     struct sm90_divisor by = {(uint32_t)divisor, 0, 31};
     while (1ull << by.shift < (uint64_t)by.divisor << 31)
@@ -198,8 +203,11 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
     const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
     return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
 }
+// The number of heads in a token's row of qkv.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
+// Ends the program where the kernels can't take the shape, or one of the pointers aligned (count) is no multiple of 16
+// bytes.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);

@@ -43,6 +43,8 @@
 
 enum { SM90_ROWS_THREADS = 256, SM90_THREADS_A_ROW = 8 };
 
+// Writes lse and delta of each row, an lse of infinity past T, and zeroes the counters and, where any order is allowed,
+// dQ's sums. SM90_THREADS_A_ROW threads take a row.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -207,11 +209,13 @@ template <class plan> struct sm90_backward_state {
     struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
+// Returns the pipeline of Q, lse and delta, at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
     return queries;
 }
+// Returns the pipeline of dO, at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, step};
@@ -253,6 +257,7 @@ template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /
     for (int n = 0; FIRST && n < N / 8; n++)
         sm90_load_pair(pairs + 2 * n, from + (uint32_t)(32 * n));
 }
+// Gets the lse or delta of block n of 8 columns: from `pairs` with FIRST, else from shared memory.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t from, int n) {
     if (FIRST) {
@@ -336,8 +341,9 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
 
 // The products of one step are begun here; the caller waits for them. Each has a fence of its own.
 
+// acc (64 x PART) = A B^T, over D, of the tiles at a and b
 template <class plan, class left, class right>
-DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
+DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) {
     const uint64_t first = left::along_rows(a), second = right::along_rows(b);
     wgmma_fence();
 #pragma unroll
@@ -557,6 +563,7 @@ template <class plan, class operand> DEVICE_FUNCTION void sm90_sum_rows(uint32_t
     for (int i = 0; i < 8; i++)
         store_shared_float(scratch + (uint32_t)(group * plan::D + 8 * unit + i) * 4, columns[i]);
 }
+// Returns the sum of a column over the groups of sm90_sum_rows, after a barrier.
 template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, int column) {
     float sum = 0;
     for (int group = 0; group < sm90_sums<plan>::GROUPS; group++)
@@ -631,6 +638,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
         }
     }
 }
+// Starts the copies of a tile to global memory, at row `first` of a head. One thread calls.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -653,6 +661,8 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
+// Computes dK and dV of the block and stores them; gives dQ of each step to sm90_backward_reduce. All threads of the
+// two warpgroups that multiply call.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
@@ -736,6 +746,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     mbarrier_init_fence();
 }
 
+// Computes dK and dV of a block of keys, and its part of dQ: the first warpgroup's three threads copy, the two others
+// multiply.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_backward_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -865,6 +877,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
         amax_merge_warp(a.amax, largest);
 }
 
+// Returns the map of (B, T, heads * D), in boxes of `rows` rows of `columns` columns of one head.
 template <class plan>
 static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct attention_shape shape, int columns,
                                            int rows) {

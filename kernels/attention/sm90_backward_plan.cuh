@@ -88,7 +88,9 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
 // sm90_backward_row and sm90_backward_column are sm90_row and sm90_column without signed divisions, parts of which
 // ptxas would keep in registers throughout the products' loop.
 
+// Returns the thread's part of an accumulator's row.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
+// Returns the thread's part of an accumulator's column.
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
 struct sm90_backward_arguments {
@@ -121,6 +123,7 @@ template <class plan>
 DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
 }
+// Returns the last query that sees the key at a row of sequence b.
 template <class plan>
 DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
@@ -130,6 +133,7 @@ struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
+// Returns the keys of the block of that index, and the tiles of queries that it visits.
 template <class plan>
 DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int index) {
     struct sm90_backward_block block;
@@ -167,6 +171,7 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
 struct sm90_angles {
     float2 cosine, sine;
 };
+// Loads the angles of elements i and i + 1 of a head, i < D / 2 and even, at a position.
 template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *rotary, int position, int i) {
     const float *from = rotary + (int64_t)position * D + i;
     struct sm90_angles angles;

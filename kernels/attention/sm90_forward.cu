@@ -81,6 +81,7 @@ DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipel
                                         keys * plan::KEYS, b, policy);
     pipeline.use++;
 }
+// Loads queries, keys and values of all of the block's tiles, by one thread.
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a, uint32_t shared,
                                           struct sm90_forward_pipelines<plan> p) {
@@ -121,6 +122,7 @@ template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
 }
+// Passes the turn to the next warpgroup, after this one has started its products.
 template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
@@ -165,6 +167,7 @@ template <class plan> DEVICE_FUNCTION void sm90_seen_before(struct sm90_seen &se
         seen.first[half] += tiles * plan::KEYS;
     }
 }
+// Whether a key is hidden from row `half`, 0 or 1, of the thread. column: the key's, less sm90_column().
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int column) {
     return (MASK == SM90_DIAGONAL && column > seen.last[half]) ||
@@ -364,6 +367,7 @@ struct sm90_forward_range {
     int whole;                     // from here on the diagonal cuts them
     int uncut, first, block_first; // before `uncut` first_key cuts them
 };
+// Returns the tiles of keys of the 64 rows from `first` on, of the block's tile.
 template <class plan>
 DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm90_forward_arguments &a,
                                                                 const struct sm90_forward_tile &tile, int first) {
@@ -378,6 +382,7 @@ DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm9
     range.whole = plan::SPANS && whole < range.first ? range.first : whole;
     return range;
 }
+// Computes out and lse of a warpgroup's queries, in all of the block's tiles. All threads of the warpgroup call.
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a,
                                           struct sm90_forward_consumer<plan> &c) {
@@ -438,6 +443,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         sm90_take_turn<plan>(c.warpgroup); // the last one passed to it: no barrier is left half full
 }
 
+// Computes forward: the first warpgroup loads, the others multiply. At most a block a multiprocessor, which takes tiles
+// in turn.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_forward_kernel(const __grid_constant__ struct sm90_forward_arguments a) {

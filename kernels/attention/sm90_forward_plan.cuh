@@ -113,6 +113,7 @@ DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct 
     tile.number++;
     return true;
 }
+// Returns the place before a block's first tile, from which sm90_forward_next goes on.
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;

@@ -6,6 +6,7 @@
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
+// Fills both tables, for every token, as the file's head says.
 static void
 attention_spans(int32_t *first_key,             // (B, T)
                 int32_t *last_query,            // (B, T)

@@ -27,6 +27,7 @@ struct unfused {
     float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
+// Returns the sizes of a call; packed operands and rows are still NULL.
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct unfused u;
     memset(&u, 0, sizeof u);
@@ -45,22 +46,28 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.out_stride = (int64_t)u.H * u.D;
     return u;
 }
+// Returns the bytes of one packed operand of that many heads a sequence.
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
+// Returns the bytes of all slots' scores.
 static inline size_t unfused_rows_bytes(const struct unfused *u) {
     return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
-static inline int unfused_count(const struct unfused *u, int block) { // rows or columns of a block that lie before T
+// The number of rows or columns of a strip or panel that lie before T.
+static inline int unfused_count(const struct unfused *u, int block) {
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
 }
+// Returns the packed blocks of a panel, or strip, of a head; head counts over all sequences.
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
-// Returns the index of element (b, t, head) of qkv; head counts a token's query, key and value heads.
+// Returns the index of the first element of a head of token (b, t) in qkv; head counts a token's query, key and value
+// heads.
 static inline int64_t unfused_at(const struct unfused *u, int64_t b, int t, int head) {
     return (b * u->T + t) * u->qkv_stride + (int64_t)head * u->D;
 }
+// Returns the index of the first element of head h of token (b, t) in out.
 static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, int h) {
     return (b * u->T + t) * u->out_stride + (int64_t)h * u->D;
 }
@@ -69,6 +76,7 @@ static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, 
 static inline int unfused_first_panel(const struct unfused *u, int64_t b, int strip) {
     return unfused_first_key(u->shape, b, strip * BLOCK) / BLOCK;
 }
+// Returns the last strip of queries that see a key of the panel. b: the sequence in the batch.
 static inline int unfused_last_strip(const struct unfused *u, int64_t b, int panel) {
     const int last_key = panel * BLOCK + unfused_count(u, panel) - 1;
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
@@ -97,6 +105,8 @@ static void unfused_block(floatX *block, const floatX *matrix, const struct unfu
             block[q * BLOCK + i] = to_floatX(to_float(block[q * BLOCK + i]) * factors[i]);
     }
 }
+// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D), `stride` apart. Merges their
+// amax.
 static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count,
                           const struct unfused *u) {
     const int D = u->D;
@@ -178,6 +188,7 @@ static void unfused_store_row(floatX *out, const float *row, const struct unfuse
     memset(out + query + 1, 0, (size_t)(u->T - query - 1) * sizeof *out);
 }
 
+// Computes P, which is stored, and out of one strip of a head. rows (panels blocks): the slot's scores, overwritten.
 ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX *out, floatX *probabilities,
                                          const floatX *qkv, float *rows, const struct unfused *u, int64_t head,
                                          int strip) {
@@ -358,7 +369,8 @@ ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX
     unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + u->Hkv + kv), u->qkv_stride, dv, 1.0f, count, u);
 }
 
-static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up, so that what follows stays aligned
+// Returns the bytes of dS (B, H, T, T), rounded up, so that what follows stays aligned.
+static size_t unfused_matrix_bytes(struct attention_shape shape) {
     const size_t bytes = (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
     return (bytes + 63) / 64 * 64;
 }

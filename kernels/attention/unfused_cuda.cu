@@ -23,12 +23,15 @@ struct unfused_matrix {
     struct dropout dropout;
     uint64_t element;
 };
+// Returns the same elements as a transposed matrix.
 DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
     const struct unfused_matrix result = {m.x, m.column, m.row, m.columns, m.rows, m.dropout, m.element};
     return result;
 }
 
-DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; } // the thread's first row in the tile
+// Returns the thread's first row in the tile.
+DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
+// Returns the thread's first column in the tile.
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
 // Loads 64 rows of 16 columns, the columns as rows of shared memory. Neighboring threads read neighbors in memory.
@@ -51,7 +54,8 @@ DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int 
 struct tile {
     float x[4][4]; // of this thread
 };
-// sums += the tile at (row, column) of a b^T, summed over the inner dimension from `begin` to `end`, in this order.
+// sums += the tile at (row, column) of a b^T, summed over the inner dimension from `begin` to `end`, in this order. All
+// threads of the block call, with UNFUSED_SHARED_BYTES of shared memory.
 DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matrix &a, int row,
                                    const struct unfused_matrix &b, int column, int begin, int end) {
     const uint32_t left = shared_memory(), right = left + TILE_BYTES;
@@ -85,6 +89,7 @@ struct unfused {
     struct attention_shape shape;
     struct dropout dropout;
 };
+// Returns the sizes of a call, as kernels take them.
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
     struct unfused u;
     u.T = shape.T;
@@ -121,6 +126,7 @@ template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct u
             for (int j = 0; j < 4; j++)
                 s->x[i][j] = vector_tanhf(u.shape.scale / u.shape.softcap * s->x[i][j]);
 }
+// Returns what the scores that unfused_cap makes are multiplied by.
 template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_unit(const struct unfused &u) {
     return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }

@@ -26,6 +26,7 @@ static double fused_most_dp_bytes(void) {
         fail("%s=%s in the environment: expected bytes, or -1 for any number; change it or unset it", variable, text);
     return bytes < 0 ? INFINITY : (double)bytes;
 }
+// Loads the library and creates its handle; where that fails `obstacle` says why. library: zero.
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
     char error[224];
@@ -153,6 +154,8 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
             return;
     }
 }
+// Makes the plan of p->key: forward as one operation where that is taken, else as a graph of operations. Where the
+// library refuses, p->plan stays NULL.
 static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     b->functions = &library->functions;
@@ -263,10 +266,12 @@ bool fused_takes(struct attention_shape shape, struct device *dev) {
 
 // The number of bytes of one fp32 number a row: the workspace's first part, before dQ's sum and cuDNN's own part.
 static size_t fused_rows_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
+// The number of bytes of dQ's sum; 0 where none is in memory.
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
     const bool sums = k->backward && k->order != FUSED_SUM_NONE;
     return sums ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
 }
+// The number of bytes of the workspace before cuDNN's own part.
 static size_t fused_scratch_bytes(const struct fused_key *k) { return fused_rows_bytes(k) + fused_dq_sum_bytes(k); }
 
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev) {
@@ -314,6 +319,7 @@ struct fused_call {
     const void *tensors[FUSED_TENSORS];
     float scale, hidden, one;
 };
+// Returns a call's numbers, and the addresses of Q, K and V; the others are NULL.
 static struct fused_call fused_call_of(const struct fused_library *library, struct attention_shape shape,
                                        const floatX *qkv) {
     struct fused_call call;
@@ -328,6 +334,7 @@ static struct fused_call fused_call_of(const struct fused_library *library, stru
     return call;
 }
 
+// Returns the plan of a key. Ends the program where there is none.
 static struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key) {
     struct fused_plan *p = library->handle ? fused_plan_for(library, key) : NULL;
     if (p == NULL || p->plan == NULL)
@@ -335,6 +342,8 @@ static struct fused_plan *fused_plan_to_run(struct fused_library *library, const
              p ? p->builder.reason : (library->handle ? "too many shapes" : library->obstacle));
     return p;
 }
+// Enqueues a call by its plan. workspace: cuDNN's own part. A refusal ends the program or, where library->checks, goes
+// to library->broken.
 static void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call,
                       void *workspace, struct device *dev) {
     struct cudnn_builder b;

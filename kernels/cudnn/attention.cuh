@@ -37,6 +37,7 @@ bool fused_leads(bool own, struct device *dev);
 const char *fused_gpu(char *text, size_t size, struct device *dev);
 // Whether fused computes forward of this shape. Every call asks: prompts and windows have shapes of their own.
 bool fused_takes(struct attention_shape shape, struct device *dev);
+// The number of bytes of workspace that fused_forward needs.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
 // The number of bytes of workspace that fused_backward needs. any_order: its bits may differ from run to run.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);

@@ -29,6 +29,8 @@ struct fused_results {
     floatX *out, *dqkv;
 };
 
+// Returns `bytes` of elements on the host, uniform in [-2, 2), which the caller frees. Ends the program where memory is
+// short.
 static floatX *fused_check_floats(size_t bytes, uint32_t seed) {
     floatX *x = (floatX *)malloc(bytes);
     if (x == NULL)
@@ -39,6 +41,7 @@ static floatX *fused_check_floats(size_t bytes, uint32_t seed) {
     }
     return x;
 }
+// Returns fused_check_floats in memory of the device, for device_free.
 static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev) {
     void *memory = device_allocate(bytes);
     floatX *host = fused_check_floats(bytes, seed);
@@ -47,6 +50,7 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     free(host);
     return memory;
 }
+// Allocates all that both attentions need for one sequence, qkv and dout filled; fused_check_close frees it.
 static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, struct device *dev) {
     struct fused_check c;
     memset(&c, 0, sizeof c);
@@ -70,6 +74,7 @@ static struct fused_check fused_check_open(struct attention_shape shape, enum fu
     c.workspace = device_allocate(c.workspace_bytes);
     return c;
 }
+// Frees what fused_check_open allocated.
 static void fused_check_close(struct fused_check *c) {
     device_free(c->qkv, c->qkv_bytes);
     device_free(c->dout, c->out_bytes);
@@ -78,6 +83,7 @@ static void fused_check_close(struct fused_check *c) {
     device_free(c->lse, c->lse_bytes);
     device_free(c->workspace, c->workspace_bytes);
 }
+// Returns a copy on the host, which the caller frees.
 static floatX *fused_check_download(const floatX *memory, size_t bytes, struct device *dev) {
     floatX *host = fused_check_floats(bytes, 0);
     device_download(host, memory, bytes, dev);
@@ -92,6 +98,8 @@ static floatX *fused_check_forward(struct fused_check *c, bool fused, struct dev
         flash_forward(c->out, c->lse, c->qkv, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->out, c->out_bytes, dev);
 }
+// Returns backward's dqkv, which the caller frees, after a fused_check_forward by the same attention. The GPU's is
+// cleared before.
 static floatX *fused_check_backward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->dqkv, c->qkv_bytes, dev);
     if (fused)
@@ -113,6 +121,8 @@ static double fused_distance(const floatX *ours, const floatX *theirs, int64_t r
         }
     return sqrt(apart / all);
 }
+// Writes to `reason` (size bytes), unless it has a text, which result is too far from ours. *largest becomes the
+// largest distance that was met.
 static void fused_compare(char *reason, size_t size, const struct fused_check *c, struct fused_results ours,
                           struct fused_results theirs, double *largest) {
     const int64_t T = c->shape.T, group_row = (int64_t)c->shape.num_query_groups * c->shape.head_dim;

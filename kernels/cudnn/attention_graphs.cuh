@@ -47,6 +47,7 @@ struct fused_view {
     struct cudnn_tensor tensor;
     int64_t strides[CUDNN_RANK];
 };
+// Creates a view, in bf16, of a tensor in memory, whose address the variant pack has by its id.
 static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                        int64_t heads, int64_t row, bool transposed) {
     struct fused_view view = {{NULL, {0}}, {k->T * row, k->head_dim, row, 1}};
@@ -66,6 +67,7 @@ static struct cudnn_tensor fused_rows(struct cudnn_builder *b, const struct fuse
     return cudnn_dense(b, id, CUDNN_DATA_FLOAT, dims, CUDNN_IN_MEMORY);
 }
 
+// Returns the index of each score along an axis: 2, its query; 3, its key.
 static struct cudnn_tensor fused_index(struct cudnn_builder *b, struct cudnn_tensor scores, int64_t axis) {
     const struct cudnn_function index = {CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, axis};
     const struct cudnn_tensor y = cudnn_virtual(b, CUDNN_DATA_INT32, scores.dims);
@@ -88,6 +90,7 @@ static struct cudnn_tensor fused_masked(struct cudnn_builder *b, const struct fu
     return masked;
 }
 
+// Builds forward as a graph of operations, which write out and lse.
 static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
@@ -150,6 +153,7 @@ static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key
     else
         cudnn_reduce_to(b, CUDNN_REDUCE_TENSOR_ADD, cudnn_matmul(b, turned, x, CUDNN_DATA_BFLOAT16), gradient);
 }
+// Builds backward, which writes dQ, dK and dV, with dQ summed as k->order says.
 static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;

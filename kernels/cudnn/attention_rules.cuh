@@ -64,6 +64,7 @@ static inline void fused_refuses(char *reason, size_t size, size_t version, int 
                  major);
 }
 
+// Returns bytes rounded up to FUSED_SCRATCH_ALIGNMENT.
 static inline size_t fused_rounded(size_t bytes) {
     return (bytes + FUSED_SCRATCH_ALIGNMENT - 1) / FUSED_SCRATCH_ALIGNMENT * FUSED_SCRATCH_ALIGNMENT;
 }

@@ -30,6 +30,7 @@ struct cudnn_tensor {
 };
 enum cudnn_place { CUDNN_IN_MEMORY, CUDNN_BY_VALUE, CUDNN_VIRTUAL };
 
+// Whether the status is a success. If not, the builder's `reason` gets what failed, and the library's words.
 static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const char *what) {
     char message[128] = "";
     if (status == CUDNN_STATUS_SUCCESS)
@@ -44,6 +45,7 @@ static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const 
 
 // ---- descriptors ----
 
+// Creates a descriptor, which belongs to the builder; NULL where something was refused.
 static inline struct cudnn_descriptor *cudnn_make(struct cudnn_builder *b, enum cudnn_descriptor_type type) {
     struct cudnn_descriptor *made = NULL;
     if (*b->reason)
@@ -57,6 +59,7 @@ static inline struct cudnn_descriptor *cudnn_make(struct cudnn_builder *b, enum 
     b->made[b->made_count++] = made;
     return made;
 }
+// Sets an attribute of `count` elements of the type. Does nothing where something was refused.
 static inline void cudnn_set(struct cudnn_builder *b, struct cudnn_descriptor *d, enum cudnn_attribute_name name,
                              enum cudnn_attribute_type type, int64_t count, const void *elements) {
     char what[32];
@@ -72,18 +75,22 @@ static inline void cudnn_set_bool(struct cudnn_builder *b, struct cudnn_descript
                                   bool value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BOOLEAN, 1, &value);
 }
+// Sets an attribute of one data type.
 static inline void cudnn_set_type(struct cudnn_builder *b, struct cudnn_descriptor *d, enum cudnn_attribute_name name,
                                   enum cudnn_data_type value) {
     cudnn_set(b, d, name, CUDNN_TYPE_DATA_TYPE, 1, &value);
 }
+// Sets an attribute of one descriptor.
 static inline void cudnn_set_descriptor(struct cudnn_builder *b, struct cudnn_descriptor *d,
                                         enum cudnn_attribute_name name, struct cudnn_descriptor *value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
 }
+// Finishes a descriptor, by finalizing it; what: its name in a refusal. Does nothing where something was refused.
 static inline void cudnn_finish(struct cudnn_builder *b, struct cudnn_descriptor *d, const char *what) {
     if (!*b->reason)
         cudnn_ok(b, b->functions->finalize(d), what);
 }
+// Destroys the builder's descriptors, the newest first, and empties it; `reason` stays.
 static inline void cudnn_close(struct cudnn_builder *b) {
     while (b->made_count > 0)
         b->functions->destroy_descriptor(b->made[--b->made_count]);
@@ -92,6 +99,7 @@ static inline void cudnn_close(struct cudnn_builder *b) {
 
 // ---- tensors ----
 
+// Creates a tensor; strides are in elements.
 static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                                   const int64_t dims[CUDNN_RANK], const int64_t strides[CUDNN_RANK],
                                                   enum cudnn_place place) {
@@ -118,6 +126,7 @@ static inline struct cudnn_tensor cudnn_dense(struct cudnn_builder *b, int64_t i
     const int64_t strides[CUDNN_RANK] = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
     return cudnn_tensor_of(b, id, type, dims, strides, place);
 }
+// Creates a virtual tensor without gaps, with an id of its own.
 static inline struct cudnn_tensor cudnn_virtual(struct cudnn_builder *b, enum cudnn_data_type type,
                                                 const int64_t dims[CUDNN_RANK]) {
     return cudnn_dense(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, CUDNN_VIRTUAL);
@@ -130,6 +139,7 @@ static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t 
 
 // ---- operations: each writes a tensor that the caller describes, and computes in fp32 if it is not said ----
 
+// Finishes an operation and appends it to the builder's; what: its name in a refusal.
 static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descriptor *operation, const char *what) {
     cudnn_finish(b, operation, what);
     if (*b->reason)
@@ -151,6 +161,7 @@ static inline void cudnn_matmul_to(struct cudnn_builder *b, struct cudnn_tensor 
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, matmul);
     cudnn_operation(b, operation, "a matrix product");
 }
+// Multiplies as cudnn_matmul_to does, into a virtual tensor of `type`, which it returns.
 static inline struct cudnn_tensor cudnn_matmul(struct cudnn_builder *b, struct cudnn_tensor a_in,
                                                struct cudnn_tensor b_in, enum cudnn_data_type type) {
     const int64_t dims[CUDNN_RANK] = {a_in.dims[0], a_in.dims[1], a_in.dims[2], b_in.dims[3]};
@@ -159,13 +170,14 @@ static inline struct cudnn_tensor cudnn_matmul(struct cudnn_builder *b, struct c
     return c;
 }
 
-// y = f(x), f(x, with) or where ? x : with, elementwise; `with` and `where` are NULL if f has none. A dimension of 1 in
-// `with` is repeated.
+// An elementwise function.
 struct cudnn_function {
     enum cudnn_pointwise_mode mode;
     enum cudnn_data_type computes;
     int64_t axis; // of GEN_INDEX
 };
+// y = f(x), f(x, with) or where ? x : with, elementwise; `with` and `where` are NULL if f has none. A dimension of 1 in
+// `with` is repeated.
 static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_function f, struct cudnn_tensor x,
                                       const struct cudnn_tensor *with, const struct cudnn_tensor *where,
                                       struct cudnn_tensor y) {
@@ -256,6 +268,7 @@ struct cudnn_engine {
     int knob_count;
 };
 
+// Builds the graph of all the builder's operations.
 static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builder *b, struct cudnn_context *handle) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count,
@@ -265,6 +278,7 @@ static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builde
     return graph;
 }
 
+// Creates the configuration of the wanted engine for a graph; it may be refused.
 static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                                               const struct cudnn_engine *wanted) {
     struct cudnn_descriptor *knobs[8];
@@ -286,7 +300,7 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
     cudnn_finish(b, configuration, "the engine's configuration");
     return configuration;
 }
-// Asks the heuristics for configurations of a graph, best first; returns how many there are.
+// Asks the heuristics for configurations of a graph, best first; returns how many there are, 0 where they refuse.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                   struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
@@ -325,6 +339,7 @@ static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descri
             return true;
     return false;
 }
+// Creates the execution plan of a configuration; it may be refused.
 static inline struct cudnn_descriptor *cudnn_plan_of(struct cudnn_builder *b, struct cudnn_context *handle,
                                                      struct cudnn_descriptor *configuration) {
     struct cudnn_descriptor *plan = cudnn_make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -35,11 +35,16 @@ struct fused_library {
 
 __BEGIN_DECLS
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
+// Returns the device's library, opened at the first call. Where it can't be opened its handle is NULL.
 struct fused_library *fused_library_of(struct device *dev);
+// Destroys all plans, which no recorded graph may hold; they are made again when they are asked for.
 void fused_forget_plans(struct fused_library *library);
+// Returns the key of a shape's plan. order: of backward, not read for forward.
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
 // Chooses how backward sums dQ. dP is kept up to a limit: that is faster, says cudnn-frontend (pull request 398).
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
+// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward in this order; an empty text
+// where it can.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
 // The number of bytes of workspace for a key; 0 where the library has no plan for it.

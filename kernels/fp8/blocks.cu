@@ -32,6 +32,7 @@ struct fp8_blocks_row {
 };
 #define EACH_FP8(i) _Pragma("unroll") for (int i = 0; i < FP8_BLOCKS_EACH; i++)
 
+// Loads this thread's eight rows of eight elements, from x on, of a matrix of N columns.
 DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH], const floatX *x, int64_t N) {
     EACH_FP8(r) {
 #pragma unroll
@@ -50,11 +51,13 @@ DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
         words[i] = hide_value(words[i]);
     memcpy(row, words, sizeof words);
 }
+// Returns the maximum over each `lanes` neighboring lanes, in all of them. All lanes of the warp call.
 DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = amax_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
+// Returns the largest fp8_magnitude of eight elements.
 DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     uint32_t amax = 0;
     EACH_FP8(i) amax = amax_with(amax, row.x[i]);
@@ -64,6 +67,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
 // Returns where a warp's word of column 8 `group` + i lies: four columns of all groups, then the other four, so that
 // neither 16-byte accesses of groups side by side nor words of columns in this order meet a bank twice.
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
+// Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
 // Stores a thread's numbers of eight columns: the warp's two halves, which have the same columns, store four each.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
@@ -76,6 +80,7 @@ DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLO
     store_shared_floats(to + (uint32_t)(warp * FP8_BLOCK + fp8_blocks_word(lane % FP8_BLOCKS_LANES, upper ? 4 : 0)) * 4,
                         four);
 }
+// Stores in shared memory the sums of columns over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float sums[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -85,6 +90,7 @@ DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blo
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_SUMS, sums);
 }
+// Stores in shared memory the largest magnitudes of columns over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float amaxes[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -103,6 +109,7 @@ DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
         sum += load_shared_float(shared + FP8_BLOCKS_SUMS + (warp * FP8_BLOCK + threadIdx.x) * 4);
     return sum;
 }
+// Returns the largest magnitude of a column of the tile, of all warps: the column whose word has this thread's number.
 DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     uint32_t amax = 0;
 #pragma unroll
@@ -134,6 +141,7 @@ DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_ro
         EACH_FP8(i) *flushed += fp8_is_flushed(to_float(from.x[i]), (i < 4 ? low : high) >> i % 4 * 8) ? 1 : 0;
     return make_uint2(low, high);
 }
+// Writes eight codes; `to` is aligned to 8 bytes.
 DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(to, sizeof codes, true);
@@ -145,6 +153,7 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
 DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
+// Stores in shared memory the codes of this thread's eight rows of a column of the tile.
 DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 codes) {
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
@@ -256,6 +265,7 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
         fp8_blocks_count(to.counts, shared, flushed);
 }
 
+// Enqueues fp8_cast_blocks of one format and granularity.
 template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                               struct device *dev) {
@@ -351,6 +361,7 @@ static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales
     for (int i = 0; i < FP8_BLOCK; i++)
         to[i] = fp8_block_inverse(scales[i]);
 }
+// Writes the codes and inverses of a tile at (m, n) of x (M, N) to the row form; returns how many values were flushed.
 static int fp8_tile_rows(const struct fp8_matrix *form, const struct fp8_tile *tile, int64_t m, int64_t n, int64_t M,
                          int64_t N) {
     int flushed = 0;
@@ -363,6 +374,8 @@ static int fp8_tile_rows(const struct fp8_matrix *form, const struct fp8_tile *t
     fp8_tile_inverses(form, tile->row_scales, m, n, M, N);
     return flushed;
 }
+// Writes the codes and inverses of a tile at (m, n) of x (M, N) to the column form; returns how many values were
+// flushed.
 static int fp8_tile_columns(const struct fp8_matrix *form, struct fp8_tile *tile, int64_t m, int64_t n, int64_t M,
                             int64_t N) {
     int flushed = 0;

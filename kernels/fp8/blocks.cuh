@@ -10,13 +10,15 @@
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 __BEGIN_DECLS
-size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N); // no more than fp8_cast_workspace_bytes
+// Returns the workspace of a cast of x (M, N) that makes dbias; no more than fp8_cast_workspace_bytes.
+size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N);
 // Casts as fp8_cast does, whose parameters these are; M and N are multiples of 128. The padding of `inverse` becomes 0,
 // so that a product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by the flushed values of the row
 // form, where that is made, else of the column form.
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS
 
+// Returns fp8_scale_of(amax, format), rounded down to a power of two; NaN stays NaN.
 HOST_DEVICE float fp8_block_scale(uint32_t amax, enum fp8_format format) {
     const float scale = fp8_scale_of(amax, format);
     uint32_t bits;
@@ -46,4 +48,5 @@ HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, 
         for (int64_t pad = at + 1; pad < pitch; pad++)
             to[pad] = 0;
 }
+// Whether x is not 0, but its code is a zero's.
 HOST_DEVICE bool fp8_is_flushed(float x, uint32_t code) { return (code & 0x7fu) == 0 && x != 0; }

@@ -8,6 +8,7 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N) {
 }
 
 #ifdef TARGET_CUDA
+// Casts as fp8_cast does with FP8_PER_TENSOR.
 static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                            struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
@@ -29,6 +30,7 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
 }
 
 #else
+// Casts as fp8_cast does with FP8_PER_TENSOR.
 static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                            struct device *dev) {
     const struct fp8_matrix_source from = {x, N};

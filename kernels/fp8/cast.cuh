@@ -10,6 +10,7 @@ __BEGIN_DECLS
 // *amax = the larger of *amax and fp8_magnitude of x's (n) largest element.
 void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
+// Returns the workspace of a cast of x (M, N) that makes dbias.
 size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 // Casts x (M, N). FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes
 // scale->scale and scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the

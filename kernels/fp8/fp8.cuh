@@ -13,6 +13,7 @@
 typedef uint8_t fp8;
 enum fp8_format { FP8_E4M3, FP8_E5M2 };
 
+// Returns the largest finite value of the format.
 HOST_DEVICE float fp8_largest(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 448.0f;
@@ -24,6 +25,7 @@ HOST_DEVICE float fp8_largest(enum fp8_format format) {
 // Rounds to nearest, ties to even, then limits the magnitude to the largest finite value, infinities too; every NaN
 // becomes 7f. The sign of zero stays. As PTX's cvt.rn.satfinite.
 HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format);
+// Returns the value of a code, which is exact; NaN and E5M2's infinities are kept.
 HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format);
 
 // ---- the scale of a tensor ----
@@ -84,6 +86,7 @@ HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t 
     }
     return 0;
 }
+// The number of floats of `inverse` of a matrix (rows, depth), its padding included.
 static inline int64_t fp8_inverse_count(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(granularity, rows, depth);
     switch (granularity) {

@@ -47,9 +47,11 @@ HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int marg
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
 }
+// Returns the format of scale i: `gradients` where i % 3 == 2, else FP8_E4M3.
 HOST_DEVICE enum fp8_format fp8_scale_format(int i, enum fp8_format gradients) {
     return i % 3 == 2 ? gradients : FP8_E4M3;
 }
+// Returns the float that has these bits, as of an amax.
 HOST_DEVICE float fp8_float_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
@@ -64,11 +66,13 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
+// Begins a micro-batch of scale i, as fp8_scales_begin does for all.
 HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
     scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
 }
+// Returns the scale's largest amax of the step so far, as the number that it is.
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }

@@ -37,10 +37,13 @@ HOST_DEVICE float fp8_flushes_to(enum fp8_format format) {
 // CPU's. The partial sums of dbias are 4 bytes for every 64 elements.
 enum { FP8_TILE = 64 };
 
+// The number of tiles that n rows or columns take.
 static inline int64_t fp8_tiles(int64_t n) { return (n + FP8_TILE - 1) / FP8_TILE; }
+// Returns the format of the forms that a cast makes.
 static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
     return to->rows.codes ? to->rows.format : to->columns.format;
 }
+// Returns the scale that a cast takes: `delayed`, or where that is 0 the scale of amax.
 HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format format) {
     return scale->delayed != 0 ? scale->delayed : fp8_scale_of(scale->amax, format);
 }
@@ -57,6 +60,7 @@ enum { FP8_TILE_LANES = FP8_TILE / FP8_THREAD_COLUMNS }; // lanes of a warp that
 struct fp8_eight {
     floatX x[FP8_THREAD_COLUMNS];
 };
+// Loads eight elements; `from` is aligned to 16 bytes.
 DEVICE_FUNCTION struct fp8_eight fp8_eight_load(const floatX *from) {
     struct fp8_eight result;
 #pragma unroll
@@ -67,6 +71,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_load(const floatX *from) {
     return result;
 }
 
+// Returns the larger of amax and the largest fp8_magnitude of eight elements.
 DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x) {
 #pragma unroll
     for (int i = 0; i < FP8_THREAD_COLUMNS; i++)
@@ -78,6 +83,7 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
 struct fp8_place {
     int64_t row, column;
 };
+// Returns where in the matrix this thread's 4 rows of 8 columns begin, of the tile at (tile_row, tile_column).
 DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
     const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
     const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};
@@ -125,6 +131,7 @@ DEVICE_FUNCTION uint32_t fp8_count_eight(const struct fp8_eight &x, float scale,
             count += fabsf(to_float(x.x[i]) * scale) > above ? 0x10000u : 0;
     return count;
 }
+// Encodes eight elements by the scale to two words of codes, and adds the elements, before the cast, to sums.
 DEVICE_FUNCTION void fp8_encode_eight(uint32_t codes[2], float sums[FP8_THREAD_COLUMNS], const struct fp8_eight &x,
                                       float scale, enum fp8_format format) {
     float scaled[FP8_THREAD_COLUMNS];
@@ -161,6 +168,7 @@ DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
 }
+// Stores this thread's codes in shared memory, transposed, where fp8_chunk_offset says.
 DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[FP8_THREAD_ROWS][2]) {
     const int lane = (int)threadIdx.x % 32, chunk = (int)threadIdx.x / 32, first = lane % FP8_TILE_LANES * 8;
 #pragma unroll
@@ -203,6 +211,7 @@ DEVICE_FUNCTION void fp8_store_sums(uint32_t shared, float sums[FP8_THREAD_COLUM
     store_shared_floats(to, low);
     store_shared_floats(to + 16, high);
 }
+// Returns the sum of a column over the warps, of what fp8_store_sums stored before a barrier.
 DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     float sum = 0;
 #pragma unroll
@@ -221,6 +230,7 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
+// Adds what fp8_store_words stored to to.counts and, where takes_amax, merges the maximum into to.scale->amax.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
     for (uint32_t warp = 0; warp < FP8_TILE_WARPS; warp++) {
@@ -301,6 +311,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     if ((to.counts || takes_amax) && threadIdx.x == 0)
         fp8_merge_words(to, takes_amax, shared_words);
 }
+// Casts all outputs of a source, M rows, and N columns an output, by one scale; sets to.scale's scale and inverse.
+// workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL without dbias.
 template <class source>
 static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, int64_t N, void *workspace,
                            struct device *dev) {
@@ -326,6 +338,7 @@ struct fp8_matrix_source {
     const floatX *x; // (M, N)
     int64_t N;
 };
+// Fills a tile from a struct fp8_matrix_source, as fp8_fill_tiles says.
 static __attribute__((noinline)) void fp8_fill_from_matrix(floatX *tiles, const void *from, int64_t row, int64_t column,
                                                            int rows, int columns) {
     const struct fp8_matrix_source *source = (const struct fp8_matrix_source *)from;
@@ -355,8 +368,10 @@ typedef uint8_t vec_bytes __attribute__((vector_size(LANES), may_alias));
 
 // Returns all bits in a lane where a > b, else none.
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
+// Returns yes where the mask's bits are set, and no elsewhere.
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
+// Returns the codes of fp8_encode, one in each word.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_bits f = fp8_bits_of(format);
     const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
@@ -373,6 +388,8 @@ ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     return vec_choose((vec_words)(magnitude == magnitude), code, vec_words_set(0x7f));
 }
 
+// Encodes a tile (FP8_TILE, FP8_TILE) by the scale. sums = the sums of its columns before the cast. Where `counting`,
+// counts += the saturated and the flushed values.
 ALWAYS_INLINE void fp8_encode_tile_as(const enum fp8_format format, const bool counting, struct fp8_tile_codes *codes,
                                       float sums[FP8_TILE], uint64_t counts[FP8_COUNTS], const floatX *tile,
                                       float scale) {
@@ -407,6 +424,7 @@ ALWAYS_INLINE void fp8_encode_tile_as(const enum fp8_format format, const bool c
     if (counting)
         counts[FP8_FLUSHED] += flushed;
 }
+// Encodes as fp8_encode_tile_as does, by code for each format. counts: (FP8_COUNTS); NULL: not counted.
 static void fp8_encode_tile(struct fp8_tile_codes *codes, float sums[FP8_TILE], uint64_t *counts, const floatX *tile,
                             float scale, enum fp8_format format) {
     switch (format) {
@@ -434,7 +452,9 @@ static void fp8_write_columns(fp8 *to, int64_t M, const word *words, int rows, i
         memcpy(to + c * M, transposed + c * FP8_TILE / 4, (size_t)rows);
 }
 
+// The number of rows or columns of the tile that begins at `from`, of n in all.
 static inline int fp8_tile_size(int64_t n, int64_t from) { return n - from < FP8_TILE ? (int)(n - from) : FP8_TILE; }
+// Fills the outputs' tiles at (row, column), M rows and N columns an output; 0 past these.
 static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int outputs, int64_t row, int64_t column,
                      int64_t M, int64_t N) {
     const int rows = fp8_tile_size(M, row), columns = fp8_tile_size(N, column);
@@ -442,6 +462,7 @@ static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int 
         memset(tiles, 0, (size_t)outputs * FP8_TILE_ELEMENTS * sizeof *tiles);
     fill(tiles, from, row, column, rows, columns);
 }
+// Casts the tile at (row, column) of each output, by one thread.
 static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_t column) {
     __attribute__((aligned(64))) floatX tiles[FP8_MAX_OUTPUTS * FP8_TILE_ELEMENTS];
     const int rows = fp8_tile_size(cast->M, row), columns = fp8_tile_size(cast->N, column);
@@ -467,6 +488,9 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
+// Casts all outputs of a source, M rows, and N columns an output, by one scale; sets to.scale's scale and inverse.
+// takes_amax: merges the elements' amax, too. workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL
+// without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);

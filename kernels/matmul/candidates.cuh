@@ -24,6 +24,7 @@ enum {
 
 // ---- Noise ----
 
+// Returns word i of the noise, as struct matmul_noise has it.
 static uint32_t matmul_noise_word(uint64_t i) {
     uint32_t word = 0;
     for (int half = 0; half < 2; half++) {
@@ -36,6 +37,7 @@ static uint32_t matmul_noise_word(uint64_t i) {
     }
     return word;
 }
+// Enqueues the filling of `bytes` of the device's memory with the noise's words, again and again.
 static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
     device_upload(to, noise->words, bytes < block ? bytes : block, dev);
@@ -161,6 +163,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
+// Times all candidates, in turns, and sets their `us`. The host waits for the GPU.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -178,6 +181,7 @@ static void matmul_time_candidates(struct matmul_candidates *candidates, const s
     cuda_check(cudaEventDestroy(clock.begin));
     cuda_check(cudaEventDestroy(clock.end));
 }
+// Drops the candidates whose `us` is INFINITY; the others keep their order.
 static void matmul_drop_untimed(struct matmul_candidates *candidates) {
     int kept = 0;
     for (int i = 0; i < candidates->count; i++)
@@ -200,6 +204,7 @@ static int matmul_fastest(const struct matmul_candidates *candidates) {
 struct matmul_sample {
     size_t elements, element_bytes, out_bytes, bytes;
 };
+// Returns the sizes of a product's sample.
 static struct matmul_sample matmul_sample_of(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_sample sample;

@@ -87,6 +87,8 @@ struct matmul_noise {
 };
 
 __BEGIN_DECLS
+// Returns the key of a product: products of one key take one plan. Of pointers, dbias too, it has whether they are NULL
+// and their alignment.
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
 // Returns the choice that is kept for a key; NULL: none.
@@ -95,6 +97,7 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
 // Begins to list products in place of computing them; matmul_list_end ends it.
 void matmul_list_begin(struct matmul_library *library);
 
+// Ends the listing: products are computed from here on, and the list stays.
 void matmul_list_end(struct matmul_library *library);
 
 // Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
@@ -114,5 +117,6 @@ void matmul_prove(struct matmul_library *library, const struct matmul_product *p
 // Creates noise for operands in `memory`, and fills all of it. matmul_noise_close frees the noise.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
+// Waits for the device, then frees the noise, but not the memory that it filled.
 void matmul_noise_close(struct matmul_noise *noise, struct device *dev);
 __END_DECLS

@@ -42,12 +42,14 @@
 
 #define MATMUL_FP8_BLOCKS_VERSION 120900 // of the headers and of the library that have FP8 scales of blocks
 
+// Ends the program where `status` is an error, with the call and its place in the code. cublas_check calls it.
 static void cublas_check_at(cublasStatus_t status, const char *call, const char *file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("%s:%d: %s: %s", file, line, call, cublasLtGetStatusName(status));
 }
 #define cublas_check(call) cublas_check_at(call, #call, __FILE__, __LINE__)
 
+// Returns the library's handle, created at the first call, which asks for a GPU.
 static cublasLtHandle_t matmul_handle(struct matmul_library *library) {
     if (library->handle == NULL)
         cublas_check(cublasLtCreate(&library->handle));
@@ -74,6 +76,7 @@ const char *matmul_describe(const struct matmul_library *library) { return libra
 
 // ---- plans ----
 
+// Returns the largest power of two, MATMUL_ALIGNMENT at most, that divides the address; of NULL MATMUL_ALIGNMENT.
 static int64_t pointer_alignment(const void *pointer) {
     const uintptr_t bits = (uintptr_t)pointer | MATMUL_ALIGNMENT;
     return (int64_t)(bits & -bits);
@@ -81,12 +84,15 @@ static int64_t pointer_alignment(const void *pointer) {
 
 static const cudaDataType_t MATMUL_TYPE = sizeof(floatX) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
 
+// Returns the address of the elements that are multiplied: FP8 codes where there are any, else floatX.
 static const void *matmul_operand_data(const struct gemm_operand *x) {
     return x->fp8 ? (const void *)x->fp8->codes : (const void *)x->data;
 }
+// Returns the type of the elements that are multiplied.
 static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
     return x->fp8 == NULL ? MATMUL_TYPE : x->fp8->format == FP8_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
+// Returns the granularity of an FP8 operand's scales; FP8_PER_TENSOR of another operand, too.
 static enum fp8_granularity matmul_operand_scaling(const struct gemm_operand *x) {
     return x->fp8 ? x->fp8->granularity : FP8_PER_TENSOR;
 }
@@ -123,6 +129,7 @@ static bool matmul_same_key(const struct matmul_key *a, const struct matmul_key 
     return memcmp(a, b, sizeof *a) == 0;
 }
 
+// Sets an attribute of the plan's operation to `bytes` bytes at `value`. Ends the program where the library refuses.
 static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t attribute, const void *value,
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
@@ -148,6 +155,7 @@ static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gem
 }
 
 #if CUBLAS_VERSION >= MATMUL_FP8_BLOCKS_VERSION
+// Returns cuBLASLt's mode for scales of a granularity.
 static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     switch (granularity) {
     case FP8_PER_TENSOR: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
@@ -156,6 +164,7 @@ static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     }
     return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
+// Sets the modes of scales of blocks. cuBLASLt's A is our B.
 static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
     const int32_t a = matmul_scale_mode(gemm->b.fp8->granularity), b = matmul_scale_mode(gemm->a.fp8->granularity);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);
@@ -178,7 +187,8 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
         matmul_set_blocks(plan, gemm);
 }
 
-// Describes the product to the library. fp32 operands are multiplied as such, not as TF32.
+// Fills the plan but for its algorithm: describes the product to the library. fused: an epilogue does what comes with
+// the product, where something does. fp32 operands are multiplied as such, not as TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;
@@ -223,6 +233,7 @@ static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                   : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
+// Creates the preference that the heuristics are asked with: the plan's workspace, reductions and alignments.
 static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_plan *plan) {
     const uint32_t reductions = matmul_reductions(plan);
     const uint64_t workspace_bytes = matmul_library_bytes(plan);
@@ -259,7 +270,8 @@ static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *re
     return *found == 0 || results[0].state != CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED
                                                                     : CUBLAS_STATUS_SUCCESS;
 }
-// Puts the algorithm that the library's heuristics rank first into the plan.
+// Puts the algorithm that the library's heuristics rank first into the plan. Returns CUBLAS_STATUS_NOT_SUPPORTED where
+// they have none.
 static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t best;
     int found;
@@ -274,6 +286,8 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
             return &library->choices[i];
     return NULL;
 }
+// Fills the plan, with the algorithm that is chosen for its key, else with the heuristics' first. Returns
+// CUBLAS_STATUS_NOT_SUPPORTED where they have none.
 static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias,
                                        struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -337,6 +351,8 @@ enum { DBIAS_ROWS = GPU_DBIAS_ROWS, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, 
 
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev) { return gpu_dbias_bytes(M, N); }
 
+// partial (chunks, N) = the sums of dout's columns over DBIAS_ROWS rows each; a chunk and a strip of DBIAS_COLUMNS
+// columns a block
 static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     dbias_partial_kernel(float *partial, const floatX *dout, int64_t M, int N, int strips) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -362,6 +378,7 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     column_sums_of_warps(partial + chunk * N + first_column, sums, N - first_column);
 }
 
+// dbias (N) = the sums of the columns of dout (M, N), or += where `add`. workspace: dbias_workspace_bytes.
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
                        struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
@@ -457,6 +474,8 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granul
 
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return GPU_MATMUL_BYTES; }
 
+// Returns the gemm of a b^T: + bias to `out`, or to `sum`, whichever is not NULL. Ends the program unless M, N and K
+// are multiples of 16.
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
                             const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {
     if (M % 16 || N % 16 || K % 16)

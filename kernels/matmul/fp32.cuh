@@ -36,6 +36,7 @@ static void sgemm_onednn(bool a_transposed, bool b_transposed, int64_t rows, int
         fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
              (long long)depth);
 }
+// Opens the backend, as struct matmul_backend says: only the description is to be written.
 static bool onednn_fp32_open(struct matmul_library *library, const struct device *dev) {
     const dnnl_version_t *const version = dnnl_version();
     snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
@@ -45,6 +46,7 @@ static bool onednn_fp32_open(struct matmul_library *library, const struct device
 #endif
 
 #ifdef HAVE_OPENBLAS
+// Multiplies as sgemm_function says, by OpenBLAS, without a workspace.
 static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
                            const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
                            void *workspace, const struct device *dev) {
@@ -52,6 +54,8 @@ static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, i
                 (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb, add ? 1.0f : 0.0f,
                 c, (blasint)ldc);
 }
+// Opens the backend, as struct matmul_backend says: sets OpenBLAS's threads to the device's, and writes the
+// description.
 static bool openblas_open(struct matmul_library *library, const struct device *dev) {
     openblas_set_num_threads(dev->threads);
     snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
@@ -59,6 +63,7 @@ static bool openblas_open(struct matmul_library *library, const struct device *d
 }
 #endif
 
+// Opens the backend, as struct matmul_backend says: only the description is to be written.
 static bool plain_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "plain C fp32");
     return true;
@@ -139,6 +144,8 @@ static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct devic
     return sgemm_plain_workspace_bytes(dev);
 }
 
+// Runs a product on the CPU by the backend's sgemm. dbias (g->rows) = the column sums of a as stored, or += where
+// g->add; NULL: none.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result

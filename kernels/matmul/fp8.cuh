@@ -15,7 +15,9 @@
 // Rows of each operand, and depth, that are decoded at a time: multiples of FP8_BLOCK.
 enum { FP8_LINES = 1024, FP8_DEPTH = 1024 };
 
+// The number of rows of an operand of `lines` rows that scratch memory holds, a multiple of 32.
 static int64_t fp8_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
+// The number of elements of the depth that scratch memory holds, a multiple of 32.
 static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
 // sum (rows, cols) += a (rows, depth) b (cols, depth)^T, the product of one block.
@@ -107,6 +109,7 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
     }
 }
 
+// Computes a product, block by block. workspace: matmul_fp8_workspace_bytes.
 static void fp8_multiply(const struct fp8_product *x, void *workspace, struct device *dev) {
     const int64_t m = fp8_lines(x->M), n = fp8_lines(x->N), k = fp8_depth(x->K);
     float *sums = (float *)workspace;

@@ -31,10 +31,12 @@ struct gemm {
 __BEGIN_DECLS
 // Creates the library's handles; the caller frees them with matmul_destroy.
 struct matmul_library *matmul_create(struct device *dev);
+// Frees the library's handles and the library; does nothing for NULL.
 void matmul_destroy(struct matmul_library *library);
 // Names the library, its version and the type of the products. The text is the library's.
 const char *matmul_describe(const struct matmul_library *library);
 
+// Returns the bytes of workspace of gemm_run; with dbias it needs dbias_workspace_bytes, if these are more.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);

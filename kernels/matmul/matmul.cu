@@ -4,9 +4,11 @@
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul/tuning.cuh" // gemm_run, by cuBLASLt, and the choice of its algorithms
+// Returns the bytes of workspace of gemm_run_strided.
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     return gemm_workspace_bytes(gemm, dev);
 }
+// Computes a gemm that has neither bias nor dbias.
 static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
     gemm_run(gemm, NULL, workspace, dev);
 }
@@ -92,10 +94,12 @@ bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return fal
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }
+// Returns the bytes of workspace of gemm_run_strided.
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     return gemm_takes_thin(gemm, dev) && !device_is_gpu(dev) ? thin_workspace_bytes(gemm)
                                                              : gemm_workspace_bytes(gemm, dev);
 }
+// Computes a gemm that has neither bias nor dbias: by gemm_thin where that takes it, else as gemm_run.
 static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
     if (gemm_takes_thin(gemm, dev))
         gemm_thin(gemm, workspace, dev);

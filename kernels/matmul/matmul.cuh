@@ -65,6 +65,7 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
 // and scales of blocks begin at multiples of 16 bytes. fast: on a GPU tensor cores may keep the sum over the whole
 // depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
 
+// Returns the bytes of scratch that either call below needs for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
 // Returns NULL where the device and its library multiply FP8 matrices of this granularity; else why not, written to
 // `text` (n bytes), with the option to change. A GPU that is neither open nor planned for refuses only fp32.

@@ -20,6 +20,7 @@
 
 enum { ONEDNN_PRODUCTS = 256 }; // primitives that are kept; a new one replaces the oldest
 
+// Ends the program where `status` is an error. what: the message's words for what oneDNN failed to do.
 static void onednn_check(dnnl_status_t status, const char *what, const struct gemm *gemm) {
     if (status != dnnl_success)
         fail("oneDNN failed to %s of %lld x %lld x %lld: status %d", what, (long long)gemm->rows, (long long)gemm->cols,
@@ -31,15 +32,19 @@ static void onednn_check(dnnl_status_t status, const char *what, const struct ge
 // onednn_layout: a matrix's type, sizes and strides, as functions take it.
 #if DNNL_VERSION_MAJOR >= 3
 typedef const_dnnl_memory_desc_t onednn_layout;
+// Returns a layout that onednn_layout_make made, as oneDNN's functions take it.
 static onednn_layout onednn_layout_of(const dnnl_memory_desc_t *made) { return *made; }
+// Makes the layout of a matrix, sizes and strides of 2 dimensions. onednn_layout_free frees it.
 static dnnl_status_t onednn_layout_make(dnnl_memory_desc_t *made, const dnnl_dims_t sizes, dnnl_data_type_t type,
                                         const dnnl_dims_t strides) {
     return dnnl_memory_desc_create_with_strides(made, 2, sizes, type, strides);
 }
 static void onednn_layout_free(dnnl_memory_desc_t *made) { dnnl_memory_desc_destroy(*made); }
+// Appends the addition of what the output holds.
 static dnnl_status_t onednn_append_sum(dnnl_post_ops_t operations) {
     return dnnl_post_ops_append_sum(operations, 1, 0, dnnl_data_type_undef);
 }
+// Creates the description of c = a b + bias, bias NULL: none. The caller destroys *product.
 static dnnl_status_t onednn_matmul_create(dnnl_primitive_desc_t *product, dnnl_engine_t engine, onednn_layout a,
                                           onednn_layout b, onednn_layout bias, onednn_layout c,
                                           dnnl_primitive_attr_t attributes) {
@@ -83,6 +88,7 @@ struct onednn {
     struct onednn_product products[ONEDNN_PRODUCTS];
 };
 
+// Returns what the primitive of a product is made for.
 static struct onednn_key onednn_key_of(const struct gemm *g, const struct device *dev) {
     const struct onednn_key key = {g->rows,        g->cols,   g->depth,        g->a.ld,
                                    g->b.ld,        g->ld_out, g->a.transposed, g->b.transposed,
@@ -94,6 +100,7 @@ static struct onednn_key onednn_key_of(const struct gemm *g, const struct device
 struct onednn_layouts {
     dnnl_memory_desc_t of[ONEDNN_ARGUMENTS];
 };
+// Makes the layouts of a product's matrices, which onednn_layouts_free frees.
 static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) {
     const struct {
         enum onednn_argument which;
@@ -112,6 +119,7 @@ static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) 
                      "describe an operand of a product", g);
     }
 }
+// Frees what onednn_layouts_make made.
 static void onednn_layouts_free(struct onednn_layouts *x) {
     const enum onednn_argument made[] = {ONEDNN_A, ONEDNN_B, ONEDNN_C, ONEDNN_BIAS};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -142,6 +150,7 @@ static const char *onednn_instruction_set(const_dnnl_primitive_desc_t descriptio
     return strncmp(implementation, "brg", 3) == 0 ? strchr(implementation, ':') : NULL;
 }
 
+// Creates the product's arguments, which name no memory yet, and sets its scratch_bytes.
 static void onednn_make_arguments(struct onednn_product *product, const struct onednn_layouts *layouts,
                                   const_dnnl_primitive_desc_t description, const struct gemm *g, dnnl_engine_t engine) {
     static const int names[ONEDNN_ARGUMENTS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD,
@@ -182,6 +191,7 @@ static void onednn_product_make(struct onednn_product *product, const struct gem
     dnnl_primitive_attr_destroy(attributes);
     onednn_layouts_free(&layouts);
 }
+// Destroys the product's primitive and arguments, where it has any.
 static void onednn_product_free(struct onednn_product *product) {
     if (product->primitive == NULL)
         return;
@@ -207,6 +217,7 @@ static struct onednn_product *onednn_product_for(const struct gemm *g, const str
 
 // ---- the backend ----
 
+// Frees the backend's state, as struct matmul_backend says.
 static void onednn_close(struct matmul_library *library) {
     struct onednn *const onednn = (struct onednn *)library->state;
     for (int64_t i = 0; i < gemm_min(onednn->made, ONEDNN_PRODUCTS); i++)
@@ -243,11 +254,14 @@ static bool onednn_open(struct matmul_library *library, const struct device *dev
     return true;
 }
 
+// Returns the bytes of workspace of gemm_onednn. Creates the product's primitive, unless there is one.
 static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const struct onednn_product *product = onednn_product_for(g, dev);
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
+// Computes a gemm by its primitive, or where there is none by gemm_fp32. dbias (g->rows) = the column sums of a as
+// stored, or += where g->add; NULL: none. workspace: onednn_workspace_bytes.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;
     struct onednn_product *product = onednn_product_for(g, dev);

@@ -75,6 +75,7 @@ static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const
                        depth, add);
 }
 
+// Multiplies as sgemm_function says, in plain C. workspace: sgemm_plain_workspace_bytes.
 static void sgemm_plain(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth, const float *a,
                         int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc, void *workspace,
                         const struct device *dev) {

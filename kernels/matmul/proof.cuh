@@ -38,10 +38,11 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     }
     return (double)fp8_decode(o.fp8.codes[at], o.fp8.format) * (double)o.fp8.inverse[scale];
 }
-// Returns the output's row of checked element `number`: rows rise with the number, columns are permuted.
+// Returns the output's row of checked element `number`: rows rise with the number, proof_column permutes columns.
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }
+// Returns the output's column of checked element `number`.
 static __host__ __device__ inline int64_t proof_column(int number, int64_t cols) {
     return 5 * number % PROOF_ELEMENTS * (cols - 1) / (PROOF_ELEMENTS - 1);
 }
@@ -63,6 +64,7 @@ static __global__ void proof_kernel(struct proof_values *values, struct proof_op
     if (threadIdx.x == 0)
         values[blockIdx.x] = v;
 }
+// Returns an operand for proof_kernel, whose codes, if any, are of a matrix (rows, depth).
 static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64_t rows, int64_t depth) {
     struct proof_operand o;
     memset(&o, 0, sizeof o);

@@ -38,15 +38,16 @@ static inline bool gemm_is_thin(const struct gemm *g) {
 
 // ---- words ----
 
+// Loads LANES words; p need not be aligned.
 ALWAYS_INLINE xvec thin_load(const word *p) {
     xvec x;
     memcpy(&x, p, sizeof x);
     return x;
 }
-// thin_set: the word at p in all lanes. thin_join: the words of `count` columns of two rows, the second one 0 where it
-// is NULL; in fp32 of one row. thin_join_tile: the words of THIN_COLUMNS columns, thin_column(p) at place p.
 #ifdef PRECISION_BF16
+// Returns the word at p in all lanes.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
+// Writes the words of `count` columns of two rows; `next` NULL: the second elements are 0.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     if (next) {
 #pragma omp simd
@@ -58,7 +59,9 @@ static inline void thin_join(word *out, const floatX *row, const floatX *next, i
             out[i] = row[i].bits;
     }
 }
+// Returns the column whose word thin_join_tile puts at place p, of THIN_COLUMNS.
 static inline int thin_column(int p) { return p % LANES * 2 + p / LANES; } // which asks for no permutation
+// Writes the words of THIN_COLUMNS columns of two rows, thin_column(p) at place p.
 ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *next) {
     const xvec x = xvec_load(row), y = xvec_load(next),
                joined[] = {(x & 0xffffu) | y << 16, x >> 16 | (y & 0xffff0000u)};
@@ -66,6 +69,7 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 }
 #else
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_set(*(const float *)p); }
+// Writes the words of `count` columns of a row: copies them. `next` is not read.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     memcpy(out, row, (size_t)count * sizeof *row);
 }
@@ -77,7 +81,9 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 
 // ---- out = A B ----
 
+// The number of words that `depth` elements take.
 static inline int64_t thin_words(int64_t depth) { return (depth + XVEC_PARTS - 1) / XVEC_PARTS; }
+// The number of columns of the packed right operand: whole vectors.
 static inline int64_t thin_width(int64_t cols) { return gemm_round_up(cols, LANES); }
 
 // Copies the words of elements [k, depth) of a row, THIN_WORDS at most. A pair without a second element has 0 there.
@@ -178,6 +184,8 @@ static void thin_columns(struct thin_rows *x) {
             thin_block(THIN_ROWS, 1, x, 0, j, ahead);
     }
 }
+// Computes THIN_ROWS rows of out from `row` on, or as many as there are. packed: all of the right operand, by
+// thin_pack.
 static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row) {
     const int64_t words = thin_words(g->depth), ld = g->a.ld;
     struct thin_rows x;
@@ -217,6 +225,7 @@ struct thin_gradient {
     int64_t narrow_cols, wide_cols;
     float *sums; // (tiles of THIN_COLUMNS wide columns, lines, THIN_COLUMNS), in the order of thin_column
 };
+// Returns which operand of a weight gradient is the narrow one. workspace: of its sums; NULL: only sizes are wanted.
 static struct thin_gradient thin_gradient_of(const struct gemm *g, void *workspace) {
     const bool a_is_narrow = g->rows <= g->cols;
     const struct thin_gradient x = {g,
@@ -227,7 +236,9 @@ static struct thin_gradient thin_gradient_of(const struct gemm *g, void *workspa
                                     (float *)workspace};
     return x;
 }
+// The number of lines of the sums: the narrow operand's columns, and padding.
 static inline int64_t thin_lines(const struct thin_gradient *x) { return gemm_round_up(x->narrow_cols, THIN_LINES); }
+// The number of tiles of THIN_COLUMNS columns of the wide operand.
 static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
@@ -330,6 +341,7 @@ static void thin_gradient(const struct gemm *g, void *workspace, const struct de
 
 // ---- both ----
 
+// Returns the bytes of workspace of gemm_thin.
 static size_t thin_workspace_bytes(const struct gemm *g) {
     const struct thin_gradient x = thin_gradient_of(g, NULL);
     return g->a.transposed ? (size_t)(thin_tiles(&x) * thin_lines(&x)) * THIN_COLUMNS * sizeof(float)

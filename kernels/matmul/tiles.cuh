@@ -99,11 +99,13 @@ struct tiles_operand {
     bool by_depth; // stored (depth, lines); otherwise (lines, depth)
 };
 
+// Returns the address of element k of a line.
 static inline const bf16 *tiles_at(const struct tiles_operand *x, int64_t line, int64_t k) {
     return x->by_depth ? x->data + k * x->ld + line : x->data + line * x->ld + k;
 }
 
-// Packs the 32 lines from `line` x 32 steps from k into two tiles, as A (16 lines x 32 steps) or as B (VNNI).
+// Packs the 32 lines from `line` x 32 steps from k into two tiles, as A (16 lines x 32 steps) or as B (VNNI), with
+// zeros past the end. sums (32) or NULL: += the lines' sums, only where x is stored by depth.
 static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_t line, int64_t k, bool as_b,
                               float *sums) {
     const bf16 *source = tiles_at(x, line, k);
@@ -172,12 +174,14 @@ struct tiles_ahead {
     struct tiles_lines c;      // of the fp32 blocks of the next row
     struct tiles_lines target; // where this block will be written
 };
+// Prefetches the next lines, per_step of them, to L2, and advances.
 static inline void tiles_prefetch_lines(struct tiles_lines *x) {
     for (int i = 0; i < x->per_step && x->left > 0; i++, x->left--) {
         __builtin_prefetch(x->at, 0, 2);
         x->at += x->stride;
     }
 }
+// Prefetches what is due at one step of the inner loop, and advances.
 static inline void tiles_prefetch_step(struct tiles_ahead *x) {
     const char *a = x->a;
     for (int i = 0; i < x->a_rows; i++, a += x->a_stride)
@@ -239,6 +243,7 @@ struct tiles_output {
     int64_t rows, cols;
 };
 
+// Writes the finished block c at (row, col), in elements, to `out`, rounded: with the bias, or added.
 static inline void tiles_write_out(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     const int rows = (int)gemm_min(TILES_BLOCK, o->rows - row), cols = (int)gemm_min(TILES_BLOCK, o->cols - col);
     ALIGN_BLOCK float before[TILES_BLOCK] = {0}; // the bias, or what a row of out holds
@@ -265,6 +270,7 @@ static inline void tiles_write_out(const struct tiles_output *o, const float *c,
     }
 }
 
+// Writes the finished block c at (row, col), in elements, to `sum`, or adds it.
 static inline void tiles_write_sum(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     for (int i = 0; i < TILES_BLOCK; i += 16)
         for (int j = 0; j < TILES_BLOCK; j += 16) {
@@ -296,7 +302,9 @@ struct tiles_plan {
     int64_t part_rows, part_cols; // of the largest part
 };
 
+// The number of blocks of 32 that n elements take.
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
+// Returns n / parts, rounded up.
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 // Returns the columns of one panel, for a thread that has `cols`: as even as possible.
@@ -305,6 +313,7 @@ static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     return tiles_divide(cols, tiles_divide(cols, most));
 }
 
+// Returns the plan, for at most so many threads, that is estimated to take least time. Sizes are in elements.
 static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t depth, int threads) {
     struct tiles_plan p;
     memset(&p, 0, sizeof p);
@@ -457,6 +466,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
+// Computes one part of C, by one thread between blocks_begin and blocks_end: part `thread` of row_parts x col_parts.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
@@ -486,6 +496,7 @@ static void tiles_part(const struct tiles_product *x, int thread) {
     }
 }
 
+// Computes the product by that many threads: packs A where packed_a is given, then computes the parts.
 static void tiles_run(const struct tiles_product *x, int threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -506,6 +517,7 @@ static void tiles_run(const struct tiles_product *x, int threads) {
 // which is packed as a whole.
 static inline bool tiles_transposes(const struct gemm *g) { return g->a.transposed && g->rows > g->cols; }
 
+// Returns the bytes of workspace of gemm_tiles.
 static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const bool transpose = tiles_transposes(g);
     const struct tiles_plan p =
@@ -515,6 +527,8 @@ static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *d
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * tiles_thread_bytes(&p);
 }
 
+// Computes a gemm by the unit, UNIT_AMX or UNIT_DOT. dbias (g->rows) = the column sums of a as stored, or += where
+// g->add; NULL: none. workspace: tiles_workspace_bytes.
 static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit, void *workspace,
                        const struct device *dev) {
     const struct tiles_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};
@@ -548,6 +562,7 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
 
 // ---- the two backends ----
 
+// Opens the backend, as struct matmul_backend says: whether there is AMX.
 static bool amx_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own AMX bf16");
     return amx_available();
@@ -555,6 +570,7 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
+// Opens the backend, as struct matmul_backend says: whether vec_dot is an instruction.
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;

@@ -63,12 +63,14 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         }
     }
 }
+// Fills both operands, where they lie in the noise's memory.
 static void matmul_fill_operands(const struct matmul_product *product, const struct matmul_noise *noise,
                                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
 }
+// Ends the program, as cuBLASLt multiplies wrongly. which: the algorithm, and a verb.
 static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
          "version of the library or of the driver may not; an algorithm that is known from before is in "
