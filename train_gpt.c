@@ -26,6 +26,7 @@ static void check_printed(const struct config *config) {
         fail("the standard output cannot be written: %s", strerror(errno));
 }
 
+// Prints what --version adds: version_print's lines, and what the build has for GPUs.
 static void describe_build(void) {
     version_print();
     cuda_print_build();
