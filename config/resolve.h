@@ -181,7 +181,9 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Reads --rampup-batch-size: three integers, between them spaces or commas.
+// Sets c->ramp by --rampup-batch-size, three integers with spaces or commas between them; "": each step has the global
+// batch. Call it when --global-batch-size is resolved. Fails where START or INCREMENT is no multiple of the micro-batches
+// of all ranks, or where the increments do not reach the global batch.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;

@@ -18,8 +18,8 @@ struct checkpoint_listener {
 };
 
 __BEGIN_DECLS
-// Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the
-// hash listed. Other files may be in the folder.
+// *manifest = the manifest of a folder, which must be a complete checkpoint: each file that the manifest lists exists,
+// with the length and the hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
 // Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
 // this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.

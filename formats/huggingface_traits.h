@@ -71,7 +71,8 @@ void huggingface_set_defaults(struct huggingface_config *h);
 // Writes the members of rotary settings.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);
-// Reads the members of rotary settings from `root`, the config.json, whose sizes and windows are set already.
+// Adds the settings of rotary positions to `h`, by `root`, the config.json. h's architecture, sizes and windows are set
+// already. Returns NULL, or what is wrong.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
 // Reads the members of `root`, a config.json of h->architecture, which is not ARCHITECTURE_OURS.

@@ -9,13 +9,13 @@
 __BEGIN_DECLS
 // Rotates the q and k heads of each token in place by the angles of its position; v stays.
 void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
-                  const float *table, // (more than the largest position, D)
+                  const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // Turns the gradient of rope_forward's result into the gradient of its input, in place: the rotation's transpose is the
 // rotation by the negative angle. amax: kernels/amax.cuh's, of all of dqkv, v too; NULL: not taken.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
-                   const float *table, // (more than the largest position, D)
+                   const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,
                    struct device *dev);
 __END_DECLS
@@ -37,7 +37,7 @@ __BEGIN_DECLS
 // Rotates the first `heads` heads of one token in place; direction: 1, or -1 for the inverse. Not inlined:
 // qk_norm_forward must give the same bits, and so runs the same code.
 void rope_rotate(floatX *token,          // (heads * D, and more)
-                 const float *table_row, // (D)
+                 const float *table_row, // (D): D/2 cosines, D/2 sines
                  int heads, int D, float direction);
 __END_DECLS
 #endif

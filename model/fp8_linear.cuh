@@ -80,7 +80,8 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation writes FP8 itself: its scales are known before its values.
+// Whether the MLP's activation, and in backward its derivative, writes FP8 itself: only with delayed scales, which are
+// known before the values are.
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
@@ -142,7 +143,8 @@ static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum 
     RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
     return matrix;
 }
-// Does what linear_forward does, in FP8, behind cast_input.
+// out (rows, outputs) = in weight^T + bias in FP8, in the phase that the caller began; casts the weight there. The row
+// form of the input was made in an earlier phase, by cast_input or activate_in_fp8.
 static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);

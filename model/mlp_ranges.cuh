@@ -25,7 +25,8 @@ static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint3
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at` with the sizes of its ranges.
+// Returns `at`, which is all tokens of a layer, with most_rows and last_rows of its MLP's ranges. Only for a layer whose
+// MLP goes by ranges (mlp_range_tokens above 0). at_next sets `first` and `rows`.
 static struct at at_ranges(struct at at) {
     at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_rows = (at.rows - 1) % at.most_rows + 1;

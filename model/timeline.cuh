@@ -182,7 +182,8 @@ static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t s
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Goes on to the next range, at first to the first. Returns whether there is a range.
+// Enters the loop's next range, at first its first one: the phases of the loop begin again. Returns false where no range
+// is left, and, where the plan is recorded, after the first range: then it declares the loop's phases (plan_add_loop).
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_plans(t)) {

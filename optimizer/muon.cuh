@@ -329,7 +329,8 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that a rank sends and receives in an exchange of a wave, at most.
+// The number of bytes that a rank sends and receives, added up, in one wave's exchange, at most: of the largest wave and
+// the most loaded rank, so that all ranks plan the same scratch.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;

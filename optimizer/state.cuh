@@ -219,13 +219,13 @@ static int64_t optimizer_elements(const struct optimizer *o, enum state_group gr
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
-// The number of bytes of this rank's states in the formats of options `c`.
-static double optimizer_states_bytes(const struct optimizer *o, const struct config *c) {
+// The number of bytes of this rank's states.
+static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
         for (int group = 0; group < STATE_GROUPS; group++)
             bytes += (double)optimizer_elements(o, (enum state_group)group) / STATE_BLOCK *
-                     (double)state_block_bytes(state_format_of(c, (enum optimizer_state)id, (enum state_group)group));
+                     (double)state_block_bytes(o->states[id].formats[group]);
     return bytes;
 }
 // The number of bytes of a state before `place`, a multiple of STATE_BLOCK.

@@ -227,7 +227,7 @@ static double fit_update_traffic(const struct gpt *m) {
     const struct optimizer *o = &m->optimizer;
     const double elements = (double)o->elements, x = (double)sizeof(floatX);
     const double averaged = c->training.ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
-    return 2 * (optimizer_states_bytes(o, c) + elements * x) +
+    return 2 * (optimizer_states_bytes(o) + elements * x) +
            2 * elements * config_main_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }

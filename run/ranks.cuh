@@ -127,8 +127,10 @@ static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = r->parallel ? open_memstream(&text, &bytes) : NULL;
-    if (!out)
+    if (!r->parallel)
         return;
+    if (!out)
+        fail("out of memory for the names of data files");
     for (int which = 0; which < 2; which++) {
         struct dataloader *loader = which ? r->val : r->train;
         for (int i = 0; loader && i < dataloader_num_files(loader); i++)

@@ -3,8 +3,9 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
-// The number of batches that validation takes. What does not fill a batch is left out, except of examples to finetune
-// on, which may be few, and of samples for less than one batch: the last batch then has rows beyond the last sample.
+// The number of batches of --micro-batch-size that validation takes, of all ranks together: at most --val-steps. What does
+// not fill a batch is left out, except of examples to finetune on and where samples are fewer than one batch: the last
+// batch then has rows beyond the last sample.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;

@@ -110,8 +110,8 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
         zero_gap(z, whole + at - begin, end - at);
 }
 // Prepares a unit's buffer before the unit's backward, in a phase of its own; does nothing where units have no buffers.
-// The buffer then holds the stored sum, to which backward adds, or nothing yet (zero_adds says which), and the next
-// unit's sum is being fetched. A buffer that is added to the stored sum (add_shard) may hold anything between tensors.
+// Where backward adds in place (zero_adds_in_place), the buffer then holds the stored sum, at first only zeroed gaps, and
+// the next unit's sum is being fetched. Else it may hold anything, and add_shard adds it to the stored sum later.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)

@@ -525,7 +525,9 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// Returns the largest magnitude in a thread's part of a tile's first `rows` rows, which both warpgroups read.
+// Returns the largest magnitude, as fp32's bits, in this thread's part of the first `rows` rows of a tile in shared
+// memory: BYTES bytes, laid out as `operand`. The two warpgroups from thread 128 on divide the tile's bytes between their
+// threads; amax_merge_warp joins what the threads return.
 template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
     uint32_t largest = 0;
 #pragma unroll 1

@@ -393,7 +393,8 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan. workspace: GPU_MATMUL_BYTES, or what dbias needs where that is more.
+// Enqueues a product by its plan and, unless dbias is NULL, the sums that gemm_run puts in dbias (gemm->rows). workspace:
+// gemm_workspace_bytes or, with dbias, dbias_workspace_bytes where that is more. Returns the library's status.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
     const float one = 1, beta = gemm->add ? 1 : 0;

@@ -144,7 +144,9 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
         EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
     }
 }
-// Computes rows [i0, i0 + rows) of a block of out over the depth of x. ahead: what to prefetch at each step, or NULL.
+// Adds products over x's words of the depth to sums of rows [i0, i0 + rows) of x, `vecs` vectors of columns from j on.
+// x->sums holds the sums between pieces of the depth; the last piece writes them to out. ahead: elements of A that the
+// steps prefetch, or NULL.
 ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
                               const floatX *ahead) {
     const int64_t cols = x->g->cols, width = thin_width(cols);
