@@ -1,7 +1,7 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
 #include "model/attend.cuh" // make_qkv, attend, attend_backward, qkv_backward
-#include "model/branch.cuh" // branch_norm, branch_end, d_projection, d_branch_input
+#include "model/branch.cuh" // branch_norm, branch_end, projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
 // Waits for the layer's parameters and, in a forward pass, begins to fetch the next unit's.
@@ -14,10 +14,10 @@ static void block_units(struct at at) {
         return;
     prefetch_unit(m, at.pass, next);
     if (next == unit_of_head())
-        prefetch_unit(m, head_pass(m, at.pass), head_unit(m));
+        prefetch_unit(m, head_pass(m, at.pass), unit_with_head_weight(m));
     if (next == unit_of_head() && at.pass == PASS_TRAIN) {
         zero_prefetch_gradients(&m->zero, unit_of_head());
-        zero_prefetch_gradients(&m->zero, head_unit(m));
+        zero_prefetch_gradients(&m->zero, unit_with_head_weight(m));
     }
 }
 
@@ -49,15 +49,15 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 // attention and MLP. With parallel branches d_residual stays as it is until attention's backward has read it, and the
 // gradient of the MLP's input waits in D_NORM2.
 static void mlp_branch_backward(struct at at) {
-    mlp_backward(at, d_projection(at, &MLP_BRANCH));
+    mlp_backward(at, projection_backward(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
-        d_branch_input(at, &MLP_BRANCH);
+        branch_input_backward(at, &MLP_BRANCH);
 }
 // Does what mlp_branch_backward does, range by range. Each range first makes again what its backward reads.
 static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
     phase(at.m, PHASES_BACKWARD, at.l, "mlp");
-    d_added(at, &MLP_BRANCH, NULL);
+    added_backward(at, &MLP_BRANCH, NULL);
     struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
     while (at_next(&range, &loop)) {
         branch_norm(range, &MLP_BRANCH);
@@ -80,11 +80,11 @@ static void block_backward(struct gpt *m, int l) {
     else
         mlp_branch_backward(at);
 
-    const floatX *dproj = d_projection(at, &ATTENTION_BRANCH);
+    const floatX *dproj = projection_backward(at, &ATTENTION_BRANCH);
     linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, DIN_WRITTEN, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
     attend_backward(at);
     qkv_backward(at);
-    d_branch_input(at, &ATTENTION_BRANCH);
+    branch_input_backward(at, &ATTENTION_BRANCH);
     if (m->shape.layer.parallel)
-        d_branch_input(at, &MLP_BRANCH);
+        branch_input_backward(at, &MLP_BRANCH);
 }

@@ -21,7 +21,7 @@ static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
     if (m->fp8.scales)
-        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev));
+        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_tensors(&m->fp8), m->dev));
     embed(m, PASS_TRAIN);
     offload_layer(m, -1);
     for (int l = 0; l < L; l++) {
@@ -55,7 +55,7 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     m->steps.is_last = index == m->steps.of_step - 1;
     zero_begin_micro_step(&m->zero, m->timeline.planning ? m->steps.most > 1 : index > 0, m->steps.is_last);
     upload_batch(m, PASS_TRAIN, batch);
-    RUN(m, optimizer_know_weights(&m->optimizer));
+    RUN(m, optimizer_take_weight_amaxes(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
@@ -113,7 +113,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                           targets, c->training.clip_grad, m->dev));
     if (fp8_is_delayed(&m->fp8))
         RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->io.results->check, m->io.reports,
-                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8),
+                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_tensors(&m->fp8),
                                  m->fp8.delay, m->fp8.gradients, m->dev));
     phase(m, PHASES_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);

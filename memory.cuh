@@ -140,7 +140,7 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
 // favorable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
 // Sets the lower bounds and the peak phase, but places nothing in packed arenas, whose bytes and offsets become 0.
-static void plan_bound_bytes(struct plan *plan);
+static void plan_set_bounds(struct plan *plan);
 
 // Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
 static const char *plan_arena_name(enum plan_arena arena);
@@ -435,7 +435,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
-// Does what plan_place does or, without `places`, what plan_bound_bytes does.
+// Does what plan_place does or, without `places`, what plan_set_bounds does.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {
@@ -464,7 +464,7 @@ static void plan_place_arenas(struct plan *plan, bool places) {
     plan->host_lower_bound_bytes = bound[MEMORY_HOST];
 }
 static void plan_place(struct plan *plan) { plan_place_arenas(plan, true); }
-static void plan_bound_bytes(struct plan *plan) { plan_place_arenas(plan, false); }
+static void plan_set_bounds(struct plan *plan) { plan_place_arenas(plan, false); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Arenas

@@ -112,7 +112,7 @@ static int run_training(struct run *r) {
         train(r);
     }
     long_wait_close(r->device_watch);
-    report_save(r);
+    finish_save(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends
     log_close(&r->log);
     return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
@@ -158,7 +158,7 @@ static int run_plan(const struct run *r) {
     }
     report(r);
     size_t transfer_bytes[TRANSFER_DIRECTIONS];
-    gpt_transfer_bytes(r->model, transfer_bytes);
+    gpt_step_transfer_bytes(r->model, transfer_bytes);
     plan_print(&r->model->timeline.plan, transfer_bytes, !device_is_gpu(&r->dev), stdout);
     return EXIT_SUCCESS;
 }

@@ -60,7 +60,7 @@ static inline void config_check_offload(const struct config *c) {
 
 // Checks the options of offload, formats and the plan, where a contradiction ends the program; resolves
 // --checkpoint-async (config_resolve_copies).
-static inline void config_resolve_fit(struct config *c) {
+static inline void config_check_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)
         fail("--plan-json and --plan-picture both write %s; name two files", c->memory.plan_json);

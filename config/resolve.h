@@ -397,7 +397,7 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute_lists(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
-    config_resolve_fit(config);
+    config_check_fit(config);
     config_check_finetune(config);
 }
 // Reads the command line and resolves it: config_read, then config_resolve.

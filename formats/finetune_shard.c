@@ -4,7 +4,7 @@
 
 #define AGAIN "make it again with scripts/prepare_data.py --chat"
 
-bool finetune_shard_is(const unsigned char *data, uint64_t data_bytes) {
+bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes) {
     return data_bytes >= 4 && load_u32(data) == FINETUNE_MAGIC;
 }
 

@@ -18,7 +18,7 @@ enum { FINETUNE_MAGIC = 20261123, FINETUNE_VERSION = 1, FINETUNE_HEADER_BYTES = 
 
 __BEGIN_DECLS
 // Whether the first bytes of a file say that it is such a shard.
-bool finetune_shard_is(const unsigned char *data, uint64_t data_bytes);
+bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes);
 // Parses a header as llmc_shard_parse does; also sets the file's row_tokens and the places of its bits.
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);

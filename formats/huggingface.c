@@ -267,8 +267,8 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {
-        huggingface_set(h, "add-attention-proj-bias=true");
-        huggingface_set(h, "add-mlp-bias=true");
+        huggingface_add_setting(h, "add-attention-proj-bias=true");
+        huggingface_add_setting(h, "add-mlp-bias=true");
     }
 }
 // Adds a setting for each option of the model's shape that `root`, the config.json of an ARCHITECTURE_OURS, has. Only
@@ -289,7 +289,7 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
         if (rows[i]->kind != OPTION_STRING && strlen(value) > 30)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, option,
                                 json_show(value).text);
-        huggingface_set(h, "%s=%s", option_display(display, option), value);
+        huggingface_add_setting(h, "%s=%s", option_display(display, option), value);
     }
     huggingface_set_older_biases(h);
     return NULL;
@@ -338,7 +338,7 @@ static const char *huggingface_read_object(struct huggingface_config *h, const j
     if (json_has(root, "quantization_config"))
         return error_format(error, "%s: quantization_config is set, which is not supported", name);
     RETURN_PROBLEM(json_get_int(root, "vocab_size", 1, HUGGINGFACE_LARGEST, &vocabulary, name, error));
-    huggingface_set(h, "vocab-size=%lld", (long long)vocabulary);
+    huggingface_add_setting(h, "vocab-size=%lld", (long long)vocabulary);
     return h->architecture == ARCHITECTURE_OURS ? huggingface_read_ours(h, root, name, error)
                                                 : huggingface_read_members(h, root, name, error);
 }

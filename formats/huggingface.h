@@ -83,7 +83,8 @@ void huggingface_free(struct huggingface_config *h);
 
 // Adds a setting, formatted as OPTION=VALUE, where OPTION is a name with dashes. To be called once for an option:
 // huggingface_setting finds the first. Ends the program where memory is out.
-void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void huggingface_add_setting(struct huggingface_config *h, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
 // Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not

@@ -31,7 +31,7 @@ static bool is_null(const json_t *root, const char *key) { return json_is_null(j
 static const char *read_size(struct huggingface_config *h, const json_t *root, const char *key, const char *option,
                              int64_t *value, const char *name, struct error_text *error) {
     RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, value, name, error));
-    huggingface_set(h, "%s=%lld", option, (long long)*value);
+    huggingface_add_setting(h, "%s=%lld", option, (long long)*value);
     return NULL;
 }
 // Sets an option from a member that is a number from `least` to `most`; `fallback`: the number where it is absent.
@@ -40,7 +40,7 @@ static const char *read_number(struct huggingface_config *h, const json_t *root,
                                struct error_text *error) {
     double value;
     RETURN_PROBLEM(json_opt_number(root, key, least, most, fallback, &value, name, error));
-    huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
+    huggingface_add_setting(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
 
@@ -50,8 +50,8 @@ static const char *set_heads(struct huggingface_config *h, int64_t groups, int64
     if (head_dim % 8 != 0)
         return error_format(error, "%s: has heads of size %lld, which is not supported; expected a multiple of 8", name,
                             (long long)head_dim);
-    huggingface_set(h, "num-query-groups=%lld", (long long)groups);
-    huggingface_set(h, "kv-channels=%lld", (long long)head_dim);
+    huggingface_add_setting(h, "num-query-groups=%lld", (long long)groups);
+    huggingface_add_setting(h, "kv-channels=%lld", (long long)head_dim);
     return NULL;
 }
 
@@ -81,7 +81,7 @@ static const char *set_activation(struct huggingface_config *h, const json_t *ro
     RETURN_PROBLEM(json_opt_string(root, key, usual, &word, name, error));
     for (size_t i = 0; i < sizeof activation_words / sizeof *activation_words; i++)
         if (activation_words[i].gated == gated && strcmp(activation_words[i].word, word) == 0) {
-            huggingface_set(h, "activation=%s", activation_words[i].activation);
+            huggingface_add_setting(h, "activation=%s", activation_words[i].activation);
             return NULL;
         }
     return error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key, json_show(word).text,
@@ -108,7 +108,7 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
     RETURN_PROBLEM(set_heads(h, heads, hidden / heads, name, error));
     RETURN_PROBLEM(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
     RETURN_PROBLEM(read_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
-    huggingface_set(h, "ffn-hidden-size=%lld", (long long)inner);
+    huggingface_add_setting(h, "ffn-hidden-size=%lld", (long long)inner);
     huggingface_set_gpt2(h);
     return NULL;
 }
@@ -221,7 +221,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     if (t->no_rope_layers) {
         RETURN_PROBLEM(read_no_rope_layers(without_rope, layers, root, name, error));
         text = huggingface_marks_text(without_rope, (int)layers, false);
-        huggingface_set(h, "no-rope-freq=%s", text);
+        huggingface_add_setting(h, "no-rope-freq=%s", text);
         free(text);
     }
     RETURN_PROBLEM(read_window(&window, root, t, name, error));
@@ -231,8 +231,8 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     if (!any)
         return NULL;
     text = huggingface_marks_text(windows, (int)layers, true);
-    huggingface_set(h, "window-size=%lld", (long long)window);
-    huggingface_set(h, "window-attn-skip-freq=%s", text);
+    huggingface_add_setting(h, "window-size=%lld", (long long)window);
+    huggingface_add_setting(h, "window-attn-skip-freq=%s", text);
     free(text);
     return NULL;
 }
@@ -264,10 +264,10 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
         RETURN_PROBLEM(json_opt_bool(root, "mlp_bias", mlp, &mlp, name, error));
     else
         RETURN_PROBLEM(read_flag(root, "mlp_bias", mlp, name, error));
-    huggingface_set(h, "add-bias-linear=%s", qkv && proj && mlp ? "true" : "false");
-    huggingface_set(h, "add-qkv-bias=%s", qkv ? "true" : "false");
-    huggingface_set(h, "add-attention-proj-bias=%s", proj ? "true" : "false");
-    huggingface_set(h, "add-mlp-bias=%s", mlp ? "true" : "false");
+    huggingface_add_setting(h, "add-bias-linear=%s", qkv && proj && mlp ? "true" : "false");
+    huggingface_add_setting(h, "add-qkv-bias=%s", qkv ? "true" : "false");
+    huggingface_add_setting(h, "add-attention-proj-bias=%s", proj ? "true" : "false");
+    huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
 // Sets a cap from a member that is a number, null for none, or absent. usual: the cap where absent; NO_CAP: none; 0:
@@ -283,7 +283,7 @@ static const char *read_cap(struct huggingface_config *h, const json_t *root, co
 // Sets the scale of scores, except the engine's default, 1 / sqrt(head_dim).
 static void set_softmax_scale(struct huggingface_config *h, double scale, int64_t head_dim) {
     if (scale != 1 / sqrt((double)head_dim))
-        huggingface_set(h, "softmax-scale=%s", huggingface_show(scale).text);
+        huggingface_add_setting(h, "softmax-scale=%s", huggingface_show(scale).text);
 }
 // Sets the caps of scores and logits, the scale of scores and the multipliers, as far as the class has them.
 static const char *read_factors(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
@@ -292,7 +292,7 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
     RETURN_PROBLEM(read_cap(h, root, "attn_logit_softcapping", t->attn_cap, "attn-logit-softcapping", name, error));
     RETURN_PROBLEM(read_cap(h, root, "final_logit_softcapping", t->final_cap, "final-logit-softcapping", name, error));
     if (t->gemma)
-        huggingface_set(h, "embedding-multiplier=%s", huggingface_show(sqrt((double)hidden)).text);
+        huggingface_add_setting(h, "embedding-multiplier=%s", huggingface_show(sqrt((double)hidden)).text);
     if (t->query_pre_attn_scalar) {
         RETURN_PROBLEM(
             json_opt_number(root, "query_pre_attn_scalar", 1, HUGGINGFACE_LARGEST, 256, &scale, name, error));
@@ -305,7 +305,8 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
     RETURN_PROBLEM(json_opt_number(root, "attention_multiplier", 1e-9, 1e9, 1, &scale, name, error));
     RETURN_PROBLEM(json_opt_number(root, "logits_scaling", 1e-9, 1e9, 1, &divisor, name, error));
     set_softmax_scale(h, scale, head_dim);
-    huggingface_set(h, "logit-multiplier=%s", huggingface_show(1 / divisor).text); // logits are divided by the member
+    huggingface_add_setting(h, "logit-multiplier=%s",
+                            huggingface_show(1 / divisor).text); // logits are divided by the member
     RETURN_PROBLEM(read_number(h, root, "embedding_multiplier", 1e-9, 1e9, 1, "embedding-multiplier", name, error));
     return read_number(h, root, "residual_multiplier", 1e-9, 1e9, 1, "residual-multiplier", name, error);
 }
@@ -340,16 +341,17 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     const bool neox = t->form == FORM_GPT_NEOX;
     RETURN_PROBLEM(read_number(h, root, neox ? "layer_norm_eps" : "rms_norm_eps", 1e-12, 0.9, t->epsilon,
                                "norm-epsilon", name, error));
-    huggingface_set(h, "normalization=%s", neox ? "LayerNorm" : "RMSNorm");
-    huggingface_set(h, "norm-placement=%s", option_choice_name(CHOICES(NORM_PLACEMENTS), (int)t->norm_placement, word));
-    huggingface_set(h, "apply-layernorm-1p=%s", t->gemma ? "true" : "false");
-    huggingface_set(h, "qk-layernorm=%s", t->qk_layernorm ? "true" : "false");
-    huggingface_set(h, "qk-layernorm-width=%s",
-                    option_choice_name(CHOICES(QK_LAYERNORM_WIDTHS), (int)t->qk_layernorm_width, word));
+    huggingface_add_setting(h, "normalization=%s", neox ? "LayerNorm" : "RMSNorm");
+    huggingface_add_setting(h, "norm-placement=%s",
+                            option_choice_name(CHOICES(NORM_PLACEMENTS), (int)t->norm_placement, word));
+    huggingface_add_setting(h, "apply-layernorm-1p=%s", t->gemma ? "true" : "false");
+    huggingface_add_setting(h, "qk-layernorm=%s", t->qk_layernorm ? "true" : "false");
+    huggingface_add_setting(h, "qk-layernorm-width=%s",
+                            option_choice_name(CHOICES(QK_LAYERNORM_WIDTHS), (int)t->qk_layernorm_width, word));
     bool parallel = false;
     if (neox)
         RETURN_PROBLEM(json_opt_bool(root, "use_parallel_residual", true, &parallel, name, error));
-    huggingface_set(h, "parallel-residual=%s", parallel ? "true" : "false");
+    huggingface_add_setting(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
 // Sets the activation from hidden_act, in Gemma 2 and 3 from hidden_activation. Gemma 1 has either, and means the tanh
@@ -368,7 +370,7 @@ static const char *read_activation(struct huggingface_config *h, const json_t *r
     RETURN_PROBLEM(json_opt_string(root, key, "gelu", &word, name, error));
     if (strcmp(word, "gelu") != 0)
         return set_activation(h, root, key, "", true, name, error);
-    huggingface_set(h, "activation=geglu");
+    huggingface_add_setting(h, "activation=geglu");
     return NULL;
 }
 // Sets the options of a class other than GPT-2's, except its vocabulary and whether it ties its embeddings.
@@ -386,7 +388,7 @@ static const char *read_block(struct huggingface_config *h, const json_t *root, 
     RETURN_PROBLEM(read_norms(h, root, t, name, error));
     RETURN_PROBLEM(read_biases(h, root, t, name, error));
     RETURN_PROBLEM(read_factors(h, root, t, hidden, head_dim, name, error));
-    huggingface_set(h, "position-embedding-type=rope");
+    huggingface_add_setting(h, "position-embedding-type=rope");
     RETURN_PROBLEM(read_layers(h, root, t, layers, name, error));
     return huggingface_read_rope(h, root, t, name, error);
 }
@@ -396,6 +398,6 @@ const char *huggingface_read_members(struct huggingface_config *h, const json_t 
     const struct architecture_traits *t = architecture_traits_of(h->architecture);
     bool tied;
     RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", t->tied, &tied, name, error));
-    huggingface_set(h, "untie-embeddings-and-output-weights=%s", tied ? "false" : "true");
+    huggingface_add_setting(h, "untie-embeddings-and-output-weights=%s", tied ? "false" : "true");
     return t->form == FORM_GPT2 ? read_gpt2(h, root, name, error) : read_block(h, root, t, name, error);
 }

@@ -86,7 +86,7 @@ static const char *rope_number(struct huggingface_config *h, const json_t *rope,
                                double fallback, const char *option, const char *name, struct error_text *error) {
     double value;
     RETURN_PROBLEM(json_opt_number(rope, key, least, 1e30, fallback, &value, name, error));
-    huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
+    huggingface_add_setting(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
 // Sets an option from a number, of at least 1e-6, which must be there.
@@ -94,7 +94,7 @@ static const char *rope_needs(struct huggingface_config *h, const json_t *rope, 
                               const char *name, struct error_text *error) {
     double value;
     RETURN_PROBLEM(json_get_number(rope, key, 1e-6, 1e30, &value, name, error));
-    huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
+    huggingface_add_setting(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
 // Sets an option from a list with a number for each pair of rotated elements.
@@ -117,7 +117,7 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     if (out)
         fclose(out);
     if (good)
-        huggingface_set(h, "%s=%s", option, text);
+        huggingface_add_setting(h, "%s=%s", option, text);
     free(text);
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
@@ -158,11 +158,11 @@ static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, c
     RETURN_PROBLEM(json_opt_number(rope, "mscale", 0, 1e30, 0, &mscale, name, error));
     RETURN_PROBLEM(json_opt_number(rope, "mscale_all_dim", 0, 1e30, 0, &all_dim, name, error));
     RETURN_PROBLEM(json_opt_bool(rope, "truncate", true, &truncate, name, error));
-    huggingface_set(h, "yarn-beta-fast=%s", huggingface_show(fast != 0 ? fast : 32).text); // 0 counts as absent
-    huggingface_set(h, "yarn-beta-slow=%s", huggingface_show(slow != 0 ? slow : 1).text);
-    huggingface_set(h, "yarn-mscale=%s", huggingface_show(mscale).text);
-    huggingface_set(h, "yarn-mscale-all-dim=%s", huggingface_show(all_dim).text);
-    huggingface_set(h, "yarn-truncate=%s", truncate ? "true" : "false");
+    huggingface_add_setting(h, "yarn-beta-fast=%s", huggingface_show(fast != 0 ? fast : 32).text); // 0 counts as absent
+    huggingface_add_setting(h, "yarn-beta-slow=%s", huggingface_show(slow != 0 ? slow : 1).text);
+    huggingface_add_setting(h, "yarn-mscale=%s", huggingface_show(mscale).text);
+    huggingface_add_setting(h, "yarn-mscale-all-dim=%s", huggingface_show(all_dim).text);
+    huggingface_add_setting(h, "yarn-truncate=%s", truncate ? "true" : "false");
     return NULL;
 }
 // Sets the attention factor, if the file has one.
@@ -179,10 +179,11 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     char word[OPTION_NAME];
     int64_t original = 0;
     const bool has_original = type == SCALING_LLAMA3 || type == SCALING_YARN || type == SCALING_LONGROPE;
-    huggingface_set(h, "rope-scaling-type=%s", option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)type, word));
+    huggingface_add_setting(h, "rope-scaling-type=%s",
+                            option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)type, word));
     if (has_original) {
         RETURN_PROBLEM(rope_original(&original, root, rope, h->architecture, name, error));
-        huggingface_set(h, "rope-original-max-position-embeddings=%lld", (long long)original);
+        huggingface_add_setting(h, "rope-original-max-position-embeddings=%lld", (long long)original);
     }
     switch (type) {
     case SCALING_NONE: return NULL;
@@ -254,7 +255,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
                                name);
     const char *window = huggingface_setting(h, "window-size");
     if (!problem && !same && window && strcmp(window, "none") != 0)
-        huggingface_set(h, "rotary-base-local=%s", huggingface_show(theta).text);
+        huggingface_add_setting(h, "rotary-base-local=%s", huggingface_show(theta).text);
     json_decref(local);
     return problem;
 }
@@ -318,8 +319,8 @@ static const char *rope_read(struct huggingface_config *h, const json_t *root, j
     const int rotated = (int)(atoi(huggingface_setting(h, "kv-channels")) * partial);
     if (rotated < 2 || rotated % 2 != 0)
         return error_format(error, "%s: RoPE rotates %d elements of a head; expected an even number", name, rotated);
-    huggingface_set(h, "rotary-base=%s", huggingface_show(theta).text);
-    huggingface_set(h, "rotary-percent=%s", huggingface_show(partial).text);
+    huggingface_add_setting(h, "rotary-base=%s", huggingface_show(theta).text);
+    huggingface_add_setting(h, "rotary-percent=%s", huggingface_show(partial).text);
     RETURN_PROBLEM(rope_scaling(h, root, rope, type, (size_t)rotated / 2, name, error));
     return t->rope_by_layers ? rope_local(h, root, rope, theta, sliding, t, name, error) : NULL;
 }

@@ -19,7 +19,7 @@ int huggingface_own_options(const struct option_row **rows) {
     return count;
 }
 
-void huggingface_set(struct huggingface_config *h, const char *format, ...) {
+void huggingface_add_setting(struct huggingface_config *h, const char *format, ...) {
     va_list arguments;
     char **settings = (char **)realloc(h->settings, (size_t)(h->num_settings + 1) * sizeof *settings);
     if (!settings)
@@ -50,16 +50,16 @@ void huggingface_set_defaults(struct huggingface_config *h) {
     const int count = huggingface_own_options(rows);
     for (int i = 0; i < count; i++)
         if (!huggingface_setting(h, option_display(name, rows[i]->name)))
-            huggingface_set(h, "%s=%s", name, rows[i]->default_text);
+            huggingface_add_setting(h, "%s=%s", name, rows[i]->default_text);
 }
 void huggingface_set_gpt2(struct huggingface_config *h) {
-    huggingface_set(h, "normalization=LayerNorm");
-    huggingface_set(h, "position-embedding-type=learned_absolute");
+    huggingface_add_setting(h, "normalization=LayerNorm");
+    huggingface_add_setting(h, "position-embedding-type=learned_absolute");
     if (!huggingface_setting(h, "activation"))
-        huggingface_set(h, "activation=gelu");
-    huggingface_set(h, "add-bias-linear=true");
-    huggingface_set(h, "add-qkv-bias=true");
-    huggingface_set(h, "add-attention-proj-bias=true");
-    huggingface_set(h, "add-mlp-bias=true");
+        huggingface_add_setting(h, "activation=gelu");
+    huggingface_add_setting(h, "add-bias-linear=true");
+    huggingface_add_setting(h, "add-qkv-bias=true");
+    huggingface_add_setting(h, "add-attention-proj-bias=true");
+    huggingface_add_setting(h, "add-mlp-bias=true");
     huggingface_set_defaults(h);
 }

@@ -44,15 +44,15 @@ const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_
 void llmc_settings(struct huggingface_config *h, const struct llmc_header *header) {
     memset(h, 0, sizeof *h);
     h->architecture = ARCHITECTURE_GPT2;
-    huggingface_set(h, "vocab-size=%d", header->vocab_size);
-    huggingface_set(h, "num-layers=%d", header->layers);
-    huggingface_set(h, "hidden-size=%d", header->channels);
-    huggingface_set(h, "num-attention-heads=%d", header->heads);
-    huggingface_set(h, "num-query-groups=%d", header->heads);
-    huggingface_set(h, "kv-channels=%d", header->channels / header->heads);
-    huggingface_set(h, "max-position-embeddings=%d", header->positions);
-    huggingface_set(h, "ffn-hidden-size=%d", 4 * header->channels);
-    huggingface_set(h, "norm-epsilon=1e-5");
-    huggingface_set(h, "untie-embeddings-and-output-weights=false");
+    huggingface_add_setting(h, "vocab-size=%d", header->vocab_size);
+    huggingface_add_setting(h, "num-layers=%d", header->layers);
+    huggingface_add_setting(h, "hidden-size=%d", header->channels);
+    huggingface_add_setting(h, "num-attention-heads=%d", header->heads);
+    huggingface_add_setting(h, "num-query-groups=%d", header->heads);
+    huggingface_add_setting(h, "kv-channels=%d", header->channels / header->heads);
+    huggingface_add_setting(h, "max-position-embeddings=%d", header->positions);
+    huggingface_add_setting(h, "ffn-hidden-size=%d", 4 * header->channels);
+    huggingface_add_setting(h, "norm-epsilon=1e-5");
+    huggingface_add_setting(h, "untie-embeddings-and-output-weights=false");
     huggingface_set_gpt2(h);
 }

@@ -112,7 +112,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
 }
 
 // Copies a category after its p: {L} of \p{L}, {Lu} of \P{Lu}; sets r->problem for another property.
-static void split_category(struct split_rewrite *r, bool negated) {
+static void split_copy_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
                                         "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
@@ -130,7 +130,7 @@ static void split_category(struct split_rewrite *r, bool negated) {
 
 // Copies a code point after its letter: {41} of \x{41}, 0041 of \u0041, as \x{...}; sets r->problem where the digits
 // are not so many.
-static void split_code_point(struct split_rewrite *r, bool braces) {
+static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
     const char *number = r->in;
@@ -162,9 +162,9 @@ static void split_escape(struct split_rewrite *r) {
     else if (c == 'd' || c == 'D')
         split_put_category(r, "Nd", 2, c == 'D');
     else if (c == 'p' || c == 'P')
-        split_category(r, c == 'P');
+        split_copy_category(r, c == 'P');
     else if (c == 'x' || c == 'u')
-        split_code_point(r, c == 'x');
+        split_copy_code_point(r, c == 'x');
     else if (c && strchr("rntf", c))
         split_put(r, escape, 2);
     else if (c && strchr(punctuation, c))

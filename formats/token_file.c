@@ -221,7 +221,7 @@ static const char *shard_open(struct token_file *file, const char *path, struct 
     const uint64_t header_bytes = file_bytes < sizeof header ? file_bytes : sizeof header;
     problem = read_exactly(fd, header, header_bytes, 0, path, error);
     if (!problem)
-        problem = finetune_shard_is(header, header_bytes)
+        problem = is_finetune_shard(header, header_bytes)
                       ? finetune_shard_parse(file, header, header_bytes, file_bytes, path, error)
                       : llmc_shard_parse(file, header, header_bytes, file_bytes, path, error);
     close(fd);

@@ -38,7 +38,8 @@ struct branch {
     enum activation_id projection, after_statistics; // of the norm after the output, where there is one
     struct norm_weights after_weights;
     const char *after_name;
-    enum slot d_input, d_projection, d_added; // gradients of the input, the output, and of what is added to the stream
+    enum slot d_input, projection_backward,
+        added_backward; // gradients of the input, the output, and of what is added to the stream
     enum dropout_use use;
 };
 static const struct branch ATTENTION_BRANCH = {LINEAR_QKV,
@@ -92,7 +93,7 @@ static floatX *middle(struct at at) {
         return rows_of(at, ACT_MID);
     return (floatX *)buffer(at.m, at.pass, at.l, SLOT_PARALLEL_SUM,
                             (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
-                            pass_name(at.pass), "residual after attention");
+                            forward_group_name(at.pass), "residual after attention");
 }
 // Whether the addition of attention's branch to the stream runs.
 static bool adds_attention(struct at at) { return wants(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
@@ -217,41 +218,41 @@ static void branch_end(struct at at, const struct branch *b) {
 // Returns the gradient (rows, C) of what a branch adds to the residual stream, before dropout and multiplier. Without
 // these two it is the gradient of the stream itself, which is then not stored twice. A range's gradient was made before
 // the first range. partial: gets the partial sums of its columns; NULL: not made.
-static const floatX *d_added(struct at at, const struct branch *b, float *partial) {
+static const floatX *added_backward(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
         return d_residual_rows(at);
     const floatX *dres = d_residual(m);
     const struct dropout dropout = dropout_of(m, m->config.model.hidden_dropout, at.l, b->use);
     const int C = m->shape.layer.C;
-    floatX *dadded = d_rows(at, b->d_added, C);
+    floatX *dadded = d_rows(at, b->added_backward, C);
     if (!at_is_range(at))
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
 // Returns the gradient (rows, C) of the output of a branch's last linear layer, through the norm after the layer where
 // there is one. Opens the phase of the layer, in which the result is live.
-static const floatX *d_projection(struct at at, const struct branch *b) {
+static const floatX *projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
     const char *name = linear_row(b->output, &m->shape.layer).name;
     if (!m->shape.layer.norm_after) {
         phase_at(at, PHASES_BACKWARD, name);
-        return d_added(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
+        return added_backward(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
     }
     phase_at(at, PHASES_BACKWARD, b->after_name);
     const floatX *projection = rows_of(at, b->projection);
     const struct norm_stats stats = norm_stats_of(at, b->after_statistics);
     if (at.ranged & 1u << b->after_statistics)
         norm(at, plain_sink(NULL), stats, projection, b->after_weights);
-    const floatX *dadded = d_added(at, b, NULL);
+    const floatX *dadded = added_backward(at, b, NULL);
     struct sink dproj = plain_sink(NULL);
     dproj.sums = bias_partial(m, at.l, b->output, BIAS_BY_NORM);
-    dproj.data = d_rows(at, b->d_projection, C);
+    dproj.data = d_rows(at, b->projection_backward, C);
     dproj.amax = gradient_amax(m, at.l, b->output);
     norm_gradient(at, dproj, NULL, dadded, projection, stats, b->after_weights);
     phase_at(at, PHASES_BACKWARD, name);
-    return d_rows(at, b->d_projection, C);
+    return d_rows(at, b->projection_backward, C);
 }
 
 // Returns where the residual stream's gradient goes. Without a norm after the projection, the stream's gradient equals
@@ -264,7 +265,7 @@ static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear p
     return sink;
 }
 // Adds the gradient of a branch's input, through the norm before it where there is one, to the stream's. Opens a phase.
-static void d_branch_input(struct at at, const struct branch *b) {
+static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const struct dropout none = {0, 0, 0, 0, 0, NULL};

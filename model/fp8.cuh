@@ -39,7 +39,7 @@ static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->firs
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
 // such scales are kept.
-static int fp8_num_scales(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
+static int fp8_num_tensors(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
 
 // Returns the index of a tensor's scale in `scales`.
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
@@ -134,14 +134,14 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
 }
 
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
-    return (size_t)fp8_num_scales(f) * sizeof(struct fp8_scale);
+    return (size_t)fp8_num_tensors(f) * sizeof(struct fp8_scale);
 }
 static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
 static size_t fp8_history_bytes(const struct fp8_state *f) {
-    return fp8_is_delayed(f) ? (size_t)fp8_num_scales(f) * (size_t)f->delay.length * sizeof(float) : 0;
+    return fp8_is_delayed(f) ? (size_t)fp8_num_tensors(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
 
 // Adds the state's buffers to the plan; without FP8 there are none.
@@ -180,9 +180,9 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
-    for (int i = 0; i < fp8_num_scales(f); i++)
+    for (int i = 0; i < fp8_num_tensors(f); i++)
         scales[i].inverse = inverse;
     device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
     device_synchronize(dev);
@@ -193,11 +193,11 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 
 // The number of floats of the checkpoint's state; 0: there is none.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
-    return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
+    return fp8_is_delayed(f) ? (int64_t)fp8_num_tensors(f) * (1 + f->delay.length) : 0;
 }
 // Copies the checkpoint's state of delayed scales to host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
-    const int n = fp8_num_scales(f);
+    const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     for (int i = 0; i < n; i++)
@@ -207,7 +207,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
 }
 // Copies the checkpoint's state of delayed scales from host memory, (fp8_state_floats). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
-    const int n = fp8_num_scales(f);
+    const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     for (int i = 0; i < n; i++)

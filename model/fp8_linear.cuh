@@ -58,7 +58,7 @@ static floatX *fp8_linear_input(struct at at, enum linear linear) {
 }
 
 // Returns a cast that makes nothing yet.
-static struct fp8_cast cast_by(struct fp8_scale *scale, uint64_t *counts) {
+static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
     to.scale = scale;
@@ -71,7 +71,8 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const int k = linear_row(linear, &m->shape.layer).inputs;
-    struct fp8_cast to = cast_by(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
+    struct fp8_cast to =
+        empty_cast(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
     if (wants(at, 1u << source.product))
         to.rows = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
     const bool kept = at.pass == PASS_BACKWARD || m->policy.kept[at.l] & (1u << source.id);
@@ -132,8 +133,8 @@ static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum 
     const struct fp8_matrix matrix =
         fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, transposed ? row.inputs : row.outputs,
                           transposed ? row.outputs : row.inputs);
-    struct fp8_cast to =
-        cast_by(fp8_scale(&m->fp8, l, linear, FP8_WEIGHT), transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT));
+    struct fp8_cast to = empty_cast(fp8_scale(&m->fp8, l, linear, FP8_WEIGHT),
+                                    transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT));
     if (transposed)
         to.columns = matrix;
     else
@@ -163,7 +164,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
-        m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
+        m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // added_backward is the stream's gradient
     switch (linear_row(linear, s).gradient_by) {
     case GRADIENT_BY_ATTENTION: return s->qk_statistics == 0;
     case GRADIENT_BY_STREAM: return s->norm_after || (stream && !(linear == LINEAR_ATT_PROJ && s->parallel));
@@ -187,7 +188,7 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     struct fp8_cast to =
-        cast_by(fp8_scale(&m->fp8, l, linear, FP8_GRADIENT), counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT));
+        empty_cast(fp8_scale(&m->fp8, l, linear, FP8_GRADIENT), counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT));
     to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
     to.dbias = grad(m, l, row.bias);
@@ -221,7 +222,7 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     if (!source.shared)
         return fp8_matrix_in(&m->fp8, activation_memory(m, PASS_BACKWARD, at.l, source.id), FP8_INPUT, k, at.rows,
                              scale);
-    struct fp8_cast to = cast_by(scale, NULL);
+    struct fp8_cast to = empty_cast(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_COLUMNS, FP8_INPUT, k, at.rows);
     const floatX *in = fp8_linear_input(at, linear);
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));

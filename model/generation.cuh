@@ -25,7 +25,7 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
 // lengths[b] - 1, else lengths is not read. Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
-    use_unit(m, pass, head_unit(m));
+    use_unit(m, pass, unit_with_head_weight(m));
     phase(m, forward_group(pass), -1, "logits");
     const floatX *lnf = final_norm_buffer(m, pass);
     floatX *logits = logits_buffer(m, pass, B);
@@ -33,7 +33,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     void *ws = workspace(m, matmul_workspace_bytes(B, Vp, C, m->dev));
     if (pass == PASS_PREFILL) {
         floatX *rows = (floatX *)buffer(m, pass, -1, SLOT_LAST_ROWS, (size_t)B * (size_t)C * sizeof *rows,
-                                        pass_name(pass), "last tokens");
+                                        forward_group_name(pass), "last tokens");
         RUN(m, copy_last_rows(rows, lnf, lengths, extent_of(m, pass), C, m->dev));
         lnf = rows;
     }

@@ -89,7 +89,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
 // are materialized for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
-    use_unit(m, head_pass(m, pass), head_unit(m));
+    use_unit(m, head_pass(m, pass), unit_with_head_weight(m));
     if (pass == PASS_TRAIN) {
         zero_begin_gradients(&m->zero, unit_of_head());
         if (m->shape.tied)

@@ -213,7 +213,7 @@ struct gpt {
 
 // Returns the column of a rank's request in its report. A report is report_width doubles: the sum of the rank's
 // gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
-// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
+// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_tensors).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
@@ -221,7 +221,7 @@ static int report_fp8_amaxes(const struct gpt *m) {
 }
 // The number of doubles of a rank's report, which report_request lists.
 static int report_width(const struct gpt *m) {
-    return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_scales(&m->fp8) : 0);
+    return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_tensors(&m->fp8) : 0);
 }
 
 // ---- Phases and buffers ----
@@ -328,7 +328,7 @@ static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activa
     else if (pass == PASS_BACKWARD)
         snprintf(category, sizeof category, "%s activations", offloaded & (1u << id) ? "offloaded" : "recomputed");
     else
-        snprintf(category, sizeof category, "%s", pass_name(pass));
+        snprintf(category, sizeof category, "%s", forward_group_name(pass));
     return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
 }
 // Checks, while planning, that an activation has the elements that the caller reads; aborts where it does not.
@@ -438,16 +438,19 @@ static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }
 // Returns the unit that has the head's weight: unit_of_head, or the embeddings' where the weight is tied.
-static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
+static int unit_with_head_weight(const struct gpt *m) {
+    return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head();
+}
 
 // Returns the final norm's output, (N, C), live in this phase; NULL when planning.
 static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
     return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
-                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
+                            pass == PASS_TRAIN ? "activations: norm" : forward_group_name(pass), "final norm");
 }
 // Returns the final norm's statistics, (norm_statistics, N), live in this phase; NULL when planning.
 static float *final_norm_stats(struct gpt *m, enum pass pass) {
     const size_t floats = (size_t)m->shape.layer.norm_statistics;
     return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
-                           pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
+                           pass == PASS_TRAIN ? "activations: norm" : forward_group_name(pass),
+                           "final norm statistics");
 }

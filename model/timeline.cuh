@@ -60,7 +60,7 @@ static enum phase_group forward_group(enum pass pass) {
     return PHASES_FORWARD;
 }
 // Returns the name of a pass's forward group, for plans; PASS_BACKWARD's is "recompute".
-static const char *pass_name(enum pass pass) { return group_name(forward_group(pass)); }
+static const char *forward_group_name(enum pass pass) { return group_name(forward_group(pass)); }
 
 // Stretches of the timeline, each entered at its own first phase.
 enum region {

@@ -52,7 +52,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 // ---- Amaxes of weights in FP8 ----
 
 // Computes the amaxes of the weights in FP8 where no update has collected them: of initial weights and a checkpoint's.
-static void optimizer_know_weights(struct optimizer *o) {
+static void optimizer_take_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
         return;

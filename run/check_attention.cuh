@@ -510,8 +510,9 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
     }
 }
 // Compares the bits of two runs of one backend: of the output and, unless any_order, of dqkv.
-static void judge_again(char *reason, size_t size, const struct attention_judge *j, const struct attention_results *one,
-                        const struct attention_results *other, bool any_order) {
+static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
+                            const struct attention_results *one, const struct attention_results *other,
+                            bool any_order) {
     if (memcmp(one->out, other->out, j->out_bytes) != 0)
         snprintf(reason, size, "its forward, computed again, gives other bits");
     else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
@@ -562,7 +563,7 @@ static void check_attention(char *reason, size_t size, const struct attention_ch
     double unused = 0;
     switch (stage) {
     case JUDGE_BY_ITSELF:
-        judge_again(reason, size, &j, &ours, &other, check->any_order);
+        judge_by_repeat(reason, size, &j, &ours, &other, check->any_order);
         if (!*reason)
             judge_by_host(reason, size, &j, &ours, largest);
         if (!*reason)

@@ -83,7 +83,7 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
 static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
-// Writes the text as a member of the open object, as log_scores calls it.
+// Writes the text as a member of the open object, as log_object calls it.
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
 // Checks the graph of the step's first micro-step, where --self-check asks for it and the run is deterministic and
@@ -108,7 +108,7 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
         const char *const what = graph_check_equal(r, &plain, &again)
                                      ? "a micro-step that is enqueued as a graph gives another loss or other gradients"
                                      : "a micro-step that is computed again gives other bits";
-        log_scores(&r->log, r->first_step, "self_check", graph_check_log, what);
+        log_object(&r->log, r->first_step, "self_check", graph_check_log, what);
         say_warning(
             "self-check: %s (loss %.9g and %.9g, squares of gradients %.9g and %.9g): each kernel is launched by a "
             "call of its own, as by --cuda-graphs=false",

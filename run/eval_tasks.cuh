@@ -326,7 +326,7 @@ static void write_task_scores(struct json *json, const struct task_scores *s) {
     }
     json_int(json, "cut", s->cut);
 }
-// Writes each task's scores as an object, as log_scores calls it. context: a struct eval_tasks.
+// Writes each task's scores as an object, as log_object calls it. context: a struct eval_tasks.
 static void write_log_scores(struct json *json, const void *context) {
     const struct eval_tasks *tasks = (const struct eval_tasks *)context;
     for (int k = 0; k < tasks->names_count; k++) {
@@ -396,7 +396,7 @@ static bool score_tasks(struct run *r, int step) {
     if (!score_documents(r, tasks->documents, tasks->documents_count))
         return false;
     print_scores(r);
-    log_scores(&r->log, step, "tasks", write_log_scores, tasks);
+    log_object(&r->log, step, "tasks", write_log_scores, tasks);
     if (*r->config->evaluation.eval_tasks_output)
         write_scores(r);
     return true;

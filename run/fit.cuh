@@ -132,7 +132,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
 }
 
 // Prints a note on `out` where --mlp-chunk-tokens does nothing, since every layer keeps its MLP's activations.
-static void fit_advise_chunks(const struct fit *f, FILE *out) {
+static void fit_note_weak_chunks(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     struct recompute_policy policy = fit_policy(f);
     int chunked = 0;
@@ -170,7 +170,7 @@ static void fit_note_weak_options(const struct fit *f, FILE *out) {
                 "--recompute-num-layers 1 takes less at the same cost\n",
                 c->recompute.recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
     }
-    fit_advise_chunks(f, out);
+    fit_note_weak_chunks(f, out);
 }
 
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {

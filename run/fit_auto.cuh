@@ -69,7 +69,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
     if (placed)
         plan_place(&m->timeline.plan);
     else
-        plan_bound_bytes(&m->timeline.plan);
+        plan_set_bounds(&m->timeline.plan);
     const struct fit_outcome outcome = {(double)(placed ? plan->peak_bytes : plan->lower_bound_bytes),
                                         (double)(placed ? plan->host_peak_bytes : plan->host_lower_bound_bytes),
                                         fit_predict(m, a->rates).step_s};
@@ -125,7 +125,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     fit_apply(a, &c, &config);
     free(a);
     struct gpt *m = gpt_record(&config, policy_uniform(config.model.num_layers, 1), f->backend, f->dev);
-    plan_bound_bytes(&m->timeline.plan);
+    plan_set_bounds(&m->timeline.plan);
     const struct plan *plan = &m->timeline.plan;
     const size_t bytes = plan->lower_bound_bytes + (device_is_gpu(f->dev) ? 0 : plan->host_lower_bound_bytes);
     gpt_destroy(m);

@@ -210,7 +210,7 @@ static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
 
 // Whether an outcome is within the limits, but for the limit of what is minimized; the limit of both memories together
 // counts only where the seconds are.
-static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
+static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
@@ -256,7 +256,7 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
         n->c.percent = enough > most ? most : enough;
     }
     n->o = fit_estimate(q, n);
-    if (fit_fits(s, &n->o, q->objective))
+    if (fit_meets_limits(s, &n->o, q->objective))
         n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
@@ -369,7 +369,7 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         n->o.host = fit_larger(o.host, ceil(by_group.host));
     }
     n->value = fit_value(&n->c, &n->o, q->objective);
-    if (fit_fits(s, &o, q->objective))
+    if (fit_meets_limits(s, &o, q->objective))
         return;
     n->known = FIT_UNPLACED;
     if (percent == 0)
@@ -400,7 +400,7 @@ static void fit_estimate_gain(struct fit_queue *q, int first, int last, double v
 }
 
 // Adds a planned node to what is found, and takes all choices of its set out of the search.
-static void fit_take(struct fit_queue *q, const struct fit_node *n, struct fit_found *found) {
+static void fit_accept_best(struct fit_queue *q, const struct fit_node *n, struct fit_found *found) {
     const struct fit_choice c = n->c;
     found->best[found->count] = c;
     found->outcome[found->count++] = n->o;
@@ -429,7 +429,7 @@ static struct fit_found fit_search(const struct fit_space *s, enum fit_objective
             fit_correct(&q, n);
         } else if (n->known == FIT_PLANNED) {
             best = n->value < best ? n->value : best;
-            fit_take(&q, n, &found);
+            fit_accept_best(&q, n, &found);
             most_plans = found.count == 1 ? q.plans + FIT_OTHERS_PLANS : most_plans;
         } else {
             fit_plan_node(&q, n);

@@ -255,7 +255,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
     time.update_s = fit_update_on_bus_s(fit_update_s(m, r), moved[TRANSFER_TO_HOST], moved[TRANSFER_TO_DEVICE], &bus);
-    gpt_transfer_bytes(m, bytes);
+    gpt_step_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];
     time.step_s = m->steps.most * time.micro_step_s + time.update_s;

@@ -24,18 +24,18 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
 }
 // Returns the index of a tensor's first value in fp8_state_download's array.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
-    return t == FP8_TENSOR_SCALE ? 0 : fp8_num_scales(f);
+    return t == FP8_TENSOR_SCALE ? 0 : fp8_num_tensors(f);
 }
 // The number of values of a tensor.
-static int64_t fp8_tensor_count(const struct fp8_state *f, enum fp8_tensor t) {
-    return (int64_t)fp8_num_scales(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
+static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
+    return (int64_t)fp8_num_tensors(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
 }
 
-// values (fp8_tensor_count) = a tensor of the open file. `name`: the file, for messages.
+// values (fp8_tensor_values) = a tensor of the open file. `name`: the file, for messages.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;
-    const int64_t n = fp8_tensor_count(f, t);
+    const int64_t n = fp8_tensor_values(f, t);
     RETURN_PROBLEM(safetensors_get(&tensor, file, wanted.name, wanted.shape, wanted.dims, name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", name, wanted.name,
@@ -73,7 +73,7 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
 // Drops all delayed scales; the caller has found that other options than this run's made the scales (fp8_scales_hold).
 // The next step casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
-    const int64_t floats = fp8_state_floats(f), scales = fp8_num_scales(f);
+    const int64_t floats = fp8_state_floats(f), scales = fp8_num_tensors(f);
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;
     if (floats > 0 && !values)
         fail("out of memory for the histories of FP8");

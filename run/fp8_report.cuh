@@ -92,7 +92,7 @@ enum { FP8_TENSOR_TEXT = 80 };
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};
-    for (int i = 0; i < fp8_num_scales(f) && fp8_is_delayed(f); i++)
+    for (int i = 0; i < fp8_num_tensors(f) && fp8_is_delayed(f); i++)
         for (int rank = 0; rank < ranks; rank++) {
             if (isfinite(amaxes[(int64_t)rank * width + i]))
                 continue;

@@ -21,7 +21,7 @@ static void open_samples(struct run *r) {
 
 // Generates and prints the samples of a training run, after `step` steps; prints nothing where a signal stops a single
 // rank meanwhile. open_samples was called. Every rank calls this.
-static void print_samples(struct run *r, int step) {
+static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
     // The prompt is the token that ends a document; where the vocabulary has none, token 0.

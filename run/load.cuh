@@ -159,7 +159,7 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
         return error_format(error, "%s: has no tensor '%s'", folder->path, t->name);
     RETURN_PROBLEM(
         safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
-    if (huggingface_moves(t))
+    if (huggingface_is_rearranged(t))
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
@@ -362,7 +362,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
 }
 // Whether a state is loaded by model_load_moments. Master weights are not: they are loaded with the parameters.
 // Averages that a file lacks, of a run without them, stay what they begin as.
-static bool state_is_loaded(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
+static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return false;
@@ -373,7 +373,7 @@ static bool state_is_loaded(const struct gpt *m, const struct safetensors *file,
     }
     return false;
 }
-// Loads what this rank holds of all states that state_is_loaded names, and notes in *conversions which were converted.
+// Loads what this rank holds of all states that state_comes_from_file names, and notes in *conversions which were converted.
 static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
                                       struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -381,7 +381,8 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
                               (unsigned char *)host_allocate(bytes, m->dev), (float *)malloc(bytes / STATE_BLOCK)};
     const char *problem = room.bytes && room.scales ? NULL : error_format(error, "out of memory for the moments");
     for (int id = 0; id < STATE_COUNT; id++)
-        for (int i = 0; i < m->table.num_tensors && !problem && state_is_loaded(m, file, (enum optimizer_state)id); i++)
+        for (int i = 0;
+             i < m->table.num_tensors && !problem && state_comes_from_file(m, file, (enum optimizer_state)id); i++)
             problem = model_load_moment(m, &room, file, file_name, (enum optimizer_state)id, &m->table.tensors[i],
                                         conversions, error);
     free(room.bytes);
@@ -403,7 +404,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
         state_tensor_entry(name, STATE_MASTER, &m->table.tensors[i], FORMAT_FP32, false, 0);
         any = any || safetensors_find(file, name);
     }
-    const bool wanted = masters_are_exact(&m->optimizer) && !model_is_exact;
+    const bool wanted = has_exact_weights(&m->optimizer) && !model_is_exact;
     *converted = wanted && !any   ? "master weights from bf16 parameters"
                  : any && !wanted ? "master weights to bf16 parameters"
                                   : NULL;
@@ -456,7 +457,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
     if (!problem)
         report_conversions(m, folder, &conversions, masters);
-    if (!problem && optimizer_holds(&m->optimizer, STATE_AVERAGES) && !state_is_loaded(m, &file, STATE_AVERAGES))
+    if (!problem && optimizer_holds(&m->optimizer, STATE_AVERAGES) && !state_comes_from_file(m, &file, STATE_AVERAGES))
         say(stdout, "%s has no moving averages: they begin as its parameters\n", folder);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
         say(stdout,

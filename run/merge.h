@@ -173,9 +173,9 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 
 // ---- files ----
 
-// Creates the file `name` in the folder of --lora-merge and opens it as m->out; merge_close ends it. A file that is
+// Creates the file `name` in the folder of --lora-merge and opens it as m->out; merge_out_end ends it. A file that is
 // there is an error.
-static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
+static inline const char *merge_out_begin(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
         return error_format(error, "%.500s: the name is too long", m->config->finetuning.lora_merge);
@@ -188,7 +188,7 @@ static inline const char *merge_write(struct merge *m, const void *bytes, uint64
                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
 // Ends the file, if one is open. Returns `problem`, or what went wrong here.
-static inline const char *merge_close(struct merge *m, const char *problem, struct error_text *error) {
+static inline const char *merge_out_end(struct merge *m, const char *problem, struct error_text *error) {
     if (!m->out)
         return problem;
     const bool written = fflush(m->out) == 0 && fsync(fileno(m->out)) == 0;
@@ -214,11 +214,11 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
         return error_format(error, "%s: is a link to a file elsewhere; put the file itself there, or remove the link",
                             path);
     RETURN_PROBLEM(read_whole(&data, &bytes, MAX_BYTES, path, "a file of the model", error));
-    const char *problem = merge_open(m, name, error);
+    const char *problem = merge_out_begin(m, name, error);
     if (!problem)
         problem = merge_write(m, data, bytes, error);
     free(data);
-    return merge_close(m, problem, error);
+    return merge_out_end(m, problem, error);
 }
 
 // Makes room for `elements` in m->raw, of up to 8 bytes each, and m->values, whose content is lost where they grow.
@@ -301,12 +301,12 @@ static inline const char *merge_file(struct merge *m, int f, struct error_text *
         entries[i].id = i;
     const char *problem = safetensors_lay_out(&layout, entries, file->count, metadata, 1, m->base.names[f], error);
     if (!problem) {
-        problem = merge_open(m, slash ? slash + 1 : m->base.names[f], error);
+        problem = merge_out_begin(m, slash ? slash + 1 : m->base.names[f], error);
         if (!problem)
             problem = merge_write(m, layout.header, layout.header_bytes, error);
         if (!problem)
             problem = merge_tensors(m, f, entries, error);
-        problem = merge_close(m, problem, error);
+        problem = merge_out_end(m, problem, error);
         free(layout.header);
     }
     free(entries);

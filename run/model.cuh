@@ -22,7 +22,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
 }
 
 // Sets the bytes that a training step copies between device and host in each direction.
-static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
+static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
     const struct plan *plan = &m->timeline.plan;
     const int *first = m->timeline.region_first, update = first[REGION_UPDATE];
     int end = plan->phase_count; // of the update

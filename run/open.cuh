@@ -101,8 +101,8 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
 }
 // Whether the self-check accepts a choice; else refused[] says why not. *judged: the last choice that was accepted,
 // which is not checked again. Every rank calls this.
-static bool is_judged(struct run *r, enum attention_backend choice, enum attention_backend *judged,
-                      const char **refused) {
+static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
+                              const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
     if (is_new && !self_check_attention(r, choice, refused))
         return false;
@@ -137,7 +137,7 @@ static struct attention_choice choose_attention(struct run *r) {
         if (without >= 0) {
             snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
             demands.refused[ATTENTION_FUSED] = not_fused;
-        } else if (is_judged(r, choice.backend, &judged, demands.refused)) {
+        } else if (passes_self_check(r, choice.backend, &judged, demands.refused)) {
             const enum self_measure_result result =
                 measured ? SELF_MEASURE_NOTHING : self_measure(r, choice.backend, &demands);
             if (result == SELF_MEASURE_NOTHING)

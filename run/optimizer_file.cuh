@@ -13,14 +13,14 @@
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
 // Whether parameters and optimizer together hold weights in fp32, not only rounded to bf16.
-static bool masters_are_exact(const struct optimizer *o) {
+static bool has_exact_weights(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
 // Whether the file holds this state of a tensor. model_is_exact: the parameters in model.safetensors are fp32.
 static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, const struct tensor *t,
                              bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
-    case STATE_FROM_PARAMETERS: return masters_are_exact(o) && !model_is_exact;
+    case STATE_FROM_PARAMETERS: return has_exact_weights(o) && !model_is_exact;
     case STATE_COPY:
     case STATE_ZERO: return optimizer_format(o, id, t) != FORMAT_NONE;
     }

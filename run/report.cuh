@@ -126,7 +126,7 @@ static void report_offload(const struct run *r, const char *row, const char *kin
     char held[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
     if (!plan_offloads(plan))
         return;
-    gpt_transfer_bytes(r->model, bytes);
+    gpt_step_transfer_bytes(r->model, bytes);
     log_row(row, "%s %s; a step copies %s there and %s back%s", log_bytes(held, (int64_t)plan->host_peak_bytes), kind,
             log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]), log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
@@ -239,7 +239,7 @@ static void report(const struct run *r) {
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
                 c->processes.zero_stage, c->processes.grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
-    if (r->parallel && launch_is_open(&r->parallel->launch))
+    if (r->parallel && launch_has_no_secret(&r->parallel->launch))
         log_row("secret", "none: any host that reaches rank 0's port may join at the start; see --rendezvous-secret");
     report_memory(&spread);
     report_beside_plan(r);

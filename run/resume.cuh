@@ -222,7 +222,7 @@ static void report_save_result(struct run *r, const char *problem, double second
 }
 // Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Of several ranks only rank 0
 // says that all have written, and a rank that failed since rank 0 gave the checkpoint up is silent.
-static void report_save(struct run *r) {
+static void finish_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
         return;
@@ -347,7 +347,7 @@ static void save(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
     const char *problem = NULL;
-    report_save(r);
+    finish_save(r);
     parallel_barrier(r->parallel, "the checkpoint before");
     if (c->rank == 0) {
         size_t bytes = 0;
@@ -362,6 +362,6 @@ static void save(struct run *r) {
     else if (begun)
         saver_save(&r->saver);
     if (!r->model->copy.keeps)
-        report_save(r);
+        finish_save(r);
     parallel_barrier(r->parallel, "the checkpoint");
 }

@@ -243,7 +243,7 @@ static const char *save_file(struct save_tensors *s, const char *name, const str
 // Writes what this rank owns of a tensor of the model's file. The entry's id is the index in s->model.
 static const char *save_model_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const struct huggingface_tensor *t = &s->model.list[entry->id];
-    if (!t->ours || huggingface_moves(t))
+    if (!t->ours || huggingface_is_rearranged(t))
         return save_moved(s, entry, t);
     const int64_t begin = t->ours->offset + (int64_t)t->first_row * t->ours->cols;
     return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
@@ -367,7 +367,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     const int tensors = s->m->table.num_tensors, fp8 = entry->id - 2 * STATE_COUNT * tensors;
     if (fp8 >= 0) {
         const float *values = s->fp8 + fp8_tensor_begin(&s->m->fp8, (enum fp8_tensor)fp8);
-        return s->first ? save_values(s, entry, 0, values, fp8_tensor_count(&s->m->fp8, (enum fp8_tensor)fp8)) : NULL;
+        return s->first ? save_values(s, entry, 0, values, fp8_tensor_values(&s->m->fp8, (enum fp8_tensor)fp8)) : NULL;
     }
     const enum optimizer_state id = (enum optimizer_state)(entry->id / 2 / tensors);
     const struct tensor *t = &s->m->table.tensors[entry->id / 2 % tensors];
@@ -428,7 +428,8 @@ static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, stru
         widest = 4 * row > widest ? 4 * row : widest;              // repeated heads make rows wider
     }
     for (int i = 0; i < s->model.count; i++)
-        if (s->model.list[i].ours && huggingface_moves(&s->model.list[i]) && s->model.list[i].ours->count > moved)
+        if (s->model.list[i].ours && huggingface_is_rearranged(&s->model.list[i]) &&
+            s->model.list[i].ours->count > moved)
             moved = s->model.list[i].ours->count;
     s->m = m;
     s->values = (float *)malloc((size_t)widest * sizeof *s->values);

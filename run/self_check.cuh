@@ -376,7 +376,7 @@ static void self_check_save(struct run *r) {
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         any = any || *s->refused[i];
     if (any)
-        log_scores(&r->log, r->first_step, "self_check", self_check_log_refused, r);
+        log_object(&r->log, r->first_step, "self_check", self_check_log_refused, r);
     free(s->known);
     free(s->found);
     s->known = s->found = NULL;

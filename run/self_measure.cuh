@@ -80,7 +80,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 // Prints that a backend's work begins; ATTENTION_AUTO: work of no backend.
-static void measure_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
+static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
 // Writes why a backend beside the choice by rule is not timed; an empty text where it is right.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
@@ -123,14 +123,14 @@ static int measure_serve(const char *request) {
     timing.candidates[m.rule] = true;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (m.others[i]) {
-            measure_begins((enum attention_backend)i);
+            print_backend_begins((enum attention_backend)i);
             measure_judge(reason, sizeof reason, &m, (enum attention_backend)i, properties.multiProcessorCount, &dev);
             if (*reason)
                 printf("\n" SELF_MEASURE_OUT "%d %s\n", i, reason);
             timing.candidates[i] = !*reason;
         }
-    measure_begins(ATTENTION_AUTO); // what is not one backend's work
-    time_attention(&timing, device_free_bytes(&dev) / 2, measure_begins, &dev);
+    print_backend_begins(ATTENTION_AUTO); // what is not one backend's work
+    time_attention(&timing, device_free_bytes(&dev) / 2, print_backend_begins, &dev);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (timing.candidates[i])
             printf("\n" SELF_MEASURE_TOOK "%d %.6g ms\n", i, 1e3 * timing.seconds[i]);

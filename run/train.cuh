@@ -4,9 +4,9 @@
 #include "run/check_graphs.cuh"  // check_graphs
 #include "run/eval_tasks.cuh"    // score_tasks
 #include "run/fp8_report.cuh"    // fp8_shares
-#include "run/generate.cuh"      // print_samples
+#include "run/generate.cuh"      // generate_samples
 #include "run/ranks.cuh"         // look_for_requests, measure_collectives, check_replicas
-#include "run/resume.cuh"        // save, report_save
+#include "run/resume.cuh"        // save, finish_save
 #include "run/utilization.cuh"   // gpt_flops_per_token
 #include "run/run.cuh"           // struct run
 #include "run/validate.cuh"      // validate_step
@@ -222,11 +222,11 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (tasks_due(r, done) && !r->validation_due && !score_tasks(r, done))
         log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
     if (updated && due(c->evaluation.sample_every, done, c->training.train_steps) && !r->validation_due)
-        print_samples(r, done);
+        generate_samples(r, done);
     if (evaluates)
         gpt_swap_averages(r->model);
     if (checkpoint_thread_done(&r->saver.thread))
-        report_save(r);
+        finish_save(r);
 }
 // Waits for the oldest step in flight, logs it, and evaluates where due.
 static void finish_and_log_step(struct run *r) {

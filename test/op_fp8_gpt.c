@@ -314,7 +314,7 @@ static void scales_follow_the_history(void **state) {
     enum { LENGTH = 3, STEPS = 5 };
     struct setup s = setup_of(ROTARY_FP8, DELAYED);
     struct fp8_state *f = &s.model->fp8;
-    const int n = fp8_num_scales(f);
+    const int n = fp8_num_tensors(f);
     float *seen = (float *)test_alloc((size_t)STEPS * (size_t)n * sizeof *seen);
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < n; i++)

@@ -160,7 +160,7 @@ static void a_step_copies_what_is_planned(void **state) {
                      "--global-batch-size %d",
                      what[i], micro_steps * atoi(BATCH));
             struct setup s = setup_of(LLAMA LARGE_VOCABULARY, options);
-            gpt_transfer_bytes(s.model, planned);
+            gpt_step_transfer_bytes(s.model, planned);
             memset(transfer_watch, 0, sizeof transfer_watch);
             struct outcome o = two_steps(&s);
             for (int d = 0; d < TRANSFER_DIRECTIONS; d++)

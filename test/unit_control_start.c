@@ -16,7 +16,7 @@ static bool is_closed(int socket, double within_s) {
     const double until_s = deadline_clock_s() + within_s;
     char said[4096];
     ssize_t received = 1;
-    while (received > 0 && socket_ready(socket, POLLIN, until_s))
+    while (received > 0 && socket_wait_ready(socket, POLLIN, until_s))
         received = recv(socket, said, sizeof said, 0);
     return received == 0 || (received < 0 && errno != EAGAIN);
 }
@@ -270,7 +270,7 @@ static void an_attack(void **state) {
     close(socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error)); // rank 0 listens
     const pid_t attack = start_attack(port, count, made[1]);
     close(made[1]);
-    assert_true(socket_ready(made[0], POLLIN, deadline_clock_s() + 15) && read(made[0], text, 1) == 1);
+    assert_true(socket_wait_ready(made[0], POLLIN, deadline_clock_s() + 15) && read(made[0], text, 1) == 1);
     const double since_s = deadline_clock_s();
     for (int r = 1; r < 3; r++)
         pids[r] = start_meeting(all[r], ends[1]);

@@ -78,7 +78,7 @@ static double best_of_all(struct made *made, enum fit_objective objective, int f
                         for (c.recompute = 0; c.recompute <= s->most.recompute; c.recompute++) {
                             const struct fit_outcome o = made_plan(made, &c, true);
                             const double value = fit_value(&c, &o, objective);
-                            if (fit_fits(s, &o, objective) && value < best)
+                            if (fit_meets_limits(s, &o, objective) && value < best)
                                 best = value;
                         }
     return best;
@@ -103,7 +103,7 @@ static void the_search_finds_the_best_of_all_choices(void **state) {
         for (int k = 0; k < found.count; k++) {
             const struct fit_outcome *o = &found.outcome[k], planned = made_plan(&made, &found.best[k], true);
             assert_true(o->device == planned.device && o->host == planned.host);
-            assert_true(fit_fits(&made.space, o, FIT_SECONDS));
+            assert_true(fit_meets_limits(&made.space, o, FIT_SECONDS));
         }
     }
     print_message("%d spaces with a choice that fits, %d without; at most %d plans\n", found_some, found_none,

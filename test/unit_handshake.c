@@ -20,10 +20,10 @@ static void a_secret_by_file_and_by_variable(void **state) {
     assert_null(launch_read_secret(&by_variable, "", &error));
     by_variable.kind = LAUNCH_RENDEZVOUS;
     by_variable.ranks = 2;
-    assert_true(launch_is_open(&by_variable));
+    assert_true(launch_has_no_secret(&by_variable));
     setenv("TRAIN_GPT_SECRET", SECRET, 1);
     assert_null(launch_read_secret(&by_variable, "", &error));
-    assert_false(launch_is_open(&by_variable));
+    assert_false(launch_has_no_secret(&by_variable));
     const int file = mkstemp(test_template(path, "secret"));
     assert_true(file >= 0 && write(file, SECRET, sizeof SECRET - 1) > 0 && write(file, "\n", 1) == 1);
     setenv("TRAIN_GPT_SECRET", "the file is what is taken", 1);
@@ -186,7 +186,8 @@ static void *run_impostor(void *argument) {
     struct handshake_talk talk;
     memset(&talk, 0, sizeof talk);
     int socket = -1;
-    if (!socket_ready(impostor->listener, POLLIN, until_s) || (socket = socket_accept(impostor->listener, NULL)) < 0)
+    if (!socket_wait_ready(impostor->listener, POLLIN, until_s) ||
+        (socket = socket_accept(impostor->listener, NULL)) < 0)
         return NULL;
     memcpy(talk.challenge.magic, HANDSHAKE_MAGIC, sizeof talk.challenge.magic);
     talk.challenge.version = HANDSHAKE_VERSION;

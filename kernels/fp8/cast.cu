@@ -9,8 +9,8 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N) {
 
 #ifdef TARGET_CUDA
 // Casts as fp8_cast does with FP8_PER_TENSOR.
-static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
-                           struct device *dev) {
+static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
+                                struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
     fp8_cast_tiles(to, from, M, N, workspace, dev);
 }
@@ -31,8 +31,8 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
 
 #else
 // Casts as fp8_cast does with FP8_PER_TENSOR.
-static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
-                           struct device *dev) {
+static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
+                                struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
     fp8_cast_tiles(to, fp8_fill_from_matrix, &from, 1, false, M, N, workspace, dev);
 }
@@ -51,7 +51,7 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
 
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
     switch (to.rows.codes ? to.rows.granularity : to.columns.granularity) {
-    case FP8_PER_TENSOR: fp8_cast_whole(to, x, M, N, workspace, dev); break;
+    case FP8_PER_TENSOR: fp8_cast_per_tensor(to, x, M, N, workspace, dev); break;
     case FP8_1X128:
     case FP8_128X128: fp8_cast_blocks(to, x, M, N, workspace, dev); break;
     }

@@ -300,7 +300,7 @@ const char *control_listen(struct control_address *address, int *listener, struc
     if (*listener < 0)
         return error_format(error, "rank 0 cannot listen for the other ranks: %s", strerror(errno));
     socket_address_own(&address->at, *listener);
-    return handshake_random(address->key, sizeof address->key)
+    return random_bytes_of_system(address->key, sizeof address->key)
                ? NULL
                : error_format(error, "no random number for the job: %s", strerror(errno));
 }

@@ -12,7 +12,7 @@ __BEGIN_DECLS
 // Ends the process after the loss of a peer. First waits a second, in which the control thread, which mostly knows more
 // of the reason, may end the process with a better message. Uses _exit: exit() would wait for threads and stdio locks
 // that may never be free.
-void exchange_lost(int rank, int peer, const char *what) __attribute__((noreturn));
+void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);
 void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive);

@@ -5,9 +5,9 @@
 #include <time.h>   // nanosleep
 #include <unistd.h> // write, _exit
 
-#include "runtime/net/exchange_internal.h" // exchange_lost
+#include "runtime/net/exchange_internal.h" // exchange_end_lost
 
-void exchange_lost(int rank, int peer, const char *what) {
+void exchange_end_lost(int rank, int peer, const char *what) {
     char line[512];
     const struct timespec second = {1, 0};
     nanosleep(&second, NULL);

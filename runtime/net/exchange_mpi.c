@@ -70,10 +70,10 @@ static int mpi_message_bytes(const struct exchange_mpi *m, size_t bytes, size_t 
 }
 
 // Ends the process after the loss of a peer. code: MPI's, returned by `call`.
-__attribute__((noreturn)) static void exchange_mpi_lost(const struct exchange_mpi *m, int peer, int code,
-                                                        const char *call) {
+__attribute__((noreturn)) static void exchange_mpi_end_lost(const struct exchange_mpi *m, int peer, int code,
+                                                            const char *call) {
     struct error_text error;
-    exchange_lost(m->rank, peer, mpi_error(code, call, &error));
+    exchange_end_lost(m->rank, peer, mpi_error(code, call, &error));
 }
 
 // Returns when all requests are done; ends the process where one fails.
@@ -85,12 +85,12 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
         for (int i = 0; code == MPI_ERR_IN_STATUS && i < 2 * steps; i++) {
             const int step = i % steps + 1, failed = m->statuses[i].MPI_ERROR;
             if (failed != MPI_SUCCESS && failed != MPI_ERR_PENDING)
-                exchange_mpi_lost(
+                exchange_mpi_end_lost(
                     m, i < steps ? exchange_from(m->rank, m->ranks, step) : exchange_to(m->rank, m->ranks, step),
                     failed, i < steps ? "a receive" : "a send");
         }
         if (code != MPI_SUCCESS)
-            exchange_mpi_lost(m, m->rank, code, "MPI_Testall");
+            exchange_mpi_end_lost(m, m->rank, code, "MPI_Testall");
         if (done)
             return;
         if (tests < TESTS_BEFORE_SLEEP)
@@ -109,8 +109,8 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
         MPI_Get_count(&m->statuses[step - 1], MPI_BYTE, &bytes);
         if (bytes != expected) {
             struct error_text error;
-            exchange_lost(m->rank, peer,
-                          error_format(&error, "it sent %d bytes where %d were expected", bytes, expected));
+            exchange_end_lost(m->rank, peer,
+                              error_format(&error, "it sent %d bytes where %d were expected", bytes, expected));
         }
     }
 }
@@ -130,12 +130,12 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
             code = MPI_Irecv((char *)receive[from].data + n * m->message_bytes, from_bytes, MPI_BYTE, from, 0,
                              m->communicator, &m->requests[step - 1]);
         if (code != MPI_SUCCESS)
-            exchange_mpi_lost(m, from, code, "MPI_Irecv");
+            exchange_mpi_end_lost(m, from, code, "MPI_Irecv");
         if (to_bytes || n == 0)
             code = MPI_Isend((char *)send[to].data + n * m->message_bytes, to_bytes, MPI_BYTE, to, 0, m->communicator,
                              &m->requests[steps + step - 1]);
         if (code != MPI_SUCCESS)
-            exchange_mpi_lost(m, to, code, "MPI_Isend");
+            exchange_mpi_end_lost(m, to, code, "MPI_Isend");
     }
     exchange_mpi_wait(m);
     exchange_mpi_check_lengths(m, receive, n);

@@ -148,7 +148,7 @@ const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, in
     struct exchange_endpoint own;
     memset(&own, 0, sizeof own);
     socket_address_own(&own.address, listener);
-    if (!handshake_random(own.token, sizeof own.token))
+    if (!random_bytes_of_system(own.token, sizeof own.token))
         return error_format(error, "no random number for the job: %s", strerror(errno));
     control_all_gather(control, endpoints, &own, sizeof own, "the addresses for the exchange of data", false);
     for (int r = 0; r < ranks; r++)
@@ -175,14 +175,14 @@ void exchange_sockets_close(struct exchange_sockets *s) {
 // ---- one exchange ----
 
 // Ends the process after the loss of a peer, with a reason in printf's form.
-__attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_lost(const struct exchange_sockets *s,
-                                                                                  int peer, const char *format, ...) {
+__attribute__((noreturn, format(printf, 3, 4))) static void
+exchange_sockets_end_lost(const struct exchange_sockets *s, int peer, const char *format, ...) {
     char text[256];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    exchange_lost(s->rank, peer, text);
+    exchange_end_lost(s->rank, peer, text);
 }
 
 // pieces = what is left of a header and its block after `moved` bytes. Returns the number of pieces, at most 2.
@@ -211,7 +211,7 @@ static void exchange_send_some(struct exchange_sockets *s, int peer, const struc
     message.msg_iovlen = (size_t)exchange_left(pieces, &flow->send_header, block, flow->sent);
     const ssize_t moved = sendmsg(s->sockets[peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (moved < 0 && errno != EAGAIN && errno != EINTR)
-        exchange_sockets_lost(s, peer, "sending: %s", strerror(errno));
+        exchange_sockets_end_lost(s, peer, "sending: %s", strerror(errno));
     flow->sent += moved > 0 ? (size_t)moved : 0;
 }
 // Receives what the connection has now, of the header and the block; returns without waiting. An error ends the
@@ -230,15 +230,16 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
         message.msg_iovlen = 1;
     const ssize_t moved = recvmsg(s->sockets[peer], &message, MSG_DONTWAIT);
     if (moved == 0)
-        exchange_sockets_lost(s, peer, "it closed the connection");
+        exchange_sockets_end_lost(s, peer, "it closed the connection");
     if (moved < 0 && errno != EAGAIN && errno != EINTR)
-        exchange_sockets_lost(s, peer, "receiving: %s", strerror(errno));
+        exchange_sockets_end_lost(s, peer, "receiving: %s", strerror(errno));
     flow->received += moved > 0 ? (size_t)moved : 0;
     if (!has_header && flow->received == sizeof *header &&
         (header->exchange != s->exchanges || header->bytes != block->bytes))
-        exchange_sockets_lost(s, peer, "it sent %llu bytes of exchange %llu where %llu of exchange %llu were expected",
-                              (unsigned long long)header->bytes, (unsigned long long)header->exchange,
-                              (unsigned long long)block->bytes, (unsigned long long)s->exchanges);
+        exchange_sockets_end_lost(s, peer,
+                                  "it sent %llu bytes of exchange %llu where %llu of exchange %llu were expected",
+                                  (unsigned long long)header->bytes, (unsigned long long)header->exchange,
+                                  (unsigned long long)block->bytes, (unsigned long long)s->exchanges);
 }
 
 // Prepares the poll for what each connection still has to do. False when all is done.
@@ -270,7 +271,7 @@ void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_bloc
     }
     while (exchange_sockets_pending(s, send, receive)) {
         if (poll(s->polls, (nfds_t)(s->ranks - 1), -1) < 0 && errno != EINTR)
-            exchange_sockets_lost(s, s->rank, "poll: %s", strerror(errno));
+            exchange_sockets_end_lost(s, s->rank, "poll: %s", strerror(errno));
         for (int step = 1; step < s->ranks; step++) {
             const int peer = exchange_to(s->rank, s->ranks, step);
             const struct pollfd *const polled = &s->polls[step - 1];

@@ -64,7 +64,7 @@ struct handshake_door {
     int turned_away;
 };
 
-bool handshake_random(void *bytes, size_t count) { return getrandom(bytes, count, 0) == (ssize_t)count; }
+bool random_bytes_of_system(void *bytes, size_t count) { return getrandom(bytes, count, 0) == (ssize_t)count; }
 
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes) {
     struct handshake_key derived = *from;
@@ -114,7 +114,7 @@ enum socket_answer handshake_join(int socket, const struct handshake_key *key, c
     error_format(error, "what listens there is no rank of this job");
     if (!socket_receive_all(socket, &talk.challenge, sizeof talk.challenge, until_s) ||
         memcmp(talk.challenge.magic, HANDSHAKE_MAGIC, sizeof talk.challenge.magic) != 0 ||
-        !handshake_random(talk.reply.random, sizeof talk.reply.random))
+        !random_bytes_of_system(talk.reply.random, sizeof talk.reply.random))
         return SOCKET_STRANGER;
     if (talk.challenge.version != HANDSHAKE_VERSION) {
         error_format(error, "it is of another version of this program; start all ranks from the same build");
@@ -269,7 +269,7 @@ static void handshake_accept(struct handshake_door *d) {
         guest->bytes = 0;
         memcpy(challenge->magic, HANDSHAKE_MAGIC, sizeof challenge->magic);
         challenge->version = HANDSHAKE_VERSION;
-        if (!handshake_random(challenge->random, sizeof challenge->random))
+        if (!random_bytes_of_system(challenge->random, sizeof challenge->random))
             handshake_turn_away(d, guest, "there are no random numbers for a challenge");
         else if (!socket_send_all(accepted, challenge, sizeof *challenge, 0))
             handshake_turn_away(d, guest, "it has ended without the reply of a rank");

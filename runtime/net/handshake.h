@@ -25,7 +25,7 @@ struct handshake_door;
 
 __BEGIN_DECLS
 // Sets random bytes; false with errno.
-bool handshake_random(void *bytes, size_t count);
+bool random_bytes_of_system(void *bytes, size_t count);
 // Derives *key, for a further purpose, from `from` and bytes that its owners share; the secret stays the same.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 

@@ -34,7 +34,7 @@ const char *launch_find(struct launch *launch, const char *rendezvous, struct er
 // none. Returns NULL or what is wrong, in `error`.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
-bool launch_is_open(const struct launch *launch);
+bool launch_has_no_secret(const struct launch *launch);
 // Whether mpirun started this process, as the only one or with others. mpirun then passes on what the process prints:
 // Open MPI gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
 bool launch_is_by_mpirun(void);

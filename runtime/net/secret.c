@@ -47,7 +47,7 @@ const char *launch_read_secret(struct launch *launch, const char *file, struct e
     return problem;
 }
 
-bool launch_is_open(const struct launch *launch) {
+bool launch_has_no_secret(const struct launch *launch) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return launch->kind != LAUNCH_MPI && launch->ranks > 1 && memcmp(launch->secret, none, sizeof none) == 0;
 }

@@ -36,7 +36,7 @@ int socket_poll_ms(double until_s) {
     return left_s <= 0 ? 0 : left_s > 1e6 ? 1000000000 : (int)(1e3 * left_s) + 1;
 }
 
-bool socket_ready(int socket, short events, double until_s) {
+bool socket_wait_ready(int socket, short events, double until_s) {
     for (;;) {
         struct pollfd wanted = {socket, events, 0};
         const int ready = poll(&wanted, 1, socket_poll_ms(until_s));
@@ -160,7 +160,7 @@ static bool socket_is_its_own_peer(int socket) {
 static int socket_finish_connecting(int socket, double until_s) {
     int why = 0;
     socklen_t bytes = sizeof why;
-    if (!socket_ready(socket, POLLOUT, until_s))
+    if (!socket_wait_ready(socket, POLLOUT, until_s))
         return errno;
     if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &why, &bytes) != 0)
         return errno;
@@ -255,7 +255,7 @@ bool socket_send_all(int socket, const void *data, size_t bytes, double until_s)
             sent += (size_t)now;
         else if (now < 0 && errno != EAGAIN && errno != EINTR)
             return false;
-        else if (!socket_ready(socket, POLLOUT, until_s))
+        else if (!socket_wait_ready(socket, POLLOUT, until_s))
             return false;
     }
     return true;
@@ -270,7 +270,7 @@ bool socket_receive_all(int socket, void *data, size_t bytes, double until_s) {
         }
         if (now == 0)
             errno = ECONNRESET;
-        if (now == 0 || (errno != EAGAIN && errno != EINTR) || !socket_ready(socket, POLLIN, until_s))
+        if (now == 0 || (errno != EAGAIN && errno != EINTR) || !socket_wait_ready(socket, POLLIN, until_s))
             return false;
     }
     return true;

@@ -38,7 +38,7 @@ void socket_sleep_s(double seconds);
 // Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, at least 1 before, at most 10^9.
 int socket_poll_ms(double until_s);
 // Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
-bool socket_ready(int socket, short events, double until_s);
+bool socket_wait_ready(int socket, short events, double until_s);
 
 // Opens a listening socket; -1 with errno. numeric: a numeric address; NULL: all of this host's. Port 0: any free port.
 int socket_listen(const char *numeric, int port);

@@ -245,7 +245,7 @@ void log_val_loss(struct log *log, int64_t step, double loss) {
     log_line_end(log, &json);
 }
 
-void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
+void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context) {
     if (!log->line)
         return;

@@ -81,7 +81,7 @@ void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
 // Logs an object with the step and, as `key`, an object whose members `write` writes, given `context`.
-void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
+void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
 // Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -24,7 +24,7 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     unsigned char *header = (unsigned char *)malloc(header_bytes + 1);
     fuzz_require(header);
     memcpy(header, data, header_bytes);
-    if (finetune_shard_is(header, header_bytes)) {
+    if (is_finetune_shard(header, header_bytes)) {
         const char *problem = fuzz_parse_rows(header, header_bytes, bytes, error);
         free(header);
         return problem;
