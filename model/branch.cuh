@@ -38,8 +38,7 @@ struct branch {
     enum activation_id projection, after_statistics; // of the norm after the output, where there is one
     struct norm_weights after_weights;
     const char *after_name;
-    enum slot d_input, projection_backward,
-        added_backward; // gradients of the input, the output, and of what is added to the stream
+    enum slot d_input, d_projection, d_added; // gradients of the input, the output, and of what is added to the stream
     enum dropout_use use;
 };
 static const struct branch ATTENTION_BRANCH = {LINEAR_QKV,
@@ -225,7 +224,7 @@ static const floatX *added_backward(struct at at, const struct branch *b, float 
     const floatX *dres = d_residual(m);
     const struct dropout dropout = dropout_of(m, m->config.model.hidden_dropout, at.l, b->use);
     const int C = m->shape.layer.C;
-    floatX *dadded = d_rows(at, b->added_backward, C);
+    floatX *dadded = d_rows(at, b->d_added, C);
     if (!at_is_range(at))
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
@@ -248,11 +247,11 @@ static const floatX *projection_backward(struct at at, const struct branch *b) {
     const floatX *dadded = added_backward(at, b, NULL);
     struct sink dproj = plain_sink(NULL);
     dproj.sums = bias_partial(m, at.l, b->output, BIAS_BY_NORM);
-    dproj.data = d_rows(at, b->projection_backward, C);
+    dproj.data = d_rows(at, b->d_projection, C);
     dproj.amax = gradient_amax(m, at.l, b->output);
     norm_gradient(at, dproj, NULL, dadded, projection, stats, b->after_weights);
     phase_at(at, PHASES_BACKWARD, name);
-    return d_rows(at, b->projection_backward, C);
+    return d_rows(at, b->d_projection, C);
 }
 
 // Returns where the residual stream's gradient goes. Without a norm after the projection, the stream's gradient equals

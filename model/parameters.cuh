@@ -21,7 +21,8 @@
 // The linear layers of a block. Columns: id; name; the name of its tensors (X: PARAM_X_W, PARAM_X_B, PARAM_X_LORA_A,
 // PARAM_X_LORA_B); outputs; inputs; the activation that the layer reads (ACT_OUT: of the layer below); whether other
 // ops of the backward read that activation too, so that it is kept in floatX; the activation that its product makes;
-// what makes the gradient of its output. `s` is the struct layer_shape.
+// what makes the gradient of its output. `s` is the struct layer_shape. A new row goes last: adapters' dropout masks
+// and FP8's state in checkpoints are in the order of the rows.
 #define LINEAR_ROWS(ROW)                                                                                               \
     ROW(QKV, "qkv", QKV, qkv_width(s), s->C, s->norm_before ? ACT_NORM1 : ACT_OUT, !s->norm_before, ACT_QKV,           \
         GRADIENT_BY_ATTENTION)                                                                                         \

@@ -260,7 +260,7 @@ static void timeline_touch(const void *buffer) { (void)buffer; }
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;
-    if (t->planning && t->phase >= t->workspaces_capacity) {
+    if (t->phase >= t->workspaces_capacity) {
         const int capacity = 2 * t->phase + 64;
         t->workspaces = (int *)realloc(t->workspaces, (size_t)capacity * sizeof *t->workspaces);
         if (!t->workspaces)
@@ -269,15 +269,15 @@ static void *timeline_workspace(struct timeline *t, size_t bytes) {
             t->workspaces[i] = -1;
         t->workspaces_capacity = capacity;
     }
-    const int id = t->phase < t->workspaces_capacity ? t->workspaces[t->phase] : -1;
-    const bool is_short = id >= 0 && t->plan.buffers[id].bytes < bytes;
+    int *const id = &t->workspaces[t->phase];
+    const bool is_short = *id >= 0 && t->plan.buffers[*id].bytes < bytes;
     if (is_short && !timeline_plans(t)) {
         fprintf(stderr,
                 "train_gpt: internal error: phase %d asks for %zu bytes of workspace, of which %zu are planned\n",
-                t->phase, bytes, t->plan.buffers[id].bytes);
+                t->phase, bytes, t->plan.buffers[*id].bytes);
         abort();
     }
     if (is_short)
-        t->plan.buffers[id].bytes = bytes;
-    return timeline_buffer(t, &t->workspaces[t->phase], bytes, "workspace", "workspace", -1);
+        t->plan.buffers[*id].bytes = bytes;
+    return timeline_buffer(t, id, bytes, "workspace", "workspace", -1);
 }

@@ -6,7 +6,7 @@
 #include <stdio.h>                    // snprintf
 #include <string.h>                   // strcmp, strcspn
 
-enum { LIBRARY_VERSION = 96 };
+enum { LIBRARY_VERSION = 64, LIBRARY_VARIANT = 96 };
 
 // Prints a library's row. running: the version that is loaded; NULL: the library does not tell it.
 static void library_row(const char *name, const char *compiled, const char *running) {
@@ -35,13 +35,13 @@ static const char *library_version_text(char text[LIBRARY_VERSION], int version)
 }
 
 // text = what differs between two machines' libraries beside matmul_describe: NCCL's version. Returns the text.
-static const char *library_variant(char text[LIBRARY_VERSION]) {
+static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_NCCL
     int version = 0;
     char number[LIBRARY_VERSION];
     if (ncclGetVersion(&version) == ncclSuccess)
-        snprintf(text, LIBRARY_VERSION, "NCCL %.32s", library_version_text(number, version));
+        snprintf(text, LIBRARY_VARIANT, "NCCL %.32s", library_version_text(number, version));
 #endif
     return text;
 }
@@ -114,13 +114,13 @@ static void library_mpi(void) {
 
 // text = what differs between two machines' libraries beside matmul_describe: the kernels that each library has chosen
 // for this CPU, oneDNN by an instruction set's number (dnnl_cpu_isa_t), OpenBLAS by a core's name. Returns text.
-static const char *library_variant(char text[LIBRARY_VERSION]) {
+static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN
-    snprintf(text, LIBRARY_VERSION, "oneDNN's instruction set %#x", (unsigned)dnnl_get_effective_cpu_isa());
+    snprintf(text, LIBRARY_VARIANT, "oneDNN's instruction set %#x", (unsigned)dnnl_get_effective_cpu_isa());
 #endif
 #ifdef HAVE_OPENBLAS
-    text_add(text, LIBRARY_VERSION, "%sOpenBLAS's core %s", *text ? ", " : "", openblas_get_corename());
+    text_add(text, LIBRARY_VARIANT, "%sOpenBLAS's core %s", *text ? ", " : "", openblas_get_corename());
 #endif
     return text;
 }

@@ -27,7 +27,7 @@ struct rank_traits {
 };
 // Sets the texts of this rank's traits.
 static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
-    char library[LIBRARY_VERSION];
+    char library[LIBRARY_VARIANT];
     memset(traits, 0, sizeof *traits);
     if (r->config->instructions) // device_describe also has the number of threads, which may differ
         snprintf(traits->text[TRAIT_DEVICE], RANK_TRAIT, "instructions%s", r->config->instructions);

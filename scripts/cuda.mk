@@ -5,7 +5,7 @@ GPU := $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L >/dev/null 2>&1 && ec
 NEEDS_COMPILER := $(filter-out clean format format-check,$(or $(MAKECMDGOALS),all))
 CUDA ?= $(if $(SANITIZE),,$(and $(NEEDS_COMPILER),$(NVCC),$(GPU),yes))
 ifneq ($(CUDA),)
-  ways_out := make CUDA= builds for the cpu alone
+  ways_out := make CUDA= builds for the cpu only
   ifeq ($(shell command -v $(NVCC) 2>/dev/null),)
     $(error no nvcc in CUDA_HOME$(comma) PATH or /usr/local/cuda$(NVCC:%=, nor is % one); $(ways_out))
   endif

@@ -34,8 +34,9 @@ Undoes Unlocks Unmaps Unpacks Unpins Updates Uploads Uses Validates Verifies Vis
 """.split())
 FORMULA = re.compile(r"[\w*.,\[\]()<>&\-^ /+]{1,90}?\s(?:=|\+=|\*=|-=|<-|<=)\s")
 VAGUE = re.compile(r"\b(?:(?:that|those|these) of|the ones?(?: before| after)|the same of|the same as before|alone)\b|^(?:Both|The same)\b", re.I)
+GIVEN_UP = re.compile(r"\b(?:rehears\w*|(?:[A-Z0-9]+_)*MOST(?!_RECENT)(?:_[A-Z0-9]+)*|FP8_WHOLE)\b|\w*(?:quantis|initialis|normalis|orthogonalis|utilis|colour|neighbour|behaviour)\w*")
 PRONOUNS = re.compile(r"\b(?:it|its|that|this|those|these|they|them|their)\b", re.I)
-FUNCTION = re.compile(r"(?:template <[^>]*>\s*)?(?:[A-Za-z_][\w<>,:&*\s]*?[\s*&])([a-z_]\w*)\((.*)", re.S)
+FUNCTION = re.compile(r"(?:template <.*?>\s*(?=[a-zA-Z_]))?(?:__\w+__\s*(?:\(\(.*?\)\))?\s*)*(?:[A-Za-z_][\w<>,:&*\s]*?[\s*&])([a-z_]\w*)\((.*)", re.S)
 
 
 def sources():
@@ -63,24 +64,27 @@ def comments(text):
             i += 1
         words = " ".join(line.strip()[2:].strip() for line in lines[first:i])
         name = None
-        if i < len(lines) and lines[first].startswith("//") and lines[i][:1].isalpha() and not re.match(
+        if i < len(lines) and lines[first].startswith("//") and (lines[i][:1].isalpha() or lines[i][:2] == "__") and not re.match(
                 r"(?:struct|union|enum)\s+\w+\s*[{;]|typedef|enum\s*\{|static_assert|extern|[A-Z_]+\(", lines[i]):
             code = "\n".join(lines[i:i + 12]).split("{")[0].split(";")[0]
             found = FUNCTION.match(code)
-            if found and "=" not in code.split("(")[0]:
+            if found and "=" not in re.sub(r"template <.*?>", "", code).split("(")[0]:
                 name = found.group(1)
         yield first + 1, words, name
 
 
 def faults(path, text):
-    """What a comment does that the rules forbid, a line each."""
+    """What the rules forbid, a line each: words that docs/words.md gives up, and what comments may not do."""
+    for line, words in enumerate(text.split("\n"), 1):
+        for word in GIVEN_UP.findall(words):
+            yield f"{path}:{line}: {word} is given up in docs/words.md"
     for line, words, function in comments(text):
         vague = VAGUE.search(words)
         if vague:
             yield f"{path}:{line}: '{vague.group()}' has no noun of its own, or 'only' is meant: {words[:100]}"
-        if not function or words.startswith("----") or set(words) <= set("- ="):
+        words = re.sub(r"^-{3,}(?: .*? -{3,})?\s*", "", words)  # a heading
+        if not function or not words:
             continue
-        words = re.sub(r"^-+ .* -+\s*", "", words)
         opening = words.split(" ")[0].rstrip(",.:;")
         if not ((opening in VERBS and words.split(" ")[1:2] != ["of"]) or opening == "Whether" or words.startswith("The number of") or FORMULA.match(words)):
             yield f"{path}:{line}: the comment of {function} opens with no verb, 'Whether' or 'The number of': {words[:100]}"
@@ -160,6 +164,7 @@ class Words(unittest.TestCase):
         for text in ("// Counts of a plan.\nstatic int plan_counts(void) {", "// The bytes of a plan.\nstatic int plan_bytes(void) {", "// Adds that of the layer.\nint add(int a) {", "// Returns a.\nint a; // of this layer alone",
                      "// Both wait.\nvoid wait(void);", "// Returns it where that is this, and its own where they are those.\nint get(void);"):
             self.assertNotEqual(list(faults("x.c", text)), [], text)
+        self.assertEqual(len(list(faults("x.c", "enum { LINES_MOST = 3, FP8_AMAX_MOST_RECENT }; // quantised"))), 2)
         for text in ("// Whether a plan fits.\nstatic bool fits(void) {", "// out (N) = in + 1.\nvoid add(float *out);", "// The number of tokens.\nint tokens(void);",
                      "// A plan.\nstruct plan {", "// Adds the layer's bytes.\nint add(int a) {"):
             self.assertEqual(list(faults("x.c", text)), [], text)

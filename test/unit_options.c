@@ -860,12 +860,12 @@ static void norms_and_multipliers_that_contradict(void **state) {
     assert_true(configure(&command, "--plan --qk-layernorm --normalization RMSNorm").model.qk_layernorm);
     assert_true(configure(&command, "--plan --parallel-residual").model.parallel_residual);
     assert_true(configure(&command, "--plan --residual-multiplier -0.5").model.residual_multiplier == -0.5);
-    assert_config_rejects("--plan --qk-layernorm", "--qk-layernorm takes --normalization RMSNorm");
+    assert_config_rejects("--plan --qk-layernorm", "--qk-layernorm takes only --normalization RMSNorm");
     assert_config_rejects("--plan --qk-layernorm-width full", "--qk-layernorm-width full needs --qk-layernorm");
     assert_config_rejects("--plan --parallel-residual --norm-placement post",
-                          "--parallel-residual takes --norm-placement pre");
+                          "--parallel-residual takes only --norm-placement pre");
     assert_config_rejects("--plan --parallel-residual --norm-placement sandwich",
-                          "--parallel-residual takes --norm-placement pre");
+                          "--parallel-residual takes only --norm-placement pre");
     assert_config_rejects("--plan --logit-multiplier 0", "--logit-multiplier|must not be 0");
     assert_config_rejects("--plan --embedding-multiplier 0", "--embedding-multiplier|must not be 0");
     assert_config_rejects("--plan --logit-multiplier -1", "--logit-multiplier|-1");

@@ -32,7 +32,7 @@ struct emu_mark {
 };
 
 // What a thread has learned of another block by load_acquire: the time of one of its clocks; when, which thread.
-struct emu_learnt {
+struct emu_learned {
     uint32_t time, at;
     int thread;
 };
@@ -51,7 +51,7 @@ struct emu_async {
     std::vector<int> free_readers;
     std::vector<uint32_t> meeting;   // (EMU_ROWS, clocks)
     std::vector<int> global_writers; // clocks by which global memory was written
-    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learnt>> learned; // of other blocks' clocks
+    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learned>> learned; // of other blocks' clocks
     std::vector<struct emu_mbarrier> barriers;
     std::vector<struct emu_named> named;
     std::vector<struct emu_warpgroup> warpgroups;

@@ -49,7 +49,7 @@ static enum emu_order emu_global_order(const struct emu_global_write *write, boo
     const auto learned = emu->async->learned.find({write->block, write->clock});
     if (learned == emu->async->learned.end())
         return order;
-    for (const struct emu_learnt &item : learned->second)
+    for (const struct emu_learned &item : learned->second)
         if (write->time <= item.time && item.at <= seen[item.thread]) {
             if (!async || item.at <= fenced[item.thread])
                 return EMU_ORDERED;
@@ -151,7 +151,7 @@ static void emu_global_release(const int *at) {
     for (const int clock : a->global_writers)
         (*known)[{emu->linear_index, clock}] = seen[clock];
     for (const auto &learned : a->learned)
-        for (const struct emu_learnt &item : learned.second)
+        for (const struct emu_learned &item : learned.second)
             if (item.at <= seen[item.thread]) {
                 uint32_t &time = (*known)[learned.first];
                 time = time > item.time ? time : item.time;
@@ -173,7 +173,7 @@ static void emu_global_acquire(const int *at) {
     for (const auto &item : *known) {
         if (item.first.first == emu->linear_index)
             continue;
-        std::vector<struct emu_learnt> &learned = emu->async->learned[item.first];
+        std::vector<struct emu_learned> &learned = emu->async->learned[item.first];
         if (learned.empty() || learned.back().thread != emu->current || learned.back().time < item.second)
             learned.push_back({item.second, emu_now(emu->current), emu->current});
     }
