@@ -615,14 +615,14 @@ class Faults(Case):
     def test_a_rank_hangs(self):
         for victim in (1, 0):
             name = "h%d" % victim
-            job = Job(self.command(name, *self.STEPS, "--collective-timeout", 1), 3)
+            job = Job(self.command(name, *self.STEPS, "--collective-timeout", 3), 3)
             self.wait_for_steps(name, 5, job)
             job.ranks[victim].send_signal(signal.SIGSTOP)
             begun = time.monotonic()
             others = [rank for r, rank in enumerate(job.ranks) if r != victim]
             for rank in others:
                 self.assertEqual(rank.wait(20), 1)
-            self.assertLess(time.monotonic() - begun, 10)
+            self.assertLess(time.monotonic() - begun, 13)
             said = "".join(rank.stderr.read() for rank in others)
             self.assertRegex(said, r"rank %d \(host \S+, pid %d" % (victim, job.ranks[victim].pid))
             job.ranks[victim].send_signal(signal.SIGCONT) # what a launcher does: the rank finds that the job is over
