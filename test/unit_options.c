@@ -246,7 +246,7 @@ static void help_is_laid_out_in_groups_with_defaults(void **state) {
     assert_true(numbers && others && numbers < others);
     assert_non_null(strstr(text, "  --count N                           A count [3]\n"));
     assert_non_null(strstr(text, "  --fast-start                        Another flag [true]\n"));
-    assert_non_null(strstr(text, "  --color red|dark_red|Green         A color [red]\n"));
+    assert_non_null(strstr(text, "  --color red|dark_red|Green          A color [red]\n"));
     assert_non_null(strstr(text, "A file [none]\n"));
     free(text);
 }
