@@ -9,7 +9,7 @@
 #include <stdio.h>                      // FILE
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-// What a token shard must still have when the run goes on.
+// A token shard as the run had it. When the run goes on, the shard must be as it was.
 struct trainer_file {
     const char *name; // without its folder, which may change
     uint64_t tokens;

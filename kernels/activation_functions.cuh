@@ -10,7 +10,7 @@
 // 275th of bf16's rounding. Farther left sigma < 2^-40. In fp32 it takes a polynomial and a division, with their
 // branches: 45 instructions an element forward are fewer than the element's bytes leave room for.
 //
-// In bf16 GELU by the error function has Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz and
+// GELU by the error function computes, in bf16, Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz and
 // Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, behind
 // which the exponential underflows. The two roundings of the exponent add 125 ln 2 2^-23 = 1.1e-5, all else less than
 // 1e-6: 5e-5 in all, a 39th of bf16's rounding.
@@ -28,7 +28,7 @@ DEVICE_FUNCTION float logistic(float x) {
     return 1.0f / (1.0f + vector_expf(-x));
 }
 
-// Of f(x) = x s(x), at one x.
+// The factor and the derivative of f(x) = x s(x), at one x.
 struct gate_gradient {
     float s, derivative; // s(x), f'(x)
 };

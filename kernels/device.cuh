@@ -86,7 +86,7 @@ struct work_segments;  // kernels/work_segments.cuh
 
 enum { DEVICE_EVENTS = 5 }; // points in the device's queue that the host can wait for, and take the time of
 
-// What an op runs on. One per process; passed to every op as its last argument. Besides its members each target says:
+// The device that an op runs on. A process has one, which is every op's last argument. Each target also defines:
 //   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the previous step's results
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's

@@ -4,7 +4,7 @@
 #include <math.h>             // logf
 #include <sys/cdefs.h>        // __BEGIN_DECLS
 
-// What softmax takes in a logit's place: z = scale * logit, or where softcap > 0 (Gemma 2)
+// The transform of a logit before softmax: z = scale * logit, or, where softcap > 0 (Gemma 2),
 // z = softcap * tanh(scale * logit / softcap). scale > 0.
 struct logit_transform {
     float scale, softcap;
@@ -27,7 +27,7 @@ void cross_entropy(float *losses,          // (N)
 void logits_transform(floatX *logits, // (N, Vp)
                       int64_t N, int V, int Vp, struct logit_transform transform, struct device *dev);
 
-// What losses_sum sums, in double and in a fixed order: the losses, and the number of targets that count.
+// The result of losses_sum: the sum of the losses, in double and in a fixed order, and the number of targets that count.
 struct loss_sum {
     double sum, count;
 };

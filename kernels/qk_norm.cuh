@@ -35,7 +35,7 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
 
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
 // Turns dqkv from the gradient of what the norm of qk_norm_forward gives, before rotation, into the gradient of qkv.
-// With y = x * rstd and g = dout * weight:
+// Computes, with y = x * rstd and g = dout * weight,
 //   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
 // in an order that depends only on the sizes.
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)

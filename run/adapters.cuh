@@ -5,8 +5,9 @@
 //   base_model.model.MODULE.lora_A.weight   (rank, inputs)
 //   base_model.model.MODULE.lora_B.weight   (outputs, rank), outputs in the order of the file's weight
 #pragma once
-#include "run/adapter_targets.cuh" // struct adapter_module
-#include "run/load.cuh"            // model_load_tensor
+#include "run/adapter_targets.cuh"    // struct adapter_module
+#include "run/load.cuh"               // model_load_tensor
+#include "runtime/machine/text_add.h" // text_copy
 
 // ---- adapter_model.safetensors ----
 
@@ -166,9 +167,7 @@ static void adapters_write_config(FILE *out, const struct gpt *m, const char *ba
     peft.rslora = c->finetuning.lora_use_rslora;
     peft.fan_in_fan_out = a == ARCHITECTURE_GPT2;
     peft.targets = adapters_targets(&weights, &m->shape);
-    peft.base = strdup(base);
-    if (!peft.base)
-        fail("out of memory for the base model's name");
+    peft.base = text_copy(base);
     peft_config_write(out, &peft);
     peft_config_free(&peft);
     huggingface_tensors_free(&weights);

@@ -233,12 +233,7 @@ static void fit_set_estimates(struct fit_auto *a) {
 
 // Appends text to out (n bytes), behind the separator unless out is empty; cuts off what does not fit.
 static void fit_add_text(char *out, size_t n, const char *separator, const char *text) {
-    const char *const parts[] = {*out ? separator : "", text};
-    size_t used = strlen(out);
-    for (int i = 0; i < 2; i++)
-        for (const char *at = parts[i]; *at && used + 1 < n; at++)
-            out[used++] = *at;
-    out[used] = 0;
+    text_add(out, n, "%s%s", *out ? separator : "", text);
 }
 // Writes a choice to out (n bytes): "recomputes nothing; activations of 12 layers, gradients in host memory; ...".
 static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *choice, char *out, size_t n) {

@@ -34,7 +34,7 @@ Undoes Unlocks Unmaps Unpacks Unpins Updates Uploads Uses Validates Verifies Vis
 """.split())
 FORMULA = re.compile(r"[\w*.,\[\]()<>&\-^ /+]{1,90}?\s(?:=|\+=|\*=|-=|<-|<=)\s")
 VAGUE = re.compile(r"\b(?:(?:that|those|these) of|the ones?(?: before| after)|the same of|the same as before|alone)\b|^(?:Both|The same)\b", re.I)
-GIVEN_UP = re.compile(r"\b(?:rehears\w*|(?:[A-Z0-9]+_)*MOST(?!_RECENT)(?:_[A-Z0-9]+)*|FP8_WHOLE)\b|\w*(?:quantis|initialis|normalis|orthogonalis|utilis|colour|neighbour|behaviour)\w*")
+GIVEN_UP = re.compile(r"\b(?:rehears\w*|(?:[A-Z0-9]+_)*MOST(?!_RECENT)(?:_[A-Z0-9]+)*|FP8_WHOLE)\b|(?:quantis|initialis|normalis|orthogonalis|utilis|colour|neighbour|behaviour)\w*")
 PRONOUNS = re.compile(r"\b(?:it|its|that|this|those|these|they|them|their)\b", re.I)
 FUNCTION = re.compile(r"(?:template <.*?>\s*(?=[a-zA-Z_]))?(?:__\w+__\s*(?:\(\(.*?\)\))?\s*)*(?:[A-Za-z_][\w<>,:&*\s]*?[\s*&])([a-z_]\w*)\((.*)", re.S)
 
@@ -75,9 +75,8 @@ def comments(text):
 
 def faults(path, text):
     """What the rules forbid, a line each: words that docs/words.md gives up, and what comments may not do."""
-    for line, words in enumerate(text.split("\n"), 1):
-        for word in GIVEN_UP.findall(words):
-            yield f"{path}:{line}: {word} is given up in docs/words.md"
+    for word in GIVEN_UP.finditer(text):
+        yield f"{path}:{text.count(chr(10), 0, word.start()) + 1}: {word.group()} is given up in docs/words.md"
     for line, words, function in comments(text):
         vague = VAGUE.search(words)
         if vague:

@@ -111,7 +111,8 @@ static inline void flash_prefetch(const floatX *rows, int64_t stride, int count,
             __builtin_prefetch(rows + r * stride + d, 0, 2);
 }
 
-// What the strips of a query tile see: the panels from begin[s] on; before whole[s] first_key hides keys of a panel.
+// The panels of keys that each strip s of a query tile sees: from begin[s] on. In panels before whole[s] some keys are
+// hidden, as first_key says.
 struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];

@@ -41,7 +41,8 @@ template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
 
-// What FLASH_SPANS and FLASH_ANY take besides. Where arguments have more than 128 bytes, nvcc 13.0 spills more.
+// The further arguments of FLASH_SPANS and FLASH_ANY. They are apart since nvcc 13.0 spills more where a kernel's
+// arguments have more than 128 bytes.
 struct flash_spans_arguments : flash_arguments {
     const int32_t *spans; // (B, T): first_key in the kernels of queries, last_query in the kernel of keys; NULL: causal
 };

@@ -64,7 +64,7 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
 
 // ---- matrices ----
 
-// What one scale covers: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` lies as cuBLASLt reads
+// The elements that one scale covers: a whole matrix; 128 of a row; 128 x 128. `inverse` is laid out as cuBLASLt reads
 // it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up to 4).
 enum fp8_granularity { FP8_PER_TENSOR, FP8_1X128, FP8_128X128 };
 enum { FP8_BLOCK = 128 };
@@ -102,7 +102,7 @@ static inline int64_t fp8_inverse_count(enum fp8_granularity granularity, int64_
 // Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
 enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
 
-// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one granularity.
+// The results of a cast of x (M, N); NULL: not made. The row form and the column form have one format and granularity.
 struct fp8_cast {
     struct fp8_matrix rows;    // (M, N): the row form
     struct fp8_matrix columns; // (N, M): the column form, x transposed

@@ -78,7 +78,7 @@ struct matmul_library {
     char description[64];
 };
 
-// What operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2. As an fp32 number a pair has such
+// The numbers that operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2. As an fp32 number a pair has such
 // a magnitude too; as FP8 codes of either format no byte is a NaN or infinity.
 struct matmul_noise {
     uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
