@@ -1,6 +1,6 @@
 // --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
 // (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends
-// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/gpu/self-check.md.
+// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
 //
 // A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a
 // second start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen

@@ -3,7 +3,7 @@
 // backend that is not judged yet is judged there first; cuDNN is opened there before it is in the run's own process.
 //
 // The times are lines of self_check.txt. By them a second start measures nothing and takes the same backend: another
-// one would change the bits of a run that goes on. docs/gpu/self-check.md is the page on it.
+// one would change the bits of a run that goes on. docs/internals/self-check.md is the page on it.
 #pragma once
 #include "run/self_check.cuh" // the child, its verdicts and their file
 

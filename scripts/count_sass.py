@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many instructions the machine code of an activation's kernels has for an element, in bf16: docs/gpu/kernels.md uses them.
+"""How many instructions the machine code of an activation's kernels has for an element, in bf16: docs/internals/kernels.md uses them.
 
     cuobjdump -sass FILE | scripts/count_sass.py      or what nvdisasm says of a cubin
 

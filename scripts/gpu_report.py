@@ -55,7 +55,7 @@ CURVE_FLOOR = 2 ** -10  # of a loss: half of what bf16 rounds a number by; the c
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 # tokens/s over bf16's that FP8 is to reach, with all of a model's layers: what llmq does at 1.5B and 7B on an H100.
 FP8_AIMS = {"gpt2-1558m": 1.24, "llama3-8b": 1.38}
-# Bytes and flops a second by which docs/gpu/kernels.md predicts, an H200's.
+# Bytes and flops a second by which docs/internals/kernels.md predicts, an H200's.
 PREDICTED_BY = (4.3e12, 790e12)
 # What training in bf16 at T = 1024 is to reach on one H100: the field of a row, its value and whose figure it is. llmq's are of
 # steps of 524,288 tokens. The models that have them, and gpt2-1558m, are timed in steps of 8 micro-steps, 131,072 tokens (32,768
@@ -659,8 +659,8 @@ def page_text(folder):
         body = [line.replace("## ", "### ", 1) if line.startswith("## ") else line for line in report_lines(results)]
         lines += [f"## {results['runs'][-1].get('gpu')}", "", *body, ""]
     if not reports:
-        lines += ["**There is no measurement yet: no GPU has run this engine.** What is predicted stands in [kernels.md](kernels.md),",
-                  "[attention-sm80.md](attention-sm80.md), [hopper.md](../hopper.md) and [fp8.md](../fp8.md); how to measure, in",
+        lines += ["**There is no measurement yet: no GPU has run this engine.** What is predicted stands in [kernels.md](../internals/kernels.md),",
+                  "[attention-sm80.md](../internals/attention-sm80.md), [hopper.md](../internals/hopper.md) and [fp8.md](../fp8.md); how to measure, in",
                   "[README.md](README.md).", ""]
     return "\n".join(lines).rstrip() + "\n"
 

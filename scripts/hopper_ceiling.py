@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What the sm_90a attention kernels can reach at most on an H200, by arithmetic: the counts in docs/hopper.md.
+"""What the sm_90a attention kernels can reach at most on an H200, by arithmetic: the counts in docs/internals/hopper.md.
 
   scripts/hopper_ceiling.py          those lines on stdout
-  scripts/hopper_ceiling.py --check  whether docs/hopper.md has them
+  scripts/hopper_ceiling.py --check  whether docs/internals/hopper.md has them
 
 Counts are clocks of one multiprocessor for one tile: of the tensor cores, of the units that make exp2, of shared memory, of
 the schedulers. All four run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention/sm90_forward.cu
@@ -21,7 +21,7 @@ FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 F
 # the four schedulers, which issue one in a clock, has one warp of each warpgroup.
 INSTRUCTIONS = {"forward": {64: 429, 96: 443, 128: 481, 256: 482}, "backward": {64: 555, 96: 371, 128: 380, 256: 397}}
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
-PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "internals", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
 GANG, MANY_HEADS, L2_SHARE = 8, 4, 0.6  # as in kernels/attention/sm90_backward.cu
 # Clocks of forward, guessed: from asking for Q until it has come from memory; of a warpgroup's O to shared memory; until a copy
@@ -322,7 +322,7 @@ def lines():
 
 
 def main():
-    return write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/hopper.md has not what scripts/hopper_ceiling.py "
+    return write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/internals/hopper.md has not what scripts/hopper_ceiling.py "
                           "writes: put that in its place", part=True)
 
 

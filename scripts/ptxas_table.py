@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
-# Bytes of spill stores, by how a kernel's name and build begin, first match: docs/gpu/attention-sm80.md states them. The last argument
+# Bytes of spill stores, by how a kernel's name and build begin, first match: docs/internals/attention-sm80.md states them. The last argument
 # of flash_*'s plans is 0 where attention is plainly causal, 1 with spans, 2 with spans or not and a softcap or not. One or two
 # words are not worth a block less on a multiprocessor.
 SPILLS_ALLOWED = {r"rope_kernel<true, true> bf16_sm_1[02]0$": 4, r"fp8_tile_kernel<squared_relu_forward_source> fp32_sm_120$": 8,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What each kernel of the engine can reach at most on an H200, by arithmetic: writes docs/gpu/kernels.md.
+"""What each kernel of the engine can reach at most on an H200, by arithmetic: writes docs/internals/kernels.md.
 
   scripts/roofline.py          the page on stdout
-  scripts/roofline.py --check  whether docs/gpu/kernels.md is that page
+  scripts/roofline.py --check  whether docs/internals/kernels.md is that page
 
 A kernel's time is at least its bytes over the memory's rate, its flops over the tensor cores' and its instructions over the
 schedulers'. Bytes are those that the algorithm must move with every array read or written once: what caches save or what is read
@@ -20,7 +20,7 @@ from written_page import write_or_check
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
 H100_BYTES_PER_S = 3.0e12  # 90 % of the data sheet's 3.35 TB/s, as 4.3 is of an H200's 4.8; the rest of an H100 is an H200's
 ISSUES_PER_S = 132 * 4 * 32 * 1.83e9  # instructions of single threads: 132 multiprocessors of 4 schedulers, a warp's each clock
-PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu", "kernels.md")
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "internals", "kernels.md")
 
 
 NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
@@ -249,7 +249,7 @@ these tables do not have: mma.sync's backward kernels have both halves of a pair
 of keys is rotated again
   for each tile of queries of each query head. At {each} instructions a pair of elements, estimated by hand, that is {small_more} issue
   slots of a warp in a step at head dim {small.D}, beside its {small_issue}, and {large_more} at {large.D}, beside {large_issue} \
-([hopper.md](../hopper.md)). At {small.D} a
+([hopper.md](hopper.md)). At {small.D} a
   scheduler would have to issue in {busy:.0f} % of a step's {small_tile.clocks} clocks, rather than {idle:.0f} %, while exp2's units \
 never rest: more would
   be lost than the {small_keys_ms:.2f} ms. At {large.D} it has room beside the tensor cores' {large_tile.mma} clocks, but the product \
@@ -391,8 +391,8 @@ def page():
 
 
 def main():
-    return write_or_check(page(), PAGE, sys.argv[1:] == ["--check"], "docs/gpu/kernels.md is not what scripts/roofline.py writes: "
-                          "scripts/roofline.py >docs/gpu/kernels.md")
+    return write_or_check(page(), PAGE, sys.argv[1:] == ["--check"], "docs/internals/kernels.md is not what scripts/roofline.py writes: "
+                          "scripts/roofline.py >docs/internals/kernels.md")
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ memory that an element costs beside what a bf16 step moves, with both forms made
 amaxes themselves would take, the two below are what the engine does.
 """
 
-STEPS = """A bf16 step is each kernel's roofline ([gpu/kernels.md](gpu/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound
-kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](hopper.md) predicts it for an H200.
+STEPS = """A bf16 step is each kernel's roofline ([kernels.md](internals/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound
+kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts it for an H200.
 FP8's products are taken at {products:.0f} % of {fp8:.0f} TFLOP/s, {ratio:.2f} times bf16's (TransformerEngine measured {measured:.2f} on an H200, 1142
 over 600 TFLOP/s, docs/examples/gemm_profiling): that is the figure to measure first. One micro-step, nothing recomputed; llama3-8b is one of 8
 ranks at ZeRO's stage 1 without the time of collectives. ms:

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""What a training step is expected to take on 8 to 1024 H200s, by a model: writes docs/scaling.md.
+"""What a training step is expected to take on 8 to 1024 H200s, by a model: writes docs/internals/scaling.md.
 
   scripts/scaling_model.py            the page on stdout
-  scripts/scaling_model.py --check    whether docs/scaling.md is that page
+  scripts/scaling_model.py --check    whether docs/internals/scaling.md is that page
   scripts/scaling_model.py --train-gpt PROGRAM [--check]
                                       the memory plans that the page needs, made by a train_gpt: writes
-                                      docs/scaling_plans.json, or holds it to what that program plans
+                                      docs/internals/scaling_plans.json, or holds it to what that program plans
   scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 [--bucket-mib 128 --nvlink-gbps 340 ...]
                                       one run as JSON, with what was measured on a cluster in place of what is assumed;
-                                      --train-gpt PROGRAM plans its memory where docs/scaling_plans.json has no such run
+                                      --train-gpt PROGRAM plans its memory where docs/internals/scaling_plans.json has no such run
 
 Compute is each kernel's roofline (roofline.py) over a stated efficiency. Collectives cost latency and bytes as NCCL's own
 tuning model has them. Both are queues that wait for each other where the engine does; a step is the time until both are
-empty. docs/scaling.md has the formulas. Memory is no part of the model: it is what the engine plans.
+empty. docs/internals/scaling.md has the formulas. Memory is no part of the model: it is what the engine plans.
 """
 import argparse
 import dataclasses
@@ -28,7 +28,7 @@ import roofline
 from roofline import Shape
 from written_page import write_or_check
 
-DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "internals")
 PAGE, PLANS = os.path.join(DOCS, "scaling.md"), os.path.join(DOCS, "scaling_plans.json")
 DATA_SHEET_FLOPS_PER_S = 989.5e12  # what MFU is held against
 POLICIES = ("none", "selective", "full")
@@ -41,7 +41,7 @@ class Machine:
     nvlink_gbps: float = 360.0   # bus bandwidth within a node, as nccl-tests report it
     nic_gbps: float = 45.0       # a GPU's own adapter: 90 % of 400 Gb/s
     efficiency: float = 0.75     # of each kernel's roofline; attention has its own rates
-    attention_tflops: tuple = (300.0, 240.0)  # forward, backward: docs/gpu/attention-sm80.md
+    attention_tflops: tuple = (300.0, 240.0)  # forward, backward: docs/internals/attention-sm80.md
     sm_share: float = 16 / 132   # of the compute rate that a running collective takes: 16 channels of 132 SMs
     memory_gb: float = 141.0
     reserve_gb: float = 2.0      # besides the plan: CUDA's context and kernels, NCCL's buffers
@@ -375,7 +375,7 @@ def plan_by_engine(run, program):
 
 
 def planned_runs():
-    """What docs/scaling_plans.json holds: all that the page chooses from, and one GPU of each."""
+    """What docs/internals/scaling_plans.json holds: all that the page chooses from, and one GPU of each."""
     for model in MODELS:
         for gpus in (1, *GPUS):
             for stage in STAGES if gpus > 1 else (0,):
@@ -401,7 +401,7 @@ def written_plans():
 
 
 def planned_arenas(run, program=None):
-    """Bytes by arena of a GPU's plan: the program's, else that of docs/scaling_plans.json, which knows the default bucket and
+    """Bytes by arena of a GPU's plan: the program's, else that of docs/internals/scaling_plans.json, which knows the default bucket and
     fp32 on the wire alone. None where neither has it."""
     if program:
         return plan_by_engine(run, program)
@@ -420,7 +420,7 @@ def policy_that_fits(model, machine, gpus, stage, program=None):
     for policy in POLICIES:
         planned = planned_gb(Run(model, gpus, stage, policy), program)
         if planned is None:
-            refuse(f"docs/scaling_plans.json has no plan of {model.name} on {gpus} GPUs: give --train-gpt, which "
+            refuse(f"docs/internals/scaling_plans.json has no plan of {model.name} on {gpus} GPUs: give --train-gpt, which "
                    "makes it, or --recompute")
         if planned + machine.reserve_gb <= machine.memory_gb:
             return policy
@@ -510,7 +510,7 @@ of each GPU are fixed, so the global batch grows with the GPUs. An option of the
 
 n GPUs, P parameters, k micro-steps.
 
-- **Compute**: a kernel takes its roofline ([gpu/kernels.md](gpu/kernels.md)) over 0.75, attention 300 TFLOP/s forward and 240
+- **Compute**: a kernel takes its roofline ([kernels.md](kernels.md)) over 0.75, attention 300 TFLOP/s forward and 240
   backward; while a collective runs, all of it goes at 1 - 16/132 of its rate, the SMs that NCCL's channels leave. MFU is the
   engine's `mfu`: 6 flops a matmul weight and attention below the diagonal, against 989.5 TFLOP/s.
 - **A reduce-scatter or all-gather of S bytes**: start + hops + (n-1)/n S / rate on one ring over all GPUs, n - 1 hops, one of each
@@ -524,7 +524,7 @@ n GPUs, P parameters, k micro-steps.
   | Simple | 8.4 | 3.4 | 14 | 360 |
 
 - **A step**: two queues, compute and network, each in its own order, which wait for each other where the engine does
-  ([parallel.md](parallel.md)). A unit (embedding, layer, head) is cut into equal buckets of at most `--bucket-mib` of fp32
+  ([parallel.md](../parallel.md)). A unit (embedding, layer, head) is cut into equal buckets of at most `--bucket-mib` of fp32
   gradient, by default max(32, n) MiB.
 - **Sent by a GPU**, elements over (n-1)/n: 2 P at stages 0 and 1, (k + 1) P at 2, 3 k P at 3, less, in each micro-step, an
   untied table's embedding and head. Gradients take 4 bytes, parameters 2.
@@ -556,7 +556,7 @@ def page():
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description="Predicts a training step on H200s; without options writes docs/scaling.md.")
+    parser = argparse.ArgumentParser(description="Predicts a training step on H200s; without options writes docs/internals/scaling.md.")
     parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
     parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans")
     parser.add_argument("--model", choices=[m.name for m in MODELS])
@@ -600,11 +600,11 @@ def main(arguments):
     if options.model:
         return predict_one(options)
     if options.train_gpt:
-        return write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/scaling_plans.json is not what "
+        return write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/internals/scaling_plans.json is not what "
                                        f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/train_gpt "
-                                       ">docs/scaling_plans.json, then scripts/scaling_model.py >docs/scaling.md")
-    return write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
-                                   "scripts/scaling_model.py >docs/scaling.md")
+                                       ">docs/internals/scaling_plans.json, then scripts/scaling_model.py >docs/internals/scaling.md")
+    return write_or_check(page(), PAGE, options.check, "docs/internals/scaling.md is not what scripts/scaling_model.py writes: "
+                                   "scripts/scaling_model.py >docs/internals/scaling.md")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
   test/long.py [ROW]...       runs these rows, or all, in turn; --seconds N is each row's limit
   test/long.py --again ROW    forgets which steps passed on this commit
   test/long.py --list         names the rows
-  test/long.py --write-docs   writes docs/machines.md from test/long_results.json
+  test/long.py --write-docs   writes docs/internals/machines.md from test/long_results.json
   test/long.py --ci           `make test`, then the row whose turn it is; the last line is 'N passed, N failed' of both
 
 test/long_rows.tsv is the table, a line a row, whose columns are separated by tabs:
@@ -20,7 +20,7 @@ test/long_rows.tsv is the table, a line a row, whose columns are separated by ta
            goals EXPRESSION           a list of make: each goal is a step
            COMMAND                    of the shell, with B and TRAIN_GPT set. Status 77, or 'missing: WHAT' as its last line: this
                                       machine lacks something. 'figure: NAME VALUE' goes into the row's result
-  what   a phrase for docs/machines.md
+  what   a phrase for docs/internals/machines.md
 
 A step that passed is not repeated on the same commit, so that a row that was stopped goes on: build/long/ROW/state.json, logs
 beside it. A row's result is a line of test/long_results.json, unless the tree differs from its commit. Exit status 1 if a step
@@ -41,7 +41,7 @@ import sys
 import time
 
 ROOT = os.environ.get("LONG_ROOT") or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROWS, RESULTS, PAGE, FOLDER = "test/long_rows.tsv", "test/long_results.json", "docs/machines.md", "build/long"
+ROWS, RESULTS, PAGE, FOLDER = "test/long_rows.tsv", "test/long_results.json", "docs/internals/machines.md", "build/long"
 ROW_SECONDS = 25 * 60
 CI_SECONDS, CI_ROW_SECONDS = 35 * 60, 22 * 60
 STALE_COMMITS = 200
@@ -460,10 +460,10 @@ def cells_of(row, result):
 
 
 def page_of(rows, results):
-    """docs/machines.md."""
+    """docs/internals/machines.md."""
     lines = ["# Compilers, instruction sets, sanitizers, kills: what is run beyond `make test`", "",
-             "Written by `test/long.py --write-docs` from [test/long_results.json](../test/long_results.json), which real runs wrote.",
-             "[test/long_rows.tsv](../test/long_rows.tsv) is the table: `make test-long ROW=name` runs a row, within %d minutes, and goes" % (ROW_SECONDS // 60),
+             "Written by `test/long.py --write-docs` from [test/long_results.json](../../test/long_results.json), which real runs wrote.",
+             "[test/long_rows.tsv](../../test/long_rows.tsv) is the table: `make test-long ROW=name` runs a row, within %d minutes, and goes" % (ROW_SECONDS // 60),
              "on where it was stopped; `.ci/run` runs one after `make test`, another for each commit. Builds have warnings as errors.",
              "`fp32` and `bf16` are the largest relative differences of a loss in 20 steps from the native build's fp32 losses",
              "(`test/long/losses.py` has the bounds); `adapters` the largest of LoRA's adapters from fp64's (`test/long/adapters.py`). `missing`",

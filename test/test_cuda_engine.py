@@ -398,7 +398,7 @@ class CudaEngine(unittest.TestCase):
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_step(self):
-        """A step launches what docs/gpu/kernels.md has, row by row: counted at 2 and 3 layers, whose difference is a layer's."""
+        """A step launches what docs/internals/kernels.md has, row by row: counted at 2 and 3 layers, whose difference is a layer's."""
         for shape in roofline.SHAPES:
             if shape.name not in roofline.LAUNCHES or (shape.name != "gpt2-124m" and not in_long_run()):
                 continue
@@ -421,7 +421,7 @@ class CudaEngine(unittest.TestCase):
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_sort(self):
-        """The embedding's backward sorts more tokens by as many more launches as docs/gpu/kernels.md adds."""
+        """The embedding's backward sorts more tokens by as many more launches as docs/internals/kernels.md adds."""
         for batch in chosen((2, 65), (2,)):
             known, options = count_launches.options_of(["--train-gpt", PROGRAM, "--num-layers", "1", "--micro-batch-size", str(batch),
                                                         "--num-attention-heads", "1", "--num-query-groups", "1"])

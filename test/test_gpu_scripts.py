@@ -368,7 +368,7 @@ class Overlap(unittest.TestCase):
     @long_test("12 seconds; the emulator's tests hold the schedule that the source asks for")
     @unittest.skipIf(NO_MACHINE_CODE, NO_MACHINE_CODE)
     def test_what_nvcc_makes(self):
-        """Softmax runs beside the products, and a step has the instructions by which docs/hopper.md predicts."""
+        """Softmax runs beside the products, and a step has the instructions by which docs/internals/hopper.md predicts."""
         sass = machine_code("attention/sm90_forward.cu", "attention/sm90_backward.cu")
         result = subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)

@@ -31,8 +31,8 @@ class Case(unittest.TestCase):
         holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
         self.path = holder.name
-        for folder in ("test", "docs", "scripts"):
-            os.mkdir(os.path.join(self.path, folder))
+        for folder in ("test", "docs/internals", "scripts"):
+            os.makedirs(os.path.join(self.path, folder))
         for name in ("run.py", "stamps.py", "environment.py"):
             shutil.copy(os.path.join(ROOT, "test", name), os.path.join(self.path, "test"))
         self.write("scripts/setup.sh", "#!/bin/sh\necho setup.sh \"$@\" >>installed\n")
@@ -221,8 +221,8 @@ class Page(Case):
     def test_rows_grow_stale(self):
         self.commit(("a", "", "", "true"), ("b", "", "", "true"))
         self.call("a")
-        self.assertRegex(self.read("docs/machines.md"), r"\| a \| what it is \|  \| passed \| 1 passed, 0 failed \|")
-        self.assertIn("| b | what it is |  | not run |", self.read("docs/machines.md"))
+        self.assertRegex(self.read("docs/internals/machines.md"), r"\| a \| what it is \|  \| passed \| 1 passed, 0 failed \|")
+        self.assertIn("| b | what it is |  | not run |", self.read("docs/internals/machines.md"))
         result = self.result("a")
         count = lambda more: self.git("commit-tree", "HEAD^{tree}", "-m", "x", *more)
         head = self.git("rev-parse", "HEAD")
@@ -231,18 +231,18 @@ class Page(Case):
         self.git("reset", "-q", "--hard", head)
         self.write("test/long_results.json", json.dumps([result]))
         self.call("--write-docs")
-        self.assertIn("| passed |", self.read("docs/machines.md"))
+        self.assertIn("| passed |", self.read("docs/internals/machines.md"))
         self.git("reset", "-q", "--hard", count(["-p", head]))
         self.write("test/long_results.json", json.dumps([result]))
         self.call("--write-docs")
-        self.assertIn("| passed (stale) |", self.read("docs/machines.md"))
+        self.assertIn("| passed (stale) |", self.read("docs/internals/machines.md"))
 
     def test_a_commit_that_is_not_here_is_stale(self):
         self.commit(("a", "", "", "true"))
         self.call("a")
         self.write("test/long_results.json", json.dumps([{**self.result("a"), "commit": "0123456789ab"}]))
         self.call("--write-docs")
-        self.assertIn("| passed (stale) |", self.read("docs/machines.md"))
+        self.assertIn("| passed (stale) |", self.read("docs/internals/machines.md"))
 
     def test_one_line_a_row(self):
         self.commit(("b", "", "", "true"), ("a", "", "", "true"))

@@ -211,7 +211,7 @@ with open(sys.argv[sys.argv.index("--plan-json") + 1], "w") as file:
 
 
 class Plans(Folder):
-    """What docs/scaling_plans.json holds, and where what it does not hold comes from."""
+    """What docs/internals/scaling_plans.json holds, and where what it does not hold comes from."""
     def planner(self, arenas=sm.ARENAS):
         text = PLANNER.format(python=sys.executable, arenas=arenas)
         return self.program(f"planner_{len(os.listdir(self.path))}", text)

@@ -201,7 +201,7 @@ DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_an
 static_assert(sm90_backward_plan<64>::QUERIES == SM90_BACKWARD_QUERIES_OF_64, "what plans of memory count with");
 static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what plans of memory count with");
 
-// docs/hopper.md says what these are worth by a simulation.
+// docs/internals/hopper.md says what these are worth by a simulation.
 #ifndef SM90_BACKWARD_GANG // scripts/attention_sweep.sh tries others on a GPU
 #define SM90_BACKWARD_GANG 8
 #define SM90_BACKWARD_MANY_HEADS 4

@@ -31,7 +31,7 @@ uint64_t fused_installed(void);
 // Whether fused is by published figures faster than our kernels on this GPU. own: our kernels for compute capability
 // 9.0 take the shape. On 10.x cuDNN's kernels are written for the GPU's tensor cores, ours for 8.0's; on 9.0 cuDNN is
 // twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
-// (docs/gpu/attention-cudnn.md).
+// (docs/internals/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
 // Names the GPU for a message: its compute capability, in `text` (size bytes), or that none is open.
 const char *fused_gpu(char *text, size_t size, struct device *dev);

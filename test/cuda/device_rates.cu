@@ -1,6 +1,6 @@
 // The two rates that bound most kernels of a step, of this GPU: a line of JSON on stdout for scripts/gpu_check.sh. A copy
 // within the GPU's memory, which is read and written, and a matrix product of 8192^3 in bf16 by the engine's library.
-// docs/gpu/kernels.md predicts by those of an H200. --small: little sizes, for a rehearsal on the emulator.
+// docs/internals/kernels.md predicts by those of an H200. --small: little sizes, for a rehearsal on the emulator.
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/matmul/matmul.cuh" // matmul_forward
