@@ -62,6 +62,12 @@ def engine_words(text):
     return [word for i, word in enumerate(words) if word != "..." or i > 0 and words[i - 1].startswith("--train-data")]
 
 
+def has_mpi():
+    """Whether the program can be a rank of an mpirun, and one is installed."""
+    libraries = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=False).stdout
+    return shutil.which("mpirun") and "libmpi" in libraries
+
+
 class Commands(unittest.TestCase):
     def test_options_that_pages_name_are_there(self):
         known = engine_options() | script_options() | OTHERS
@@ -146,6 +152,29 @@ class Commands(unittest.TestCase):
             if "--host-memory-budget" in named:
                 self.assertEqual(planned(device, named["--host-memory-budget"]).returncode, 0, (preset, named))
                 self.assertEqual(planned(device, str(int(named["--host-memory-budget"]) - 1)).returncode, 2, (preset, named))
+
+
+class Tutorial(unittest.TestCase):
+    def test_its_lines_run(self):
+        """In a folder with this tree's programs and scripts, each in turn, with a tenth of the steps."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("scripts", "docs", "README.md"):
+                os.symlink(os.path.join(ROOT, name), os.path.join(folder, name))
+            os.mkdir(folder + "/build")
+            os.symlink(PROGRAM, folder + "/build/train_gpt")
+            lines = [re.sub(r"(--(?:train-steps|[a-z]+-every) \d+)0\b", r"\1", line).replace("step_00001200", "step_00000002")
+                     for line in commands(ROOT + "/docs/tutorial.md") if "--plan " not in line]
+            environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            demo = "--train-steps 2 --lr-warmup-steps 1 --checkpoint-every 2 --val-every 0 --sample-every 0"
+            ran = []
+            for line in lines:
+                line = line.replace("make demo", "sh scripts/demo.sh docs %s" % demo).replace("mpirun", "mpirun --oversubscribe --bind-to none")
+                if line.startswith("mpirun") and not has_mpi():
+                    continue
+                result = subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+                self.assertEqual(result.returncode, 0, line + result.stdout + result.stderr)
+                ran.append(line.split()[0])
+            self.assertGreater(len(ran), 6, ran)
 
 
 if __name__ == "__main__":
