@@ -76,32 +76,24 @@ PEER_RATES = {
 }
 # Attention is to be as fast as the fastest peer from this length on, with heads of this size.
 ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
-# What attention is timed by: the heads of columns. Those of PEERS are what ours is held against; sm_80's sums in one order alone.
+# What attention is timed by: the heads of columns. Ours is held against the fastest of PEERS.
 ENGINES = {"ours": "ours", "ours sm_80": "ours for sm_80", "fused": "cuDNN from here", "torch flash": "PyTorch flash",
            "torch cudnn": "PyTorch cuDNN", "fa3": "FA3"}
 PEERS = ("fused", "torch flash", "torch cudnn", "fa3")
 
 
-def lengths(*rates, first=2048):
-    return {first << i: rate for i, rate in enumerate(rates)}
-
-
-# TFLOP/s that others have published, by name, direction, mask, head dim, heads and key-value heads, then by T.
+# TFLOP/s that others have published, by direction, mask, head dim, heads and key-value heads, all at T = PUBLISHED_LENGTH.
+PUBLISHED_LENGTH = 16384
 PUBLISHED = {
-    ("FA4 on H200", "forward", "causal", 128, 64, 8): lengths(522, 619, 675, 702, 638),
-    ("cuDNN 9.27 on H200", "forward", "causal", 128, 64, 8): lengths(534, 616, 655, 633, 619),
-    ("FA4 on H200", "forward", "full", 128, 64, 8): lengths(671, 734, 756, 686, 679),
-    ("cuDNN 9.27 on H200", "forward", "full", 128, 64, 8): lengths(660, 687, 701, 640, 622),
-    ("FA4 on H200", "backward", "causal", 128, 64, 8): lengths(446, 558, 629, 606, 610),
-    ("cuDNN 9.27 on H200", "backward", "causal", 128, 64, 8): lengths(402, 495, 526, 539, 528),
-    ("FA4 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(362, 478, 555, 557, 564),
-    ("cuDNN 9.27 on H200", "deterministic backward", "causal", 128, 64, 8): lengths(367, 433, 463, 454),
-    ("FA3 on H100", "forward", "causal", 64, 32, 32): {16384: 473},
-    ("FA3 on H100", "forward", "causal", 128, 16, 16): {16384: 616},
-    ("FA3 on H100", "forward", "full", 128, 16, 16): {16384: 648},
-    ("FA3 on H100", "backward", "full", 64, 32, 32): {16384: 474},
-    ("FA3 on H100", "backward", "full", 128, 16, 16): {16384: 561},
-    ("FA3 on H100", "backward", "causal", 128, 16, 16): {1024: 182},
+    ("forward", "causal", 128, 64, 8): {"FA4 on H200": 702, "cuDNN 9.27 on H200": 633},
+    ("forward", "full", 128, 64, 8): {"FA4 on H200": 686, "cuDNN 9.27 on H200": 640},
+    ("backward", "causal", 128, 64, 8): {"FA4 on H200": 606, "cuDNN 9.27 on H200": 539},
+    ("deterministic backward", "causal", 128, 64, 8): {"FA4 on H200": 557, "cuDNN 9.27 on H200": 454},
+    ("forward", "causal", 64, 32, 32): {"FA3 on H100": 473},
+    ("forward", "causal", 128, 16, 16): {"FA3 on H100": 616},
+    ("forward", "full", 128, 16, 16): {"FA3 on H100": 648},
+    ("backward", "full", 64, 32, 32): {"FA3 on H100": 474},
+    ("backward", "full", 128, 16, 16): {"FA3 on H100": 561},
 }
 PUBLISHED_SOURCES = [
     "Published: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September 2026, at B = 2; FA3 by the",
@@ -294,37 +286,42 @@ def attention_rates(rows):
     rates = {}
     for row in rows:
         if row.get("bench") == "attention" and "tflops" in row:
-            shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["batch"], row["length"])
+            shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["length"])
             rates[row["engine"], shape] = row["tflops"]
-    return sorted({shape for _, shape in rates}, key=lambda s: (DIRECTIONS.index(s[0]), *s[1:5], s[6])), rates
+    return sorted({shape for _, shape in rates}, key=lambda s: (DIRECTIONS.index(s[0]), *s[1:])), rates
 
 
 def over_peers(rates, shape):
-    """Our rate over the best of the peers; None where one of the two is missing."""
+    """Our rate over the fastest peer's; None where one of the two is missing."""
     ours, best = rates.get(("ours", shape)), max((rates.get((peer, shape), 0) for peer in PEERS), default=0)
     return ours / best if ours and best else None
 
 
-def published(shape):
-    direction, mask, head_dim, heads, groups, _, length = shape
-    found = [(name, figures.get(length)) for (name, *of), figures in PUBLISHED.items()
-             if of == [direction, mask, head_dim, heads, groups]]
-    return ", ".join(f"{name} {rate}" for name, rate in found if rate) or "-"
-
-
-def attention_table(rows, *directions):
+def attention_table(rows):
+    """A row of all lengths of a kind of attention, and the other engines at its longest."""
     shapes, rates = attention_rates(rows)
-    shapes = [shape for shape in shapes if shape[0] in directions]
-    columns = ["ours", "ours sm_80", *PEERS]
-    lines = [f"| | mask | head dim | heads | B | T | {' | '.join(ENGINES[name] for name in columns)} | ours / better | "
-             "published, not measured here |",
-             "|" + "---|" * (8 + len(columns))]
-    for shape in shapes:
-        direction, mask, head_dim, heads, groups, batch, length = shape
-        cells = " | ".join(number(rates.get((engine, shape))) for engine in columns)
-        lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {cells} | "
-                     f"{number(over_peers(rates, shape), '{:.2f}')} | {published(shape)} |")
-    return [*lines, "", *PUBLISHED_SOURCES] if shapes else []
+    if not shapes:
+        return []
+    ratios = {shape: ratio for shape in shapes if (ratio := over_peers(rates, shape))}
+    tokens = sorted({row["batch"] * row["length"] for row in rows if row.get("bench") == "attention"})
+    lengths = sorted({length for *_, length in shapes})
+    longest = {tuple(kind): length for *kind, length in shapes}  # the last of each, by the order of shapes
+    engines = [name for name in ENGINES if name != "ours" and any((name, (*kind, length)) in rates for kind, length in longest.items())]
+    known = {kind: PUBLISHED[kind] for kind, length in longest.items() if length == PUBLISHED_LENGTH and kind in PUBLISHED}
+    heads = [*(f"T {length}" for length in lengths), *(ENGINES[name] for name in engines), *["published, not measured here"] * bool(known)]
+    lines = [f"Of B x T = {' or '.join(map(str, tokens))} tokens: ours and, in brackets, ours over the fastest other, which is 1.00 or more in "
+             f"{sum(round(ratio, 2) >= 1 for ratio in ratios.values())} of {len(ratios)}",
+             "cases. The others stand behind, at the longest T of their row.", "",
+             f"| | mask | head dim | heads | {' | '.join(heads)} |", "|" + "---|" * (4 + len(heads))]
+    for kind, length in longest.items():
+        direction, mask, head_dim, query_heads, groups = kind
+        ours = [(number(rates.get(("ours", shape))), ratios.get(shape)) for shape in ((*kind, one) for one in lengths)]
+        cells = [rate + (f" ({ratio:.2f})" if ratio else "") for rate, ratio in ours]
+        cells += [number(rates.get((name, (*kind, length)))) for name in engines]
+        if known:
+            cells.append(", ".join(f"{name} {rate}" for name, rate in known.get(kind, {}).items()) or "-")
+        lines.append(f"| {direction} | {mask} | {head_dim} | {query_heads}/{groups} | {' | '.join(cells)} |")
+    return lines + ["", *PUBLISHED_SOURCES] * bool(known)
 
 
 def refusals(rows):
@@ -347,15 +344,8 @@ def rates_list(rows):
             "over the second."]
 
 
-def goal_of(row):
-    """The field that a row of the table of training is judged by, and its goal; None and None where it has none."""
-    if row["engine"] == "ours" and row["length"] == GOAL_LENGTH and row["preset"] in GOALS:
-        return GOALS[row["preset"]][:2]
-    return None, None
-
-
 def goal_text(field, value):
-    return {"mfu": f"{100 * (value or 0):.1f} % MFU", None: "-"}.get(field, f"{value or 0:.0f}")
+    return f"{100 * value:.1f} % MFU" if field == "mfu" else f"{value:.0f}"
 
 
 def work_of(row):
@@ -372,8 +362,8 @@ def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
     rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), work_of(row)[2], row["engine"] == "torch"))
-    lines = ["| model | T | B | micro-steps | | recompute | tokens/s | MFU | goal | of goal | peak GiB | planned GiB | tokens/s, over torch.compile |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| model | T | B | micro-steps | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
+             "|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         same = [r for r in rows if work_of(r) == work_of(row)]
         peer = max((r["tokens_per_second"] for r in same if r["engine"] == "torch" and r.get("tokens_per_second")), default=None)
@@ -382,11 +372,9 @@ def training_table(rows):
             known = next((r for r in same if r.get("mfu")), None)
             mfu = rate / known["tokens_per_second"] * known["mfu"] if known else None
         ratio = rate / peer if rate and peer and row["engine"] == "ours" else None
-        field, goal = goal_of(row)
-        reached = row.get(field) and row[field] / goal
         lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row.get('micro_steps', 1)} | {row['engine']} | {row['policy']} | "
-                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | {goal_text(field, goal)} | "
-                     f"{number(reached, '{:.2f}')} | {number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
+                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | "
+                     f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
                      f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
     return lines if rows else []
 
@@ -397,14 +385,14 @@ def goals_list(attention_rows, training_rows):
     shapes, rates = attention_rates(attention_rows)
     for direction in DIRECTIONS:
         ratios = {shape: over_peers(rates, shape) for shape in shapes
-                  if shape[0] == direction and shape[2] == ATTENTION_GOAL_HEAD_DIM and shape[6] >= ATTENTION_GOAL_LENGTH}
+                  if shape[0] == direction and shape[2] == ATTENTION_GOAL_HEAD_DIM and shape[5] >= ATTENTION_GOAL_LENGTH}
         worst = min((shape for shape in ratios if ratios[shape]), key=ratios.get, default=None)
         missing = "" if any(("fa3", shape) in rates for shape in ratios) else ", without FA3"
         judged.append((f"attention, {direction}, head dim {ATTENTION_GOAL_HEAD_DIM}, T >= {ATTENTION_GOAL_LENGTH}", "1.00",
-                       "ours / better of the table below, at its worst", worst and ratios[worst],
-                       worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[6]}{missing}", ""))
+                       "ours over the fastest other, at its worst", worst and ratios[worst],
+                       worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[5]}{missing}", ""))
     for preset, (field, goal, source) in GOALS.items():
-        best = max((row for row in training_rows if row.get("preset") == preset and goal_of(row)[0] and row.get(field)),
+        best = max((row for row in training_rows if (row.get("preset"), row["engine"], row["length"]) == (preset, "ours", GOAL_LENGTH) and row.get(field)),
                    key=lambda row: row[field], default=None)
         share, over = best and best[field] / goal, ""
         if best:
@@ -462,16 +450,6 @@ def ranks_table(rows):
     return lines if rows else []
 
 
-def checks_table(checks):
-    lines = ["| stage | passed | failed | hung | no time left | skipped | seconds |", "|---|---|---|---|---|---|---|"]
-    for stage in dict.fromkeys(check["stage"] for check in checks):
-        of_stage = [check for check in checks if check["stage"] == stage]
-        counts = [sum(check["outcome"] in outcomes for check in of_stage)
-                  for outcomes in (("passed",), ("failed",), ("hung",), ("no time", "stopped"), ("skipped",))]
-        lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {sum(check.get('seconds', 0) for check in of_stage)} |")
-    return lines if checks else []
-
-
 def named(checks, *outcomes):
     """Those checks, each with what is known of why."""
     return ", ".join(check["check"] + (f" ({check['why']})" if check.get("why") else "")
@@ -479,11 +457,11 @@ def named(checks, *outcomes):
 
 
 def runs_list(results):
-    """A line for each run: what machine, what source, and which checks' results are its."""
+    """A line for each run: its date and software, its source, and which checks' results are its."""
     lines = []
     for i, machine in enumerate(results["runs"]):
         stages = dict.fromkeys(check["stage"] for check in results["checks"] if check["run"] == i)
-        facts = [machine[name] for name in ("date", "gpu", "driver", "nvcc") if machine.get(name)]
+        facts = [machine[name] for name in ("date", "driver", "nvcc") if machine.get(name)]
         lines.append(f"- {', '.join([*facts, 'commit ' + machine.get('commit', 'unknown')])}: {', '.join(stages) or 'nothing'}")
     if len({machine.get("commit") for machine in results["runs"]}) > 1:
         lines.append("- These are several commits: figures of one stand beside figures of another.")
@@ -508,16 +486,13 @@ def report_lines(results):
               f"skipped: {named(checks, 'skipped')}."]
     attention_rows = rows_of_stage("attention_table")
     for title, table in (("What this GPU can do", rates_list(attention_rows)),
-                         ("Attention, TFLOP/s, bf16", attention_table(attention_rows, "forward", "backward")),
-                         ("Attention's backward, deterministic, TFLOP/s, bf16",
-                          attention_table(attention_rows, "deterministic backward")),
+                         ("Attention, TFLOP/s, bf16", attention_table(attention_rows)),
                          ("Attention that was refused", refusals(attention_rows)),
                          ("Training, bf16, a step of micro-steps x B x T tokens", training_table(rows_of_stage("train_table"))),
                          ("A step's kernels, bf16", kernels_table(rows_of_stage("kernels"))),
                          ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",
-                          ranks_table(rows_of_stage("ranks"))),
-                         ("Checks", checks_table(checks))):
+                          ranks_table(rows_of_stage("ranks")))):
         if table:
             lines += ["", f"## {title}", "", *table]
     return lines
@@ -645,8 +620,8 @@ def add(folder, stage, check, status, seconds, limit, own_limit, path, probe=Fal
 
 PAGE_HEAD = """# What was measured on GPUs
 
-Written by `scripts/gpu_report.py` from the reports of `scripts/gpu_check.sh` that lie beside it as `measured-*.json`; a test holds
-this page to it.
+Written by `scripts/gpu_report.py` from the reports of `scripts/gpu_check.sh` that lie beside it as `measured-*.json` and have every
+engine's time at every length; a test holds this page to it.
 """
 
 

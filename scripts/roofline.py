@@ -12,21 +12,20 @@ halves of 16 bits. A step is of one micro-step.
 import math
 import os
 import sys
-from typing import NamedTuple
 
 import hopper_ceiling
 from written_page import write_or_check
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
 H100_BYTES_PER_S = 3.0e12  # 90 % of the data sheet's 3.35 TB/s, as 4.3 is of an H200's 4.8; the rest of an H100 is an H200's
+DATA_SHEET_FLOPS_PER_S = 989.5e12  # what MFU is held against
 ISSUES_PER_S = 132 * 4 * 32 * 1.83e9  # instructions of single threads: 132 multiprocessors of 4 schedulers, a warp's each clock
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "internals", "kernels.md")
 
 
 NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
 ACTIVATION_ROWS = 64  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
-# Of an element in bf16: counted in sm_90a's machine code by scripts/count_sass.py; before, of GELU alone, by hand.
-INSTRUCTIONS_BEFORE = {"gelu forward": 34, "gelu backward": 44}
+# Of an element in bf16: counted in sm_90a's machine code by scripts/count_sass.py.
 INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 21.5, "swiglu forward": 13.9, "swiglu backward": 22.6}
 
 
@@ -60,15 +59,6 @@ SHAPES = [
 ]
 
 
-class Design(NamedTuple):
-    """What decides about a step's bytes and instructions, beside the algorithm."""
-
-    overwrites: bool       # the first micro-step overwrites gradients; else they are zeroed, then added to
-    producers_sum: bool    # bias gradients are summed by the kernels that make what they sum; else by passes
-    head_chunk_bytes: int  # of logits; 0: all at once
-    instructions: dict     # of an activation's element
-
-
 # Kernels, products, memsets and copies of a step in bf16 on one GPU of compute capability 9.0: (of a micro-step, of the
 # step besides it), as scripts/count_launches.py --preset NAME counts them at 64 tokens; test/test_cuda_engine.py holds
 # these figures to it.
@@ -80,11 +70,9 @@ LAUNCHES = {
                     "bias gradients": (0, 0), "embedding": (3, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
                     "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
 }
-# Of gpt2-124m, at 64 tokens too, by the emulator at d323e87: AdamW was launched for each tensor.
-LAUNCHES_BEFORE, UPDATES_BEFORE = (401, 180), "180: 148 of AdamW, 28 of the norm"
 LAUNCHES_LABELS = {
-    "norms": "norms, with the second stage of their weights' gradients",
-    "bias gradients": "bias gradients: second stages",
+    "norms": "norms, with the second stage of weights' gradients",
+    "bias gradients": "bias gradients' second stages",
     "embedding": "embedding, whose backward sorts the tokens",
 }
 SORT_TILE, TOKEN_FEW = 4096, 64  # of kernels/embedding.cuh
@@ -97,46 +85,36 @@ def sort_launches(tokens):
     return doublings * (doublings + 3) // 2 + (tokens > TOKEN_FEW)
 
 
-BEFORE = Design(False, False, 512 << 20, INSTRUCTIONS_BEFORE)
-NOW = Design(True, True, 0, INSTRUCTIONS)
-
-
 def linears(s):
     """(name, inputs, outputs) of a block's linear layers."""
     return [("qkv", s.C, s.qkv), ("projection", s.C, s.C), ("MLP up", s.C, s.up), ("MLP down", s.F, s.C)]
 
 
-def matmuls(name, s, inputs, outputs, design, chunks=1):
-    """A linear layer's three products: (N, inputs) times (inputs, outputs). The weight gradient is fp32; chunks of the rows read
-    the weight again and add to the gradient."""
+def matmuls(name, s, inputs, outputs):
+    """A linear layer's three products: (N, inputs) times (inputs, outputs). The weight gradient is fp32, and overwritten."""
     flops = 2 * s.N * inputs * outputs
     x, y, w = 2 * s.N * inputs, 2 * s.N * outputs, inputs * outputs
-    gradient = (4 if design.overwrites else 8) * w + 8 * (chunks - 1) * w
-    return [(f"{name} forward", x + y + 2 * chunks * w, flops), (f"{name} backward, input", x + y + 2 * chunks * w, flops),
-            (f"{name} backward, weight", x + y + gradient, flops)]
+    return [(f"{name} forward", x + y + 2 * w, flops), (f"{name} backward, input", x + y + 2 * w, flops),
+            (f"{name} backward, weight", x + y + 4 * w, flops)]
 
 
-def bias_gradients(s, design):
-    """Bytes of a block's bias gradients: passes over what they sum, or the partial sums that producers write and a second stage
-    reads."""
-    if not design.producers_sum:
-        return 2 * s.N * (s.qkv + s.C + s.up + s.C)
+def bias_gradients(s):
+    """Bytes of a block's bias gradients: the partial sums that the kernels write that make what is summed, and a second stage reads."""
     queries = 128 if s.D == 64 else 64  # of attention's partial sums on Hopper: sm90_backward_plan::QUERIES
     return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up + s.N / queries * s.qkv)
 
 
-def kernels(s, design=None):
+def kernels(s):
     """(name, calls in a step of one micro-batch, bytes of a call, flops of a call)."""
-    design = design or NOW
     rows = 2 * s.N * s.C  # one bf16 array (N, C)
     packed = 2 * s.N * s.qkv
     lse = 4 * s.N * s.H
     attention_flops = 2 * s.B * s.H * s.T * s.T * s.D  # two products, half of each below the diagonal
     layer = []
     for linear in linears(s):
-        layer += matmuls(linear[0], s, *linear[1:], design)
+        layer += matmuls(linear[0], s, *linear[1:])
     if not s.llama:
-        layer.append(("bias gradients of a block", bias_gradients(s, design), 0))
+        layer.append(("bias gradients of a block", bias_gradients(s), 0))
     layer += [
         ("attention forward", packed + rows + lse, attention_flops),
         # dQ's kernel reads q, k, v, out, dout and writes dq; that of dK and dV reads q, k, v, dout again
@@ -154,14 +132,11 @@ def kernels(s, design=None):
         ("residual add + norm forward", 2 * s.L, 4 * rows, 0),  # x, what is added, their sum, its norm
         ("norm backward + residual", 2 * s.L + 1, 4 * rows, 0),
         ("embedding forward", 1, 2 * rows, 0),
-        # a tied table is added to; a table of its own is written, in every row, and before was read again where there are tokens
-        ("embedding backward", 1, rows + (8 * min(s.N, s.V) if s.tied or not design.overwrites else 4 * s.V) * s.C, 0),
+        # a tied table is added to; a table of its own is written, in every row
+        ("embedding backward", 1, rows + (8 * min(s.N, s.V) if s.tied else 4 * s.V) * s.C, 0),
     ]
-    chunks = -(-2 * s.N * s.V // design.head_chunk_bytes) if design.head_chunk_bytes else 1
-    table += [(name, 1, size, flops) for name, size, flops in matmuls("head", s, s.C, s.V, design, chunks)]
+    table += [(name, 1, size, flops) for name, size, flops in matmuls("head", s, s.C, s.V)]
     table += [("classifier, loss and gradient in place", 1, 2 * 2 * s.N * s.V, 0)]
-    if not design.overwrites:
-        table += [("gradients to zero", 1, 4 * s.parameters, 0)]
     table += [
         ("gradient norm", 1, 4 * s.parameters / s.ranks, 0),
         # gradient, parameter and its lower half, two moments read; the last four written
@@ -174,62 +149,42 @@ def least_seconds(size, flops, bytes_per_s=BYTES_PER_S):
     return max(size / bytes_per_s, flops / FLOPS_PER_S)
 
 
-def issue_seconds(s, name, design=None):
+def issue_seconds(s, name):
     """What the schedulers need at least for an activation; 0: of other kernels nothing is counted."""
-    return (design or NOW).instructions.get(name, 0) * s.N * s.F / ISSUES_PER_S
+    return INSTRUCTIONS.get(name, 0) * s.N * s.F / ISSUES_PER_S
 
 
-def step(s, design, bytes_per_s=BYTES_PER_S):
+def step(s, bytes_per_s=BYTES_PER_S):
     """Seconds of a step, at least."""
-    return sum(calls * max(least_seconds(size, flops, bytes_per_s), issue_seconds(s, name, design)) for name, calls, size, flops in kernels(s, design))
+    return sum(calls * max(least_seconds(size, flops, bytes_per_s), issue_seconds(s, name)) for name, calls, size, flops in kernels(s))
 
 
-def before_and_now():
-    """The table of steps, and what each change of the design takes off."""
-    lines = ["## The step before and now", "",
-             "Before: gradients zeroed, then added to; bias gradients by passes; logits in chunks of 512 MiB, each of which adds to the head's",
-             "gradient; GELU by a polynomial and a division (34 and 44 instructions an element; SwiGLU's were not counted). Now: the first",
-             "micro-step overwrites; kernels that make a gradient sum its bias's, attention's among them (on Hopper: elsewhere, and behind a norm",
-             "of q and k, the epilogue of the weight's product does, or a pass); all logits at once, where memory is free for them; activations",
-             "by the units for exponentials and reciprocals. What each takes off, in ms a step; and the step now, on an H100:", "",
-             "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations | on an H100, ms | "
-             "tokens/s at most, thousand |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+def steps_table():
+    """Steps, and the MFU that they allow."""
+    lines = ["| | ms | thousand tokens/s | MFU | on an H100, ms | thousand tokens/s |", "|---|---|---|---|---|---|"]
     for s in SHAPES:
-        before, now = step(s, BEFORE), step(s, NOW)
-        h100 = step(s, NOW, H100_BYTES_PER_S)
-        parts = [before - step(s, BEFORE._replace(**{field: getattr(NOW, field)})) for field in Design._fields]
-        lines.append(f"| {s.name}, B {s.B}, T {s.T}{f', {s.ranks} ranks' if s.ranks > 1 else ''} | {1e3 * before:.1f} | {1e3 * now:.1f} | "
-                     f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + f" | {1e3 * h100:.1f} | {s.N / h100 / 1e3:.0f} |")
-    lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
-              "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
-              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.", "",
-              "Elsewhere some passes are left: gradients that lie on the host sharded or in bf16 are zeroed in their slot before the first",
-              "micro-step's are added, beside a transfer that takes longer; with `--mlp-chunk-tokens` each chunk's products sum its biases; sharded",
-              "states take an AdamW launch a bucket, gradients on the host two of the norm.",
-              "", "What a step launches is counted by `scripts/count_launches.py`: of one GPU with attention for Hopper, at the sizes of the",
-              "tables below, without epilogues that `--matmul-tuning` may find to be faster than kernels.", "",
-              *launches_table()]
-    return "\n".join(lines) + "\n"
+        h200, h100 = step(s), step(s, H100_BYTES_PER_S)
+        flops = sum(calls * flops for _, calls, _, flops in kernels(s))
+        ranks = f", {s.ranks} ranks, ZeRO stage 1, without its collectives" if s.ranks > 1 else ""
+        lines.append(f"| {s.name}, B {s.B}, T {s.T}{ranks} | {1e3 * h200:.1f} | {s.N / h200 / 1e3:.0f} | "
+                     f"{100 * flops / h200 / DATA_SHEET_FLOPS_PER_S:.0f} % | {1e3 * h100:.1f} | {s.N / h100 / 1e3:.0f} |")
+    return lines
 
 
 def launches_table():
-    """LAUNCHES at the tokens of SHAPES."""
+    """LAUNCHES at the tokens of SHAPES: of a micro-step + of the rest of a step."""
     shapes = [s for s in SHAPES if s.name in LAUNCHES]
-    sorts = [sort_launches(s.N) for s in shapes]
-    before = f"{LAUNCHES_BEFORE[0] + sorts[0]} | {UPDATES_BEFORE}" + " | - | -" * (len(shapes) - 1)
-    lines = ["| | " + " | ".join(f"{s.name}: a micro-step | the rest of a step" for s in shapes) + " |",
-             "|---|" + "---|---|" * len(shapes), f"| before | {before} |"]
-    totals = [[sum(counts[i] for counts in LAUNCHES[s.name].values()) for i in (0, 1)] for s in shapes]
-    lines.append("| now | " + " | ".join(f"{total + more} | {rest}" for (total, rest), more in zip(totals, sorts)) + " |")
-    of_these = "of these: "
-    for row in LAUNCHES[shapes[0].name]:
-        cells = [LAUNCHES[s.name][row] for s in shapes]
+    lines = ["| | " + " | ".join(s.name for s in shapes) + " |", "|---|" + "---|" * len(shapes)]
+    counts = [{**LAUNCHES[s.name]} for s in shapes]
+    for s, of_shape in zip(shapes, counts):
+        micro, rest = of_shape["embedding"]
+        of_shape["embedding"] = micro + sort_launches(s.N), rest
+        of_shape["all"] = tuple(map(sum, zip(*of_shape.values())))
+    for row in ["all", *LAUNCHES[shapes[0].name]]:
+        cells = [of_shape[row] for of_shape in counts]
         if any(map(any, cells)):
-            more = sorts if row == "embedding" else [0] * len(shapes)
-            lines.append(f"| {of_these}{LAUNCHES_LABELS.get(row, row)} | "
-                         + " | ".join(f"{times + extra} | {rest}" for (times, rest), extra in zip(cells, more)) + " |")
-            of_these = ""
+            lines.append(f"| {LAUNCHES_LABELS.get(row, row)} | "
+                         + " | ".join(f"{micro}{f' + {rest}' if rest else ''}" for micro, rest in cells) + " |")
     return lines
 
 
@@ -239,27 +194,22 @@ ROTATION_INSTRUCTIONS = 8
 
 ROPE = """## Why RoPE is a pass of its own in forward
 
-It takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
-Backward has no such pass on Hopper,
-whose attention undoes RoPE where it stores dQ and dK; attention by mma.sync, by cuDNN and unfused is followed by one, which
-these tables do not have: mma.sync's backward kernels have both halves of a pair in a thread, but spill registers as they are
-([attention-sm80.md](attention-sm80.md)). What could take its place in forward:
+The pass takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
+Hopper's attention undoes
+RoPE where it stores dQ and dK. Attention by mma.sync, by cuDNN and unfused is followed by a pass, which these tables lack.
+In the place of forward's pass:
 
-- **K rotated where attention loads it** saves K's share of the bytes, {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, but a tile \
-of keys is rotated again
-  for each tile of queries of each query head. At {each} instructions a pair of elements, estimated by hand, that is {small_more} issue
-  slots of a warp in a step at head dim {small.D}, beside its {small_issue}, and {large_more} at {large.D}, beside {large_issue} \
-([hopper.md](hopper.md)). At {small.D} a
-  scheduler would have to issue in {busy:.0f} % of a step's {small_tile.clocks} clocks, rather than {idle:.0f} %, while exp2's units \
-never rest: more would
-  be lost than the {small_keys_ms:.2f} ms. At {large.D} it has room beside the tensor cores' {large_tile.mma} clocks, but the product \
-with a tile would
-  wait until every warp has rotated its part.
-- **Q rotated where attention loads it** is rotated once in forward. Backward would load a Q that is not rotated, and rotate
-  it again for each block of keys. Written back by forward, it would save what the pass reads of it, {small_read_ms:.2f} and {large_read_ms:.2f} ms, and
-  each tile would wait for the rotation before its first product. That was not tried.
-- **The epilogue of qkv's product** is not ours to write in cuBLASLt. A product of our own costs more than the pass where it
-  is slower than cuBLASLt's by {small_share:.1f} % ({small.name}) and {large_share:.1f} % ({large.name}).
+- **K rotated where attention loads it** would save {small_keys_ms:.2f} and {large_keys_ms:.2f} ms. Each tile of queries of each query head would rotate \
+its keys again:
+  at head dim {small.D} a scheduler would issue in an estimated {busy:.0f} % of the clocks, rather than {idle:.0f} %; at {large.D} \
+each product would wait until every
+  warp has rotated its part.
+- **Q rotated where attention loads it**, and written back for backward, would save {small_read_ms:.2f} and {large_read_ms:.2f} ms; each \
+tile would wait for the
+  rotation.
+- **RoPE in an epilogue of a product of our own** costs more than the pass where that product is slower than cuBLASLt's by \
+{small_share:.1f} %
+  ({small.name}) and {large_share:.1f} % ({large.name}).
 """
 
 
@@ -269,24 +219,22 @@ def seconds_of(s, row):
 
 
 def forward_with_rotation(s):
-    """(a step of attention's forward for Hopper, instructions of each of its warps, those of rotating its keys besides,
-    the clocks in which a scheduler issues without them and with them)."""
+    """(a step of attention's forward for Hopper, the clocks in which a scheduler issues without rotating its keys and with that)."""
     tile = hopper_ceiling.forward(s.D)
     groups = tile.queries // 64  # warpgroups, each of which has a warp on each scheduler
-    more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)
-    return tile, tile.issue // groups, more, (tile.issue, tile.issue + groups * more)
+    more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)  # of each warp
+    return tile, tile.issue, tile.issue + groups * more
 
 
 def rope():
     """Why nothing else does what RoPE's pass does."""
-    figures = {"each": ROTATION_INSTRUCTIONS}
+    figures = {}
     for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
         seconds = seconds_of(s, "rope forward")
-        tile, issue, more, (before, after) = forward_with_rotation(s)
-        figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s, NOW),
+        tile, before, after = forward_with_rotation(s)
+        figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s),
                     f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G), f"{size}_read_ms": 1e3 * seconds * s.H / (s.H + s.G) / 2,
-                    f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward"), f"{size}_tile": tile,
-                    f"{size}_issue": issue, f"{size}_more": more}
+                    f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward")}
         if size == "small":
             assert after > 0.95 * tile.clocks  # as the text says
             figures |= {"idle": 100 * before / tile.clocks, "busy": 100 * after / tile.clocks}
@@ -295,23 +243,39 @@ def rope():
     return ROPE.format(**figures)
 
 
-def table_of(s):
-    ranks = f", {s.ranks} ranks, ZeRO stage 1, without its collectives" if s.ranks > 1 else ""
-    lines = [f"## {s.name}, B = {s.B}, T = {s.T}{ranks}", "",
-             "| kernel | calls | MB | GFLOP | bound by | least us a call | least ms a step |", "|---|---|---|---|---|---|---|"]
-    total = total_flops = 0.0
-    for name, calls, size, flops in kernels(s):
-        issue = issue_seconds(s, name)
-        seconds = max(least_seconds(size, flops), issue)
-        total += calls * seconds
-        total_flops += calls * flops
-        bound = "issue" if issue == seconds else "flops" if flops / FLOPS_PER_S > size / BYTES_PER_S else "bytes"
-        lines.append(f"| {name} | {calls} | {size / 1e6:.1f} | {flops / 1e9:.1f} | {bound} | {1e6 * seconds:.1f} | "
-                     f"{1e3 * calls * seconds:.2f} |")
-    share = total_flops / total
-    lines += ["", f"The step: at least {1e3 * total:.1f} ms, {s.N / total / 1e3:.0f} thousand tokens/s at most, "
-              f"{total_flops / s.N / 1e9:.2f} GFLOP a token, so no more than {share / 1e12:.0f} TFLOP/s, which is "
-              f"{100 * share / 989.5e12:.0f} % MFU against the data sheet's 989.5."]
+# Rows of the page's table, and how the names of their kernels begin.
+ROWS = {
+    "qkv, three products": ("qkv",), "projection, three": ("projection",), "MLP up, three": ("MLP up",), "MLP down, three": ("MLP down",),
+    "bias gradients of a block": ("bias",), "attention forward": ("attention forward",), "attention backward": ("attention backward",),
+    "RoPE forward": ("rope",), "GELU or SwiGLU forward": ("gelu forward", "swiglu forward"),
+    "GELU or SwiGLU backward": ("gelu backward", "swiglu backward"), "residual add + norm forward": ("residual",),
+    "norm backward + residual": ("norm",), "embedding forward": ("embedding forward",), "embedding backward": ("embedding backward",),
+    "head, three products": ("head",), "classifier, loss and gradient in place": ("classifier",), "gradient norm": ("gradient norm",),
+    "AdamW": ("AdamW",),
+}
+
+
+def kernels_table():
+    """A row of each kernel, and one of a layer's three products, which take the same time."""
+    lines = ["| | calls | bound by | " + " | ".join(s.name for s in SHAPES) + " |", "|---|---|---|" + "---|" * len(SHAPES)]
+    named = 0
+    for label, begins in ROWS.items():
+        calls, bounds, cells = set(), set(), []
+        for s in SHAPES:
+            times = set()
+            in_row = [kernel for kernel in kernels(s) if kernel[0].startswith(begins)]
+            named += len(in_row)
+            for name, _, size, flops in in_row:
+                seconds, issue = least_seconds(size, flops), issue_seconds(s, name)
+                bounds.add("issue" if issue > seconds else "flops" if flops / FLOPS_PER_S > size / BYTES_PER_S else "bytes")
+                times.add(f"{1e6 * max(seconds, issue):.1f}")
+            assert len(times) <= 1, (label, times)
+            cells += times or {"-"}
+            layers, rest = divmod(sum(times for _, times, _, _ in in_row), s.L)
+            calls |= {" + ".join([f"{layers} L" if layers > 1 else "L"] * (layers > 0) + [str(rest)] * (rest > 0))} if in_row else set()
+        assert len(calls) == len(bounds) == 1, (label, calls, bounds)
+        lines.append(f"| {label} | {calls.pop()} | {bounds.pop()} | " + " | ".join(cells) + " |")
+    assert named == sum(len(kernels(s)) for s in SHAPES)  # each kernel has one row
     return lines
 
 
@@ -325,69 +289,80 @@ def matrices(s):
     return [(s.H * s.D, s.C), (s.G * s.D, s.C), (s.G * s.D, s.C), (s.C, s.H * s.D), *mlp]
 
 
-def orthogonalize_flops(rows, columns):
-    """optimizer/orthogonalize.cuh's."""
-    side, length = min(rows, columns), max(rows, columns)
-    return MUON_STEPS * (4 * side * side * length + 2 * side ** 3)
-
-
 def muon(s):
-    """(matrices, parameters, flops, seconds) of an update of all matrices by Muon, on one GPU, less AdamW's bytes of them.
+    """(matrices, seconds) of an update of all matrices by Muon, on one GPU, less AdamW's bytes of them.
 
     A product of the iteration reads and writes its operands once; of each parameter the momentum's pass moves a gradient, a momentum twice
     and the update, 14 bytes; the norm and the division 6; the step reads the factor and moves the parameter and its lower half
     twice, 10; the copy of an odd number of steps 4. AdamW moves 28."""
-    count = parameters = flops = seconds = 0
+    count = seconds = 0
     for rows, columns in s.L * matrices(s):
         side, length = min(rows, columns), max(rows, columns)
         products = [(2 * (side * length + side * side), 2 * side * side * length), (4 * side * side, 2 * side ** 3),
                     (2 * (2 * side * length + side * side), 2 * side * side * length)]
         count += 1
-        parameters += rows * columns
-        flops += orthogonalize_flops(rows, columns)
         seconds += MUON_STEPS * sum(least_seconds(size, work) for size, work in products)
         seconds += MUON_STEPS * 6 * side * side / BYTES_PER_S  # the polynomial
         seconds += (14 + 6 + 10 + 4 - 28) * rows * columns / BYTES_PER_S
-    return count, parameters, flops, seconds
+    return count, seconds
 
 
 def muon_table():
     """What --optimizer muon adds to a step on one GPU, by its number of tokens."""
-    lines = ["## What Muon adds to a step", "",
-             "`--optimizer muon` on one GPU, five steps of the iteration: the products' flops, the passes over its matrices, less what AdamW's",
-             "would move; it is computed once a step, whatever the number of micro-batches. Steps are those of the tables below, without",
-             "collectives, as often as the tokens ask for. On several ranks each orthogonalizes its share of the matrices. Products of 768 x",
-             "768 and the like fill no GPU: there the time is more, by how much was not measured.", "",
-             "| model | matrices | parameters | TFLOP | least ms | of a step of 64 thousand tokens | of 512 thousand |", "|---|---|---|---|---|---|---|"]
+    lines = ["| | matrices | least ms | of a step of 64 thousand tokens | of 512 thousand |", "|---|---|---|---|---|"]
     for s in SHAPES:
-        count, parameters, flops, seconds = muon(s)
-        shares = [seconds / (step(s, NOW) * tokens / s.N) for tokens in MUON_TOKENS]
-        lines.append(f"| {s.name} | {count} | {parameters / 1e6:.0f} M | {flops / 1e12:.2f} | {1e3 * seconds:.1f} | "
+        count, seconds = muon(s)
+        shares = [seconds / (step(s) * tokens / s.N) for tokens in MUON_TOKENS]
+        lines.append(f"| {s.name} | {count} | {1e3 * seconds:.1f} | "
                      + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 HEAD = """# Every kernel's roofline, at the sizes of the benchmarks
 
-Written by `scripts/roofline.py`; a test holds this page to it. **Nothing here was measured by this project.** Each figure is
-arithmetic: the bytes that a kernel must move over 4.3 TB/s, the flops it must do over 790 TFLOP/s, of an activation the
-instructions that the schedulers must issue, one a clock each at 1.83 GHz; the largest of these.
-Those two rates are what an H200 is known to reach in a copy and in a large bf16 matmul, below the data sheet's 4.8 TB/s
-and 989.5 TFLOP/s. An H100 has the same processor and a slower memory: its step, at 3.0 TB/s, stands beside an H200's in the
-first table; all else here is an H200's. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here
-is what is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.
+Written by `scripts/roofline.py`; a test holds this page to it. **Nothing here was measured.** A kernel's least time is the largest of:
+the bytes that it must move over 4.3 TB/s; the flops that it must do over 790 TFLOP/s; of an activation, the instructions that the
+schedulers must issue, one a clock each at 1.83 GHz. The two rates are an H200's in a copy and in a large bf16 matmul; its data sheet
+has 4.8 TB/s and 989.5 TFLOP/s. An H100 has the same processor, and 3.0 TB/s here.
 
-Not in it: launches (about 2 us each where neither a CUDA graph hides them nor a host that is ahead of the GPU, as it is in
-training), the tail of the last wave of blocks, and attention's own ceiling, which is lower than a matmul's on this design: see
-[attention-sm80.md](attention-sm80.md). Recomputation adds the forward rows of what it makes again, once more.
+A [measured](../gpu/measured.md) time over the least time is what is left to gain. Only a kernel whose data stayed in the 50 MB of L2 can
+take less. Not in it: launches (about 2 us each, where no CUDA graph or host ahead hides them), the tail of the last wave of
+blocks, and attention's own ceiling, lower than a matmul's ([hopper.md](hopper.md), [attention-sm80.md](attention-sm80.md)).
+Recomputation adds the forward rows of what it makes again.
+
+## A step, at best
+"""
+
+AFTER_STEPS = """
+A step is one micro-step: it overwrites gradients, takes all logits at once, and sums a bias's gradient in the kernel that makes what is
+summed. Where attention is not Hopper's, or a norm of q and k follows, the epilogue of the weight's product, or a pass, sums `qkv`'s bias
+gradient. Gradients that lie on the host sharded or in bf16 are zeroed in their slot first, beside a transfer that takes longer. With
+`--mlp-chunk-tokens` each chunk's products sum its biases. The tables lack this work.
+
+## A call on an H200, least us
+
+L is the number of layers. A call bound by bytes moves 4.3 MB a us, a call bound by flops does 0.79 GFLOP a us.
+"""
+
+LAUNCHES_HEAD = """
+## Launches of a micro-step + of the rest of a step
+
+Of one GPU with attention for Hopper, counted by `scripts/count_launches.py`, without epilogues that `--matmul-tuning` may choose.
+Sharded states take an AdamW launch a bucket, gradients on the host two launches of the norm.
+"""
+
+MUON_HEAD = """
+## What Muon adds to a step
+
+`--optimizer muon` on one GPU, five steps of the iteration, less what AdamW would move; once a step, whatever the number of
+micro-batches. Steps are the first table's, as often as the tokens ask for. On several ranks each orthogonalizes its share of the
+matrices. Products of 768 x 768 and the like fill no GPU and take more, how much was not measured.
 """
 
 
 def page():
-    lines = [HEAD, before_and_now(), muon_table(), rope()]
-    for s in SHAPES:
-        lines += ["\n".join(table_of(s)), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(), LAUNCHES_HEAD, *launches_table(), MUON_HEAD, *muon_table(), "", rope()]
+    return "\n".join(lines)
 
 
 def main():

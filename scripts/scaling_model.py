@@ -12,7 +12,7 @@
 
 Compute is each kernel's roofline (roofline.py) over a stated efficiency. Collectives cost latency and bytes as NCCL's own
 tuning model has them. Both are queues that wait for each other where the engine does; a step is the time until both are
-empty. docs/internals/scaling.md has the formulas. Memory is no part of the model: it is what the engine plans.
+empty. docs/internals/scaling.md has what is assumed. Memory is no part of the model: it is what the engine plans.
 """
 import argparse
 import dataclasses
@@ -118,7 +118,7 @@ class Model:
         """Of a micro-batch: {embedding, layer, head} to [forward, backward], and the forward kernels of a layer by name."""
         s, times, forward_of = self.shape, {"embedding": [0.0, 0.0], "layer": [0.0, 0.0], "head": [0.0, 0.0]}, {}
         for name, calls, size, flops in roofline.kernels(s):
-            if name in ("gradients to zero", "gradient norm", "AdamW"):
+            if name in ("gradient norm", "AdamW"):
                 continue  # the update, whose range depends on the stage
             seconds = roofline.least_seconds(size, flops) / machine.efficiency
             backward = "backward" in name or "gradients" in name
@@ -160,7 +160,6 @@ MODELS = [
     Model(Shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256, True, 1, 4096, tied=False), 4),
 ]
 GPUS, STAGES = (8, 64, 1024), (0, 1, 2, 3)
-ARENA_GPUS = 64  # for which the page says where the planned bytes are
 
 
 # ---- a step: two queues ----
@@ -429,72 +428,47 @@ def policy_that_fits(model, machine, gpus, stage, program=None):
 
 # ---- the page ----
 
-def gigabytes(value):
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
 BUCKETS_MIB = (32, 64, 128, 256, 512, 1024, 2048)
 
 
-def best_bucket(run, machine):
-    """The smallest that is within 1 % of the best."""
+def better_bucket(run, machine):
+    """The result and the MiB of the smallest that is within 1 % of the best; None where the default is, too."""
     results = [(predict(dataclasses.replace(run, bucket_mib=mib), machine), mib) for mib in BUCKETS_MIB]
-    least = min(r["step_ms"] for r, _ in results)
-    return next((r, mib) for r, mib in results if r["step_ms"] <= 1.01 * least)
+    most = 1.01 * min(r["step_ms"] for r, _ in results)
+    return None if predict(run, machine)["step_ms"] <= most else next((r, mib) for r, mib in results if r["step_ms"] <= most)
 
 
 def scaling_rows(model, machine):
+    """A row of each number of GPUs and stage that fits."""
     for gpus in GPUS:
         for stage in STAGES:
             policy = policy_that_fits(model, machine, gpus, stage)
             if policy is None:
-                least = planned_gb(Run(model, gpus, stage, "full"))
-                yield f"| {gpus} | {stage} | does not fit | {least:.1f} | - | - | - | - | - | - | - |"
                 continue
             run = Run(model, gpus, stage, policy)
-            r, (best, mib) = predict(run, machine), best_bucket(run, machine)
-            yield (f"| {gpus} | {stage} | {policy} | {planned_gb(run):.1f} | {r['step_ms']:.0f} | "
-                   f"{r['exposed_ms']:.0f} + {r['slowdown_ms']:.0f} | {100 * r['efficiency']:.0f} % | {100 * r['mfu']:.0f} % | "
-                   f"{gigabytes(1e-9 * r['sent_bytes'])} | {mib} | {best['step_ms']:.0f}, {100 * best['efficiency']:.0f} % |")
+            r, better = predict(run, machine), better_bucket(run, machine)
+            yield (f"| {model.name} | {gpus} | {stage} | {'-' if policy == 'none' else policy} | {planned_gb(run):.1f} | {r['step_ms']:.0f} | "
+                   f"{100 * r['efficiency']:.0f} % | " + (f"{better[1]}: {100 * better[0]['efficiency']:.0f} % |" if better else "- |"))
 
 
-def scaling_table(model, machine):
-    s = model.shape
-    one = predict(Run(model, 1, 0), machine)
-    return [f"## {model.name}: L = {s.L}, C = {s.C}, H = {s.H}, G = {s.G}, F = {s.F}, V = {s.V}", "",
-            f"{model.parameters / 1e9:.2f}e9 parameters. Each GPU {model.micro_steps} micro-step"
-            f"{'s' if model.micro_steps > 1 else ''} of {s.B} x {s.T} tokens, {model.tokens} in a step. One GPU of memory "
-            f"enough, nothing recomputed: {one['step_ms']:.0f} ms, MFU {100 * one['mfu']:.0f} %.", "",
-            "| GPUs | stage | recompute | GB planned | ms a step | exposed + slowed ms | efficiency | MFU | GB sent by a GPU | best "
-            "--bucket-mib | with it |",
-            "|---|---|---|---|---|---|---|---|---|---|---|", *scaling_rows(model, machine)]
+def scaling_table(machine):
+    lines = ["| model | GPUs | stage | recomputed | GB planned | ms a step | efficiency | better `--bucket-mib`: efficiency |",
+             "|---|---|---|---|---|---|---|---|"]
+    return lines + [row for model in MODELS for row in scaling_rows(model, machine)]
 
 
-def largest_that_fits_and_smallest_that_does_not(machine):
-    planned = [planned_gb(Run(model, gpus, stage, policy)) for model in MODELS for gpus in GPUS for stage in STAGES
-               for policy in POLICIES]
-    room = machine.memory_gb - machine.reserve_gb
-    return max(gb for gb in planned if gb <= room), min(gb for gb in planned if gb > room)
-
-
-def arena_table(machine):
-    """Where the planned bytes are, and how far what fits depends on the reserve."""
-    lines = [f"| | stage | recompute | {' | '.join(ARENAS)} | all |", "|---|---|---|" + "---|" * (len(ARENAS) + 1)]
+def models_table(machine):
+    """What each GPU computes, and how fast one does that."""
+    lines = ["| model | micro-steps x B x T | ms on one GPU, nothing recomputed | MFU there |", "|---|---|---|---|"]
     for model in MODELS:
-        for stage in STAGES:
-            run = Run(model, ARENA_GPUS, stage, policy_that_fits(model, machine, ARENA_GPUS, stage) or "full")
-            sizes = list(planned_arenas(run).values())
-            cells = [f"{1e-9 * size:.1f}" for size in (*sizes, sum(sizes))]
-            lines.append(f"| {model.name} | {stage} | {run.policy} | " + " | ".join(cells) + " |")
-    fits, does_not = largest_that_fits_and_smallest_that_does_not(machine)
-    return lines + ["", f"Of all plans that this page chooses from, the largest that fits has {fits:.1f} GB, the smallest that does not",
-                    f"{does_not:.1f}: the choice is the same for any reserve from {max(0, math.ceil(machine.memory_gb - does_not))} "
-                    f"to {math.floor(machine.memory_gb - fits)} GB."]
+        one = predict(Run(model, 1, 0), machine)
+        lines.append(f"| {model.name} | {model.micro_steps} x {model.shape.B} x {model.shape.T} | {one['step_ms']:.0f} | {100 * one['mfu']:.0f} % |")
+    return lines
 
 
 def collective_table(machine):
     lines = ["| bytes in all | " + " | ".join(f"{gpus} GPUs" for gpus in GPUS) + " |", "|---|" + "---|" * len(GPUS)]
-    for mib in (1, 32, 128, 512, 2048, 8192):
+    for mib in (32, 128, 512, 2048):
         rates = [(gpus - 1) / gpus * mib * 2**20 / collective_seconds(machine, gpus, mib * 2**20) / 1e9 for gpus in GPUS]
         lines.append(f"| {mib} MiB | " + " | ".join(f"{rate:.0f}" for rate in rates) + " |")
     return lines
@@ -502,57 +476,39 @@ def collective_table(machine):
 
 HEAD = """# A model of a step on 8 to 1024 H200s
 
-`scripts/scaling_model.py` computes every table here, and a test holds this page to it. **Nothing here was measured.** The tokens
-of each GPU are fixed, so the global batch grows with the GPUs. An option of the script sets each rate that is assumed:
+`scripts/scaling_model.py` computes every table here, and a test holds this page to it. **Nothing here was measured.** Options
+set the assumed rates:
 `scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps 340 --efficiency 0.7` prints one run as JSON.
 
-## Formulas
+## What is assumed
 
-n GPUs, P parameters, k micro-steps.
-
-- **Compute**: a kernel takes its roofline ([kernels.md](kernels.md)) over 0.75, attention 300 TFLOP/s forward and 240
-  backward; while a collective runs, all of it goes at 1 - 16/132 of its rate, the SMs that NCCL's channels leave. MFU is the
-  engine's `mfu`: 6 flops a matmul weight and attention below the diagonal, against 989.5 TFLOP/s.
-- **A reduce-scatter or all-gather of S bytes**: start + hops + (n-1)/n S / rate on one ring over all GPUs, n - 1 hops, one of each
-  node over the network. The rate is 360 GB/s within a node and between nodes (8 adapters of 45). It takes the least of three
-  protocols, by the constants of NCCL 2.30's tuning model for Hopper (src/graph/tuning.cc):
-
-  | | start, us | a hop on NVLink, us | a hop between nodes, us | GB/s |
-  |---|---|---|---|---|
-  | LL | 6.6 | 0.6, with several nodes 1.08 | 2.7 | 141 in one node, else 35 |
-  | LL128 | 14 | 1.9 | 4.0 | 92 % of 360 |
-  | Simple | 8.4 | 3.4 | 14 | 360 |
-
-- **A step**: two queues, compute and network, each in its own order, which wait for each other where the engine does
-  ([parallel.md](../parallel.md)). A unit (embedding, layer, head) is cut into equal buckets of at most `--bucket-mib` of fp32
-  gradient, by default max(32, n) MiB.
-- **Sent by a GPU**, elements over (n-1)/n: 2 P at stages 0 and 1, (k + 1) P at 2, 3 k P at 3, less, in each micro-step, an
-  untied table's embedding and head. Gradients take 4 bytes, parameters 2.
-- **Update**: the norm of the shard, 4 bytes a parameter; AdamW, 28; gradients to zero, 4; at stages 2 and 3 also, in every micro-step,
-  zeroing a unit's gradients (4) and adding its shard (12 / n).
-- **Memory** is what the engine plans for an H200 in bf16 ([scaling_plans.json](scaling_plans.json), which a test makes again with
-  `--plan-json`), GB of 1e9 bytes. 139 of 141 may be planned. A row has the first of no, selective (norm, activation) and full
-  recomputation that fits; where none does, the plan with full recomputation.
+- **Compute**: a kernel takes its roofline ([kernels.md](kernels.md)) over 0.75, attention 300 TFLOP/s forward and 240 backward. While a
+  collective runs, compute goes at 1 - 16/132 of its rate: NCCL's channels take SMs.
+- **Network**: one ring over all GPUs, 360 GB/s within a node and between nodes (8 adapters of 45). NCCL 2.30's tuning model for Hopper
+  has the latencies (`RING` in the script); its fastest protocol counts.
+- **A step**: two queues, compute and network, wait for each other where the engine does. [parallel.md](../parallel.md) has the units,
+  their buckets, and what each stage sends.
+- **Update**: the norm moves 4 bytes for each parameter of the shard, AdamW 28, zeroing gradients 4. At stages 2 and 3 each micro-step of n
+  GPUs zeroes a unit's gradients (4) and adds its shard (12 / n).
+- **Memory** is what the engine plans in bf16 ([scaling_plans.json](scaling_plans.json), by arena, which a test makes again), GB of 1e9
+  bytes. 139 of 141 may be planned. The first of no, selective (norm, activation) and full recomputation that fits is taken. Where none
+  fits there is no row.
 - **Efficiency** is against one GPU of memory enough, with the same recomputation and no communication; a sharded update takes it
-  above 100 %. **Exposed**: compute waited for the network. **Slowed**: what collectives beside it cost it. The best
-  `--bucket-mib` is the smallest of 32, 64, ... 2048 within 1 % of the best; all other columns have the default.
+  above 100 %. A better `--bucket-mib` is the smallest of 32, 64, ... 2048 within 1 % of the best, where the default is not.
 
 ## Bus bandwidth of the ring, GB/s
 """
 
-ARENAS_HEAD = f"""## Where the planned bytes are, GB of one of {ARENA_GPUS} GPUs
+STEPS_HEAD = """
+## Steps
 
-Activations are all that lives for a part of a step: what backward keeps, gradients of activations, workspaces, logits, and
-at stages 2 and 3 whole units while they are reduced or used.
+The tokens of each GPU are fixed, so the global batch grows with the GPUs:
 """
+
 
 def page():
     machine = Machine()
-    lines = [HEAD, *collective_table(machine), ""]
-    for model in MODELS:
-        lines += [*scaling_table(model, machine), ""]
-    lines += [ARENAS_HEAD, *arena_table(machine)]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([HEAD, *collective_table(machine), STEPS_HEAD, *models_table(machine), "", *scaling_table(machine)]) + "\n"
 
 
 def parse(arguments):
