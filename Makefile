@@ -1,77 +1,80 @@
-# make            build/train_gpt for the cpu, and for the GPU too where nvcc and one are; CUDA= leaves that out
-# make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
-# make demo       train on real text, two minutes           make bench   speed and memory
-# make test       the tests' short run                      make SANITIZE=1 test   with ASan and UBSan
-# make test-all   the tests of make test with every shape, seed, kill and whole training
-# make quick      most units and the cpu target's ops, in bf16 and fp32: under a minute once they are built
-# make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
-# make test-environments   those of them that locales, umasks, signals, users can disturb, under each
-# make test-long  the long table: sanitizers, compilers, qemu, kills, ...; ROW=name runs one row (test/long_rows.tsv)
-# make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
-# make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
-# make help       these lines
-# make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
+# make            builds build/train_gpt: the cpu target and, where nvcc and a GPU are found, CUDA; CUDA= leaves it out
+# make cuda       builds both targets, with or without a GPU; RELEASE=1: for every GPU from sm_80 on, not only this one
+# make demo       trains on real text, two minutes          make bench   measures speed and memory
+# make test       runs the tests' short run                 make SANITIZE=1 test   runs it under ASan and UBSan
+# make test-all   runs the tests of make test with every shape, seed, kill and whole training
+# make quick      runs most units and the cpu target's ops, in bf16 and fp32: under a minute once they are built
+# make test-levels   trains with each instruction set (x86-64-v3, ...) that a program for any CPU has and this CPU runs
+# make test-environments   runs the tests that locales, umasks, signals and users can disturb, under each of these
+# make test-long  runs the long table: sanitizers, compilers, qemu, kills, ...; ROW=name: one row (test/long_rows.tsv)
+# make fuzz       runs each parser on hostile input by libFuzzer, for FUZZ_SECONDS (60)
+# make format     lays the source out by .clang-format      make compile_commands.json   writes flags, for editors
+# make help       prints these lines
+# make emu        builds build/emu/train_gpt, CUDA on the host      make ptxas   lists kernels' registers and spills
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
-MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
+MAKEFLAGS += --no-builtin-rules # make would try to link each .d file that it includes
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
-# CC's own C++ compiler: programs of both link with one OpenMP.
+# The C++ compiler that comes with CC: a program with objects of both compilers must have one OpenMP library.
 CXX := $(if $(filter default,$(origin CXX)),$(or $(filter %g++ %clang++ g++-% clang++-%,$(subst clang,clang++,$(subst gcc,g++,$(CC)))),g++),$(CXX))
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 comma := ,
 all: $(B)/train_gpt
-include scripts/libraries.mk # the machine and what it has: ARCH, MACHINE, DEFINES, LDFLAGS, LDLIBS, RUNTIME_LDLIBS, MISSING
+include scripts/libraries.mk # sets ARCH, MACHINE, DEFINES, LDFLAGS, LDLIBS, RUNTIME_LDLIBS, MISSING
 
 # ---- How each kind of file is compiled ----
-# No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
-# -g1 is functions and lines, for backtraces and profilers; -g, which a debugger of variables needs, takes gcc half as long again.
+# No -ffast-math: NaN must stay NaN. A reduction that may be reordered has `omp simd`. -g1 has the functions and lines
+# that backtraces and profilers need; -g, by which a debugger shows variables, takes gcc half as long again.
 CFLAGS ?= -O3 -g1
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>&1))
-# gcc fuses additions from -O2 on, or by -fexpensive-optimizations: some tests hold an op to its formula's bits.
+# gcc makes FMAs of multiplications and additions from -O2 on, and by -fexpensive-optimizations. Some tests hold an op
+# to the bits of its formula, so that the sanitizers' build must make them too.
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math \
   $(if $(SANITIZE),-O1 $(if $(IS_CLANG),,-fexpensive-optimizations) $(SANITIZERS) -fno-omit-frame-pointer)
-include scripts/levels.mk # ARCH_FLAGS, and the levels of instruction sets above ARCH: LEVELS, LEVEL_ROWS
-# What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
-# those that each has, so that a test that passes on one machine is the same program on the next.
-BASELINE_x86_64 := -march=x86-64 -mcx16 -msahf -mpopcnt -msse4.2 # x86-64-v2, which gcc has by that name since 11
+include scripts/levels.mk # sets ARCH_FLAGS, LEVELS and LEVEL_ROWS
+# The tests of the runtime, the parsers and the emulated CUDA source are compiled for instructions that every machine
+# has: a test that passed on one machine is the same program on the next.
+BASELINE_x86_64 := -march=x86-64 -mcx16 -msahf -mpopcnt -msse4.2 # x86-64-v2, a name that gcc knows from 11 on
 BASELINE_aarch64 := -march=armv8-a
 BASELINE := $(BASELINE_$(MACHINE))
-# Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
-# clang's pass-failed is of maxima of floats, which it leaves scalar; gcc's maybe-uninitialized, where vectors are of four
-# lanes, of sums that a loop of at least one turn fills.
-# Of vectors that are passed by value gcc notes how another compiler passes them (psabi): no other object has such a function.
+# WERROR=1, which the tests set, makes warnings errors; a user's compiler may be newer, and warn more, than any tried
+# here. Left out: clang's pass-failed, of maxima of floats, which clang leaves scalar; gcc's maybe-uninitialized on
+# aarch64, where vectors have four lanes, of sums that a loop of at least one turn fills; gcc's psabi, a note that other
+# compilers pass vectors by value in another way: no other object calls such a function.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-psabi -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
   $(if $(IS_CLANG),-Wno-pass-failed -Wno-unknown-warning-option,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
 COMPILE = $(call COMPILE_FOR,$(ARCH_FLAGS))
 COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
-# The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA, an
-# NCCL made of MPI. -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++,
-# g++ warns of its own vector intrinsics, which xxhash uses.
-# g++ makes symbols of inline variables unique to the process, which each copy of the engine must have for itself.
+# Compiles the CUDA source for the host: threads are fibers (which the sanitizers do not follow), test/emu/ takes the
+# place of CUDA, and NCCL is made of MPI. -O2, since -O3 compiles twice as long. -Wno-maybe-uninitialized and
+# -Wno-uninitialized: compiling C++, gcc warns of its own vector intrinsics, which xxHash uses.
+# NOT_UNIQUE: g++ would let all copies of the engine in a process share an inline variable; each copy needs its own.
 NOT_UNIQUE := -fno-gnu-unique
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
   $(BASELINE) $(if $(filter -O3,$(CFLAGS)),-O2) $(NOT_UNIQUE) $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
-# An op's test looks at the device's memory from the host.
+# A test of an op reads device memory from the host.
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(TEST_FLAGS)
-# Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
-# LD_LIBRARY_PATH, so that a real one is never found in their place.
+# cuDNN's stand-ins lie beside the programs that load them at run time. An RPATH, unlike a RUNPATH, goes before
+# LD_LIBRARY_PATH, so that a real cuDNN is never loaded in their place.
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
 PRECISION_bf16 := -DPRECISION_BF16
-PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
-PRECISION_dot := -DPRECISION_BF16 -DBF16_DOT_EMULATE # dot products of bf16 pairs emulated, in place of AMX
-include scripts/cuda.mk # sets CUDA, and where that is not empty what nvcc compiles and links with
+PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels on tiles run everywhere
+PRECISION_dot := -DPRECISION_BF16 -DBF16_DOT_EMULATE # dot products of bf16 pairs emulated; no AMX
+include scripts/cuda.mk # sets CUDA, and where CUDA is not empty what nvcc compiles and links with
 
-# What a build prints: a line a file, as "CC kernels/norm.cu cpu bf16", or by V=1 its commands.
+# A build prints a line a file, such as "CC kernels/norm.cu cpu bf16"; V=1 prints the commands instead.
 Q := $(if $(V),,@)
 quietly = $(if $(V),,@printf '%-4s %s\n' $(1) '$(2)';)
-what_of = $(subst _, ,$(patsubst $(B)/%,%,$(firstword $(subst /, ,$(@:$(B)/ops/%=%))))) # of ops/cpu_bf16/norm.o "cpu bf16"
+what_of = $(subst _, ,$(patsubst $(B)/%,%,$(firstword $(subst /, ,$(@:$(B)/ops/%=%))))) # ops/cpu_bf16/norm.o: cpu bf16
 
-# $(call rule,TARGET,SOURCE AND WHAT ELSE IT NEEDS,COMMAND,LIBRARIES): how TARGET is made in $(B).
-# $(call program,TARGET,SOURCE,COMMAND,ARCHIVES,LIBRARIES): how a program is made: an object of its own, which links with the
-# archives, as of ops, and our own library.
+# $(call rule,TARGET,PREREQUISITES,COMMAND,LIBRARIES): a rule that makes $(B)/TARGET, which may be a pattern, of the
+# first prerequisite by COMMAND. An argument's $$ is a $ of the recipe: $$@ is the target.
+# $(call program,TARGET,SOURCE,COMMAND,ARCHIVES,LIBRARIES): rules for a program. COMMAND compiles SOURCE to
+# $(B)/TARGET.o, which is linked with ARCHIVES (of ops), $(LIBRARY) and LIBRARIES.
+# $(call linked,TARGET,COMMAND,ARCHIVES,LIBRARIES,OBJECT): the link's rule; OBJECT is $(B)/TARGET.o unless given.
 define compiled
 $(B)/$(1): $(2) $(B)/build-with
 	@mkdir -p $$(@D)
@@ -80,52 +83,56 @@ endef
 define linked
 $(B)/$(1): $(or $(5),$(B)/$(1).o) $(3) $(if $(findstring library.a,$(3)),,$(LIBRARY))
 	$$(call quietly,LINK,$$(@:$(B)/%=%))$(if $(findstring -x c++,$(2)),$$(CXX),$$(CC)) $$(CFLAGS) $(if $(findstring sanitized,$(3)),$(SANITIZERS)) $$^ $$(LDFLAGS) $(4) -o $$@
-.PRECIOUS: $(B)/$(1).o # or make removes it as a step on the way
+.PRECIOUS: $(B)/$(1).o # make would remove it as an intermediate file
 endef
 rule = $(eval $(call compiled,$(1),$(2),$(3),$(4)))
 program = $(call rule,$(1).o,$(2),$(3) -c)$(eval $(call linked,$(1),$(3),$(4),$(5)))
-# What depends on neither target nor precision, compiled once, for any machine of this kind. Tests of what a file does not
-# export include its .c, whose object the linker then leaves in the archive.
+# The library has what depends on neither target nor precision, compiled once. A test of what a file does not export
+# includes the .c file; the linker then leaves the file's object in the archive.
 LIBRARY := $(B)/library.a
 LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
 $(B)/%.a:
 	$(call quietly,AR,$(@:$(B)/%=%))rm -f $@ && $(AR) rcs $@ $^
-# A program for less than the baseline (ARCH=x86-64, another machine's compiler) has its library for that, too. What is called
-# before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
+# The library is compiled for the baseline, or for ARCH=x86-64, which is less. error.o and say.o run before the CPU is
+# checked, so they are compiled for any CPU. hash.o and host_collectives.o loop over a model's bytes, so they are
+# compiled as the engines are.
 LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
 $(call rule,library/%.o,%.c,$$(call COMPILE_FOR,$$(LIBRARY_FLAGS)) -c)
 $(B)/library/runtime/machine/error.o $(B)/library/runtime/machine/say.o: LIBRARY_FLAGS :=
 $(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
-# The library for ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every run.
+# The library under ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every
+# build.
 SANITIZED_LIBRARY := $(B)/sanitized/library.a
 SANITIZED_FLAGS := -O1 $(SANITIZERS) -fno-omit-frame-pointer
 $(call rule,sanitized/%.o,%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -c)
 $(SANITIZED_LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/sanitized/%.o)
-include scripts/build_with.mk # build-with, on which every object depends
-# The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
-# that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
+include scripts/build_with.mk # makes $(B)/build-with, on which every object depends
+# The commit, for --version, in a file of its own that is written only where the commit changes, so that no engine is
+# compiled anew. A tree without .git, as one in another repository, has the commit that scripts/gpu_pack.sh packed, or
+# none.
 COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
 $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
 $(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
-# What looks whether this CPU has the instructions that the engines were compiled for is itself compiled for any; the table of
-# those instructions is compiled as they are.
+# The check that this CPU has the engines' instructions is compiled for any CPU. The table of these instructions is
+# compiled as the engines are: it is made of the compiler's macros.
 $(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
 
-# ---- The ops: each .cu of kernels/ is an object a copy of the engine, which the engine and the tests link ----
-# What differs between copies is a target, a precision and a level of instruction sets, as in cpu_bf16_x86_64_v3.
+# ---- The ops: each .cu of kernels/ is an object for each copy of the engine; engines and tests link these objects ----
+# A copy is named by a target, a precision and, above ARCH, a level of instruction sets: cpu_bf16_x86_64_v3.
 OPS_SOURCES := $(wildcard kernels/*.cu kernels/*/*.cu)
 ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
-# $(call ops,COPY,COMMAND,OPS): the copy's objects, of OPS or of all, and, for tests, their archive. A test that includes an op's
-# .cu has the symbols that the archive's member of that name has, which the linker then leaves.
+# $(call ops,COPY,COMMAND,OPS): rules for a copy's objects and, for tests, their archive $(B)/ops/COPY.a, of OPS or,
+# where OPS is empty, of all ops. A test that includes an op's .cu defines the symbols of the op's object, which the
+# linker then leaves in the archive.
 ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
-# The emulator's ops in fp32 are -O1: the short run trains one model by them (test_cuda_engine.py).
+# The emulator's fp32 ops are compiled by -O1: the short run trains only one model with them (test_cuda_engine.py).
 EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
 EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
-# Those of nvcc print their seconds, and leave beside the object what ptxas says of registers and spills.
+# nvcc's ops: the recipe prints the seconds taken, and leaves what ptxas says of registers and spills beside the object.
 define cuda_ops
 $(B)/ops/$(1)/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
 	@mkdir -p $$(@D)
@@ -137,20 +144,20 @@ $(foreach p,fp32 bf16,$(eval $(call cuda_ops,cuda_$p,$$(NVCC_COMPILE) $$(GENCODE
 $(foreach p,fp32 bf16,$(eval $(B)/ptxas_$p.log: $(call ops_objects,cuda_$p)))
 $(PTXAS_LOGS):
 	cat $(^:.o=.ptxas) >$@
-# The ops that are written on tiles or dot products, with these emulated; a program links them before the copy's others.
+# The ops that use tiles or dot products, with these emulated. A program links their archive before the other ops'.
 EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu matmul/matmul
 $(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
-# A test's own code is -O1, which compiles in half of the time: what it is to test lies in the ops' objects.
+# A test's own code is compiled by -O1, in half of the time: the code to be tested lies in the ops' objects.
 TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O1)
-# Those of ops are -O2, since some hold an op to the bits of its formula in a header, which from -O2 on has fused additions.
+# Op tests are compiled by -O2: some hold an op to the bits of a formula in a header, where gcc makes FMAs from -O2 on.
 OP_TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
-# The host's code is -O2: its loops are over layers and tensors, and -O3 takes half as long again to compile. Loops over elements
-# are an op's.
+# The host's code is compiled by -O2: its loops are over layers and tensors, and -O3 takes half as long again to
+# compile. Loops over elements belong to ops.
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
-# An engine is its host code and its copy of the ops, in one object that exports its entries alone: all copies of an op have the
-# same names.
+# $(call engine,ENGINE,HOST,COPY): an engine is one object of its host code and its copy of the ops. It exports only its
+# entries, since all copies of an op have the same names.
 OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy),objcopy)
 define engine
 $(B)/$(1).o: $(B)/$(2).o $(call ops_objects,$(3))
@@ -159,7 +166,7 @@ $(B)/$(1).o: $(B)/$(2).o $(call ops_objects,$(3))
 endef
 $(call rule,host_cpu_%.o,train_gpt.c,$$(COMPILE) $$(HOST_FLAGS) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
 $(foreach p,fp32 bf16,$(eval $(call engine,engine_cpu_$p,host_cpu_$p,cpu_$p)))
-# $(call level,LEVEL,SUFFIX): the engines for a level above ARCH, and the table of what they need.
+# $(call level,LEVEL,SUFFIX): the engines for a level above ARCH, and the table of instructions that they need.
 define level
 $(call rule,host_cpu_%$(2).o,train_gpt.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(HOST_FLAGS) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
 $(foreach p,fp32 bf16,$(call ops,cpu_$p$(2),$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(PRECISION_$p) -x c)$(eval $(call engine,engine_cpu_$p$(2),host_cpu_$p$(2),cpu_$p$(2))))
@@ -178,7 +185,8 @@ $(call rule,emu/main.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTU
 engines = $(B)/$(1)_fp32.o $(B)/$(1)_bf16.o
 CPU_ENGINES += $(call engines,engine_cpu)
 PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cpu_features*.c)) $(B)/commit.o $(LIBRARY)
-# What the program was linked for last: the objects of the other target are up to date then too.
+# The target that the program was linked for last decides whether it must be linked anew: no object's date changes with
+# CUDA.
 LINKED := $(if $(CUDA),cuda,cpu)
 $(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
 $(B)/main_cuda.o $(B)/host_cuda_fp32.o $(B)/host_cuda_bf16.o: $(B)/build-with-cuda
@@ -191,24 +199,25 @@ $(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared $$(EM
 $(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)$$(@F))
 $(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
-# ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
+# ---- Tests and benchmarks: op_NAME and bench_NAME for each precision, unit_NAME, fuzz_NAME only on its corpus ----
 $(foreach p,fp32 bf16,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(OP_TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(TEST_FLAGS) $$(PRECISION_$p) -x c++,$(B)/ops/cpu_$p.a,$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$(B)/ops/emu_$p.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
-# With emulated tiles or dot products: those ops before the others. Whole models are the same object, linked with these.
+# Tests on emulated tiles or dot products: the emulated ops' archive comes first. The models' object is bf16's.
 $(foreach p,amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(OP_TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka))
 $(foreach p,amx dot,$(eval $(call linked,test/models_$p,-x c++,$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka,$(B)/test/models_bf16.o)))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS)))
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE) $$(TEST_FLAGS),$(B)/ops/cpu_fp32.a,$$(LDLIBS) -lcmocka)
-# Those of runtime/ and formats/ alone.
+# The units that include neither a kernel nor a part of the model are linked with the sanitized library.
 SANITIZED_UNITS := $(shell grep -LE '^.include "(kernels|memory|model|optimizer|run|zero)/|^.include "[a-z_0-9]*\.cuh"|^.include "test/.*\.cuh?' test/unit_*.c)
 $(foreach u,$(SANITIZED_UNITS:test/%.c=%),$(call program,test/$u,test/$u.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS),$(SANITIZED_LIBRARY),$$(LDLIBS) -lcmocka))
 $(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$(SANITIZED_LIBRARY),$$(RUNTIME_LDLIBS))
 
-# Tests of whole models are in one program for each target and precision, PROGRAM:TEST in the lists of tests, since the
-# engine with its kernels takes longer to compile than any of them. op_NAME alone can be built as every op's test can.
+# Tests of whole models are in one program for each target and precision, since the engine takes longer to compile than
+# any of these tests. The lists of tests name such a test PROGRAM:TEST. op_NAME can also be built as a program of its
+# own, like any op's test.
 MODELS := $(patsubst test/%.c,%,$(shell sed -n 's/^#include "\(test\/op_.*\)"/\1/p' test/models.c))
 COMPILE_AS_CXX = $(patsubst -std=gnu11,-std=gnu++17,$(COMPILE)) -Wno-maybe-uninitialized -Wno-uninitialized # as EMULATE
 in_models = $(foreach t,$(1),$(call in_model,$t,$(lastword $(subst _, ,$t))))
@@ -222,24 +231,27 @@ FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
 AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
 DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
-# On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_fit times the
-# cpu target's throttled copies; op_zero holds the schedule to the plan, by the cpu target's work thread; in fp32 whole
-# models would run for long and show what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision
-# alike.
+# Ops tested on the emulator: all that have CUDA kernels. op_random and op_vector_math test code that both targets
+# share; op_fit times the cpu target's throttled copies; op_zero holds the schedule to the plan by the cpu target's work
+# thread.
+# Tests in bf16 only: in fp32 whole models would run long, and show what op_golden and op_zoo show. op_huggingface is in
+# fp32 only: it moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_frozen_format op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
 EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_check_attention unit_check_copies unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS)))))
-# Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
+# In bf16 only: op_fp8_gpt, since FP8 is trained with bf16; op_fit and op_offload, since neither what the search finds
+# nor what is copied depends on the precision.
 CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
-# Quick is without emulated tiles, emulated dot products and the emulated GPU, without what trains whole runs (the tests in Python),
-# and without what takes half of the rest's time: ranks, kills, timed copies, FP8, offload, and one precision of the longest ops.
+# `make quick` leaves out emulated tiles and dot products, the emulated GPU, and the tests in Python, which train whole
+# runs. It also leaves out what takes half of the remaining time: ranks, kills, timed copies, FP8, offload, and one
+# precision of the longest ops.
 NOT_QUICK := unit_checkpoint unit_plans unit_architectures unit_control unit_control_start unit_host_collectives fuzz_matmul_algorithms \
   op_attention_fp32 op_block_bf16 $(foreach o,op_zero op_fit op_offload op_offload_units op_muon_model op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
-# What takes long and is seen in bf16 as well: ZeRO, products in FP8, and on the emulator
-# each op, whose kernels are one code for both precisions (test_cuda_engine.py trains in fp32, too), and bytes of models' files.
-# AMX's tiles are seen in op_golden.
+# Only `make test-all` runs these: ZeRO and products in FP8 in fp32, which bf16 shows as well; on the emulator each op
+# in fp32, since both precisions share the kernels, and test_cuda_engine.py trains in fp32, too; and op_gpt on AMX's
+# tiles, which op_golden shows.
 LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/test/op_matmul_fp8_fp32 $(patsubst %,$(B)/emu/%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(B)/test/op_gpt_amx)
 TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
@@ -249,7 +261,7 @@ $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_
 help:
 	@sed -n "s/^# \(make .*\)/\1/p" Makefile
 SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
-# A test that passed is run again where something that its result depends on has changed; all are by AGAIN=1.
+# A test that passed runs again only where something that its result depends on has changed; AGAIN=1 runs all tests.
 test:
 	scripts/setup.sh test
 	$(SUBMAKE) WERROR=1 test-programs check-headers
@@ -258,20 +270,21 @@ test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM)
 quick: quick-programs
 	test/run.py $(QUICK_TESTS)
 quick-programs: $(call programs,$(QUICK_TESTS))
-# Those that a user's environment can disturb, in each environment of the script's.
+# The tests that a user's environment can disturb run in each environment of test/environments.sh.
 test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
 test-levels: $(B)/train_gpt
 	$(SUBMAKE) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.py test/test_levels.py
-# All of make test, with what it leaves out of long loops and classes (LONG_TESTS), and further programs.
+# All of `make test`, with the long loops and classes that it leaves out (LONG_TESTS), and LONG_PROGRAMS.
 test-all: test-programs $(call programs,$(LONG_PROGRAMS))
 	LONG_TESTS=1 TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS) $(LONG_PROGRAMS)
-# Rows of test/long_rows.tsv, what takes longer or needs more than every machine has; ROW=name is one of them.
+# The rows of test/long_rows.tsv take longer, or need more than every machine has; ROW=name runs one row.
 test-long:
 	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
-# Each header compiles alone, as C in fp32 and, in the long run, as C++ in bf16; each benchmark still compiles, in both.
+# Checks that each header compiles by itself, as C in fp32 and, in the long run, as C++ in bf16, and that each benchmark
+# compiles in fp32 and in bf16.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention/sm80%.cuh kernels/attention/sm90%.cuh $(filter-out kernels/cudnn/attention.cuh,$(wildcard kernels/cudnn/*.cuh)) kernels/matmul/choices.cuh kernels/matmul/cublaslt.cuh kernels/matmul/candidates.cuh kernels/matmul/proof.cuh kernels/matmul/tuning.cuh,$(wildcard *.cuh *.h */*.cuh kernels/*/*.cuh config/*.h run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
 CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
@@ -290,14 +303,15 @@ $(B)/checked/test/bench_%.c: test/bench_%.c $(B)/build-with
 	$(Q)$(CC) -x c -std=gnu11 $(CHECKED) -DPRECISION_BF16 $<
 	@touch $@
 
-# Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
-# $(B)/fuzz, as are those that reached new code.
+# Runs each parser on input that libFuzzer grows from the parser's corpus; fuzz-NAME runs one parser. $(B)/fuzz keeps
+# inputs that did harm and, in reached_NAME, inputs that reached new code.
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
 fuzz:
 	scripts/setup.sh fuzz
 	$(SUBMAKE) $(FUZZ:%=fuzz-%)
-# Or make removes them as steps on the way; without names it would keep all, and build none that is missing.
+# Keeps programs that make would remove as intermediate files. An empty list would make every file secondary, and
+# missing files would not be built: hence `none`.
 .SECONDARY: $(or $(FUZZ:%=$(B)/fuzz/%),none)
 fuzz-%: $(B)/fuzz/%
 	@mkdir -p $(B)/fuzz/reached_$*
@@ -305,11 +319,12 @@ fuzz-%: $(B)/fuzz/%
 	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
-# The library depends on every parser, which the target's own .d doesn't: of several sources it names the last one's headers.
+# The library stands for every parser's headers: of several sources the target's own .d names only the last source's.
 $(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
   $$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
 
-# For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
+# compile_commands.json has each file's flags, for editors. FORMATTED: the files that .clang-format lays out, all but
+# the tables that a script writes.
 CLANG_FORMAT ?= clang-format
 FORMATTED = $(filter-out formats/unicode_tables.%,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu' '*.cpp'))
 compile_commands.json:
@@ -319,7 +334,7 @@ format:
 format-check:
 	@$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
-# Real text that every build machine has, unless TEXT names other: a file or a folder.
+# TEXT: a file or a folder to train on; the default is real text that every build machine has.
 TEXT ?= /usr/include
 demo:
 	scripts/setup.sh demo

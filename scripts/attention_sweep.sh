@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Times variants of Hopper's attention kernels (tiles, stages, turns, the order of backward's blocks) on the GPU of this
-# machine, and names the fastest for each shape and direction.
+# Times variants of Hopper's attention kernels (tiles, stages, turns, the order of backward's blocks) on this machine's
+# GPU, and names the fastest variant for each shape and direction.
 #
-#   scripts/attention_sweep.sh [VARIANT ...]     a variant is compiler options, as '-DSM90_FORWARD_STAGES=1'
+#   scripts/attention_sweep.sh [VARIANT ...]     a variant is compiler options, such as '-DSM90_FORWARD_STAGES=1'
 #
-# What a variant must not do is spill or be refused by ptxas: then it is left out, and said so. Needs nvcc and a GPU of
-# compute capability 9.0. A winner goes into the macros of kernels/attention/sm90_forward_plan.cuh and _backward_plan.cuh.
+# A variant that does not compile, or whose kernels spill, is reported and left out. Needs nvcc and a GPU of compute
+# capability 9.0. The fastest variant goes into the macros of kernels/attention/sm90_forward_plan.cuh and
+# sm90_backward_plan.cuh.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 out=out/attention_sweep

@@ -1,13 +1,17 @@
 #!/bin/sh
-# The speed and memory table: scripts/bench.sh BUILD_FOLDER. Text on stdout and in out/bench/*.txt, JSON beside it; the last
-# table holds each promised ratio against its bound. BENCH_MODEL: options of train_gpt for another model than GPT-2 124M;
-# BENCH_ROUNDS: how often the precisions' steps are timed in turn; BENCH_BF16=1: bf16 also where --precision auto does not
-# take it, as it is slower than fp32 there.
+# Prints the tables of speed and memory, and writes them to out/bench/*.txt, with JSON beside them. The last table has
+# each promised ratio and its bound.
+#
+#   scripts/bench.sh [BUILD_FOLDER]     build unless named
+#
+# BENCH_MODEL   options of train_gpt for another model than GPT-2 124M
+# BENCH_ROUNDS  how often each precision's training step is timed (2); the precisions take turns
+# BENCH_BF16=1  times bf16 also where --precision auto does not take it, since it is slower than fp32 there
 set -eu
 build=${1:-build}
 out=out/bench
 mkdir -p "$out"
-rm -f "$out"/step-*.json "$out"/generate-*.txt # a round of an earlier call would count
+rm -f "$out"/step-*.json "$out"/generate-*.txt # an earlier call's rounds would count
 precisions=fp32
 if "$build/train_gpt" --device cpu --preset demo --plan=full | grep -q '^precision  *bf16' || [ "${BENCH_BF16:-0}" = 1 ]; then
     precisions="fp32 bf16"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Scaling on the cpu target: one rank against two under mpirun, what each ZeRO stage sends, and how much of it is hidden.
+"""Measures scaling on the cpu target: one rank against two under mpirun, what each ZeRO stage sends, and how much of it
+is hidden behind computation.
 
   scripts/bench_parallel.py [--json FILE] [--steps N]      TRAIN_GPT and MPIRUN name other programs
 
-Each rank has the same number of threads in every run, half of the cores, so a ratio of 2 is perfect: for the same global
-batch twice the speed, for the same batch a rank twice the tokens in the same time. Bytes are those of rank 0.
+Each rank has half of the cores as threads in every run, so a ratio of 2 is perfect: at the same global batch twice the
+speed, at the same batch a rank twice the tokens in the same time. Bytes are rank 0's.
 """
 import argparse
 import json
@@ -19,11 +20,11 @@ import tempfile
 
 TRAIN_GPT = os.environ.get("TRAIN_GPT", "build/train_gpt")
 MPIRUN = os.environ.get("MPIRUN", "mpirun")
-WARM_UP = 2  # steps: caches, connections
+WARM_UP = 2  # steps that are not timed: they fill caches and open connections
 VOCABULARY, LENGTH, MICRO_BATCH = 1024, 128, 4
 MODEL = ["--device", "cpu", "--precision", "fp32", "--num-layers", "6", "--hidden-size", "256", "--num-attention-heads", "4",
          "--vocab-size", str(VOCABULARY), "--seq-length", str(LENGTH), "--micro-batch-size", str(MICRO_BATCH)]
-# (name, ranks, stage, sequences of a step)
+# (name, ranks, ZeRO stage, sequences a step)
 CASES = [
     ("same global batch", 1, 0, 2 * MICRO_BATCH), *(("same global batch", 2, stage, 2 * MICRO_BATCH) for stage in range(4)),
     ("same batch a rank", 1, 0, MICRO_BATCH), *(("same batch a rank", 2, stage, 2 * MICRO_BATCH) for stage in (0, 1)),
@@ -32,16 +33,17 @@ CASES = [
 
 
 def theory_bytes(elements, ranks, stage, micro_steps):
-    """What a rank sends in a step, fp32 throughout. Gradients are reduced (4 bytes an element) once at stages 0 and 1, else in
-    each micro-step. What comes back is gradients at stage 0, parameters at 1 and 2, once; at 3 for forward and for backward,
-    of which an untied head and embeddings would need but one. The ranks' reports are some hundred bytes more."""
+    """Returns the bytes that a rank sends in a step, all in fp32. Gradients are reduced (4 bytes an element) once at
+    stages 0 and 1, else in each micro-step. Then stage 0 gathers gradients, once, and stages 1 and 2 parameters,
+    once. Stage 3 gathers parameters for forward and for backward of each micro-step, although an untied head and
+    embeddings need one of the two. The ranks' reports are some hundred bytes more."""
     reductions = micro_steps if stage >= 2 else 1
     gathers = 2 * micro_steps if stage == 3 else 1
     return 4 * elements * (reductions + gathers) * (ranks - 1) / ranks
 
 
 def summarize(entries, tokens):
-    """Medians of a log's steps, less the first ones."""
+    """Returns medians over a log's steps after the first WARM_UP; `hidden` is None where nothing was sent."""
     entries = [entry for entry in entries if "step_ms" in entry][WARM_UP:]
     if not entries:
         raise ValueError(f"the log has no step after the first {WARM_UP}")
@@ -52,7 +54,7 @@ def summarize(entries, tokens):
 
 
 def write_tokens(path, count):
-    """An llm.c shard of uint16."""
+    """Writes random tokens as an llm.c shard of uint16."""
     numbers = random.Random(1)
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
@@ -60,7 +62,8 @@ def write_tokens(path, count):
 
 
 def call(command):
-    # Open MPI alone reads these: it would not start as root, nor more ranks than cores, and gives each rank one core.
+    # Only Open MPI reads these. Without them it starts neither as root nor more ranks than cores, and gives each rank
+    # one core.
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -69,7 +72,7 @@ def call(command):
 
 
 def count_elements(folder):
-    """Elements of a flat buffer: the bytes of one rank's gradients in the plan, in fp32."""
+    """Returns the elements of a flat buffer: one rank's gradients in the plan, in fp32."""
     path = os.path.join(folder, "plan.json")
     call([TRAIN_GPT, *MODEL, "--plan", "--plan-json", path])
     with open(path, encoding="utf-8") as file:
@@ -130,8 +133,8 @@ def text_of(row):
 
 def main():
     parser = argparse.ArgumentParser(description="Speed of one and of two ranks on the cpu target.")
-    parser.add_argument("--json", metavar="FILE", help="the table, written there too")
-    parser.add_argument("--steps", type=int, default=6, help="measured steps of each run")
+    parser.add_argument("--json", metavar="FILE", help="write the table to FILE, too")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each run (default: 6)")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error("--steps must be 1 or more")

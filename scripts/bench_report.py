@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What make bench promises, beside what it measured: ratios of the least times of the rounds that were run in turn.
+"""Prints the ratios that `make bench` promises, measured, beside their bounds. Times in ratios are the least of all
+rounds.
 
-  scripts/bench_report.py FOLDER     reads FOLDER/step-PRECISION-ROUND.json, of bench_step, FOLDER/generate-PRECISION.txt and
-                                     FOLDER/attention-PRECISION.txt
+  scripts/bench_report.py FOLDER     reads step-PRECISION-ROUND.json, of bench_step, generate-PRECISION.txt and
+                                     attention-PRECISION.txt there
 
-A ratio that misses its bound is marked; the exit status stays 0, as a busy machine misses them too.
+A ratio that misses its bound is marked. The exit status stays 0, since a busy machine misses bounds, too.
 """
 import glob
 import json
@@ -12,16 +13,17 @@ import os
 import re
 import sys
 
-# On AMX tiles the matmuls are so fast that all else weighs more. The bounds of a step against its own matmuls; of full
-# recomputation, a forward pass of the blocks more, which there has 23 % of a step (GPT-2 124M, B4 T1024); and of
-# attention under a mask, where tiles that an edge of it cuts cost whole.
+# Bounds by what multiplies: on AMX tiles matmuls are so fast that all else weighs more. STEP_OVER_MATMULS: a step
+# against its own matmuls. FULL_OVER_NONE: full recomputation, which adds a forward pass of the blocks, with AMX 23 % of
+# a step (GPT-2 124M, B 4, T 1024). MASKED_OVER_VISIBLE: attention under a mask, where a tile that the mask's edge cuts
+# costs as much as a whole tile.
 STEP_OVER_MATMULS = {"amx": 1.5, "vectors": 1.2}
 FULL_OVER_NONE = {"amx": 1.3, "vectors": 1.2}
 MASKED_OVER_VISIBLE = {"amx": 1.5, "vectors": 1.3}
 
 
 def read_rounds(folder, precision):
-    """The JSON of each round, in order."""
+    """Returns the JSON of each round, in order."""
     paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"step-{precision}-*.json")))
     rounds = []
     for path in paths:
@@ -31,17 +33,17 @@ def read_rounds(folder, precision):
 
 
 def kind_of(rounds):
-    """What multiplies, as the bounds have it."""
+    """Returns what multiplies, a key of the bounds."""
     return "amx" if "AMX" in rounds[0]["matmul"] else "vectors"
 
 
 def step_ms(rounds, case):
-    """The least time of a case's step of all rounds: what else a machine does only adds to it."""
+    """Returns the least time of a case's step over all rounds: other work on the machine only adds to it."""
     return min(entry["step_ms"] for r in rounds for entry in r["cases"] if entry["case"].startswith(case))
 
 
 def rows_of(rounds, precision):
-    """(what, measured, bound, whether the bound is an upper one) of one precision."""
+    """Yields (what, measured, bound, whether the bound is an upper one) for one precision."""
     step, kind = step_ms(rounds, "none"), kind_of(rounds)
     matmuls = min(r["matmuls_ms"] for r in rounds)
     yield f"{precision}: step / its matmuls alone", step / matmuls, STEP_OVER_MATMULS[kind], True
@@ -52,7 +54,8 @@ def rows_of(rounds, precision):
 
 
 def decode_ratio(folder, precision):
-    """Decoding's share of triad's bandwidth, of the models that bench_generate ran the least; None where it did not run."""
+    """Returns the least share of triad's bandwidth at which a model of bench_generate decodes; None without
+    bench_generate's figures."""
     try:
         with open(os.path.join(folder, f"generate-{precision}.txt"), encoding="utf-8") as file:
             shares = re.findall(r"decode reads .* triad .*: ([0-9]+) %", file.read())
@@ -62,7 +65,8 @@ def decode_ratio(folder, precision):
 
 
 def masked_ratios(folder, precision):
-    """(mask, attention's time in that of causal attention times the visible area) of bench_attention, where it ran."""
+    """Returns (mask, ratio) of each mask of bench_attention: masked attention's time to causal attention's time,
+    scaled to the visible area. Empty where bench_attention did not run."""
     try:
         with open(os.path.join(folder, f"attention-{precision}.txt"), encoding="utf-8") as file:
             rows = re.findall(r"^masked +(documents|window) .* both ([0-9.]+)$", file.read(), re.M)
@@ -72,7 +76,7 @@ def masked_ratios(folder, precision):
 
 
 def report(folder):
-    """Every row that the folder has figures for."""
+    """Returns every row that the folder has figures for."""
     rounds = {precision: read_rounds(folder, precision) for precision in ("fp32", "bf16")}
     rows = []
     if rounds["fp32"] and rounds["bf16"]:

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Measure recipes by the tokens and the time that they train for until the validation loss reaches a target.
+"""Measures the tokens and the time for which recipes train until the validation loss reaches a target.
 
   scripts/bench_to_loss.py --model demo                          all recipes of the demo's model, three seeds
   scripts/bench_to_loss.py --recipe adam muon --seeds 1 2        some of them; the first is the baseline
-  scripts/bench_to_loss.py --recipe adam 'adam2x=--lr 1e-2'      a recipe of your own: the baseline's steps, these options
+  scripts/bench_to_loss.py --recipe adam 'adam2x=--lr 1e-2'      your own recipe: the baseline's steps, these options
   scripts/bench_to_loss.py --model 124m --data 'fineweb_train_*.bin' 'fineweb_val_*.bin'
 
-Every run of a model trains on the same text and is validated on the same tokens. The target is, unless --target gives it,
-the highest loss that a seed of the baseline ends with, so that all of them reach it. Between two validations the loss is
-taken to fall linearly with the steps. Validations do not count as time. How long a token takes is measured in short
-stretches, in which the recipes take turns, so that other work on the machine slows all of them alike;
---time-rounds 0 takes the sum of the runs' own steps instead.
+All runs of a model train on the same text and are validated on the same tokens. Unless --target gives it, the target is
+the highest loss that a seed of the baseline ends with, so that every seed of the baseline reaches it. Between two
+validations the loss is taken to fall linearly with the steps. Validations do not count as time. The time of a token is
+measured in short runs, in which the recipes take turns, so that other work on the machine slows all recipes alike;
+--time-rounds 0 takes the sum of the whole runs' steps instead.
 
-OUT/MODEL/RECIPE/seed_N holds a run. What is there already, of the same options, is not run again, so that the script may
-be stopped and started again. OUT/MODEL has table.md, table.json and picture.svg.
+OUT/MODEL/RECIPE/seed_N holds a run. A finished run of the same options is not run again, so that the script may be
+stopped and started again. OUT/MODEL has table.md, table.json and picture.svg.
 """
 
 import argparse
@@ -36,14 +36,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @dataclass(frozen=True)
 class Model:
     options: str
-    sequences: int  # that a validation takes: the first ones of the validation data
-    checkpoint_every: int  # 0: a run that was broken off begins anew
+    sequences: int  # of a validation: the first of the validation data
+    checkpoint_every: int  # steps; 0: an interrupted run begins anew
     needs_data: bool
     recipes: dict  # name: options; the first is the baseline
 
 
 MODELS = {
-    # 0.8M parameters. adam: what `make demo` was; muon: what it is (docs/recipes.md)
+    # 0.8M parameters. adam: an earlier `make demo`; muon: the present one (docs/recipes.md)
     "demo": Model(
         "--preset demo --micro-batch-size 8 --val-every 100",
         512,
@@ -84,8 +84,8 @@ MODELS = {
         },
     ),
 }
-TIMED_STEPS, UNTIMED_STEPS = 40, 8  # of a stretch of --time-rounds; of these, not counted: caches and clocks settle
-COLORS = ["#555555", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]  # Okabe and Ito's
+TIMED_STEPS, UNTIMED_STEPS = 40, 8  # steps of a short run; the first of them, in which caches and clocks settle
+COLORS = ["#555555", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]  # by Okabe and Ito
 LEFT, PANEL, GAP, TOP, BOTTOM, WIDTH = 64, 400, 64, 64, 344, 960
 
 
@@ -93,7 +93,7 @@ LEFT, PANEL, GAP, TOP, BOTTOM, WIDTH = 64, 400, 64, 64, 344, 960
 
 
 def value_of(options, name, default=None):
-    """The last value that a list of options gives to one of them."""
+    """Returns the last value that a list of options gives to an option; the default where it gives none."""
     values = [options[i + 1] for i, option in enumerate(options[:-1]) if option == name]
     values += [option[len(name) + 1 :] for option in options if option.startswith(name + "=")]
     return values[-1] if values else default
@@ -116,22 +116,22 @@ class Recipe:
 
 
 class Bench:
-    """Where runs are, and what starts them."""
+    """Runs recipes, or takes their runs from the folder."""
 
     def __init__(self, program, folder, machine, checkpoint_every):
         self.program, self.folder, self.checkpoint_every = program, folder, checkpoint_every
         self.machine = machine  # options that say where to compute
 
     def train(self, recipe, seed):
-        """The log of a whole run; starts it, or goes on with it, where that is not there."""
+        """Returns the log of a whole run; starts or resumes the run where it is not finished."""
         kept = ["--checkpoint-every", str(self.checkpoint_every), "--keep-checkpoints", "1"]
         options = [*recipe.options, *kept, "--seed", str(seed), *self.machine]
         return self.run(os.path.join(self.folder, recipe.name, f"seed_{seed}"), options, recipe.steps)
 
     def time(self, recipe, number):
-        """Seconds a token, the median over a short stretch."""
+        """Returns seconds a token, the median over a short run."""
         steps = min(recipe.steps, TIMED_STEPS)
-        # The schedule stays that of the whole run, whose warm-up may be longer than the stretch.
+        # The schedule stays the whole run's, whose warm-up may be longer than the short run.
         decay = value_of(recipe.options, "--lr-decay-steps", str(recipe.steps))
         options = [*recipe.options, "--train-steps", str(steps), "--lr-decay-steps", decay, "--val-every", "0"]
         options += ["--checkpoint-every", "0", *self.machine]
@@ -139,6 +139,7 @@ class Bench:
         return log.seconds_a_token()
 
     def run(self, folder, options, steps):
+        """Returns the log of a run in the folder; runs what is missing. Removes a run of other options."""
         note, path = os.path.join(folder, "options.json"), os.path.join(folder, "log.jsonl")
         if os.path.isdir(folder) and (not os.path.exists(note) or read_json(note) != options):
             if not os.path.exists(note) and os.listdir(folder):
@@ -164,7 +165,7 @@ class Bench:
 
 
 class Log:
-    """Of a run: at each step the tokens and seconds so far, and the validation losses."""
+    """A run's log: the tokens and seconds up to each step, and the validation losses."""
 
     def __init__(self, path):
         run = plot_loss.Run(path)
@@ -190,12 +191,13 @@ class Log:
         return statistics.median(rates)
 
     def at(self, series, step):
-        """A series between two steps."""
+        """Returns a series' value at a step with a fraction, interpolated."""
         below = min(int(step), self.last - 1)
         return series[below] + (step - below) * (series[below + 1] - series[below])
 
     def crossing(self, target):
-        """The step, with its fraction, at which the validation loss first is the target; None: at none."""
+        """Returns the step, with its fraction, at which the validation loss first reaches the target; None where it
+        never does."""
         before = None
         for step, loss in self.losses:
             if loss <= target:
@@ -222,13 +224,13 @@ class Result:
     times: list  # seconds a token, of each round
 
     def seconds(self, log, step):
-        """Training time up to a step."""
+        """Returns the training time up to a step."""
         if self.times:
             return log.at(log.tokens, step) * statistics.median(self.times)
         return log.at(log.seconds, step)
 
     def reached(self, target):
-        """By seed: steps, tokens and seconds to the target, of those that reach it."""
+        """Returns steps, tokens and seconds to the target, by seed; seeds that do not reach the target are left out."""
         found = {}
         for seed, log in self.logs.items():
             step = log.crossing(target)
@@ -251,12 +253,13 @@ class Result:
 
 
 def spread(values):
-    """Mean and range: a standard deviation of three values says less."""
+    """Returns mean and range, since a standard deviation of three values says less; None where there is no value."""
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)} if values else None
 
 
 def summarize(results, target):
-    """A row for each recipe. Ratios are to the baseline with the same seed, and in time of the same round."""
+    """Returns a row for each recipe. Ratios are to the baseline: of tokens with the same seed, of times in the same
+    round."""
     first = results[0]
     baseline = first.reached(target)
     rows = []
@@ -324,7 +327,8 @@ def table(rows, target, rounds):
 
 
 def panel(results, target, y, left, unit, place):
-    """Validation loss over tokens or seconds: seeds thin, their mean thick."""
+    """Draws validation loss over tokens or seconds: thin lines for the seeds, a thick line for their mean.
+    place(result, log, step) gives the tokens or seconds."""
     high = max(place(result, log, log.last) for result in results for log in result.logs.values())
     x = plot_loss.Axis(0, high, left, left + PANEL)
     parts = []
@@ -354,7 +358,8 @@ def panel(results, target, y, left, unit, place):
 
 def draw(results, target, title):
     losses = [loss for result in results for log in result.logs.values() for _, loss in log.losses]
-    # The first third of the way down would take most of the height and tells recipes apart least.
+    # Shows the last third of the way down to the target: the steep beginning would take most of the height, and tells
+    # recipes apart least.
     low, first = min(losses), max(log.losses[0][1] for result in results for log in result.logs.values())
     high = max(target + (first - low) / 3, low + 1e-3)
     y = plot_loss.Axis(low - 0.04 * (high - low), high, BOTTOM, TOP)
@@ -380,7 +385,7 @@ def draw(results, target, title):
 
 
 def demo_data():
-    """The shards of `make demo`, made where they are not there."""
+    """Returns the globs of `make demo`'s shards; makes the shards where they are missing."""
     prefix = os.path.join(ROOT, "data", "demo")
     if not os.path.exists(prefix + "_train_000.bin"):
         os.makedirs(os.path.dirname(prefix), exist_ok=True)
@@ -411,7 +416,7 @@ def chosen_recipes(model, given, data):
 
 
 def measure(bench, recipes, seeds, rounds):
-    """Recipes take turns: a change in what else the machine does meets all of them."""
+    """Returns the recipes' results. Recipes take turns, so that other work on the machine meets all of them."""
     results = [Result(recipe, {}, []) for recipe in recipes]
     for number in range(rounds):
         for result in results:
@@ -432,12 +437,12 @@ def run_script(arguments):
     parser.add_argument("--model", choices=MODELS, default="5m", help="default: 5m")
     parser.add_argument("--recipe", nargs="+", metavar="NAME[=OPTIONS]", help="the first is the baseline (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="default: 1 2 3")
-    parser.add_argument("--target", type=float, metavar="LOSS", help="default: what the baseline's worst seed ends with")
+    parser.add_argument("--target", type=float, metavar="LOSS", help="default: where the baseline's worst seed ends")
     parser.add_argument("--data", nargs=2, metavar="GLOB", help="shards to train and to validate on (default: the demo's)")
-    parser.add_argument("--time-rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--time-rounds", type=int, default=5, metavar="N", help="short runs a recipe (default: 5)")
     parser.add_argument("--out", default=os.path.join(ROOT, "out", "bench_to_loss"), metavar="DIR")
     parser.add_argument("--device", help="cpu or cuda (default: train_gpt's choice)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: all that it may use")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: all that train_gpt may use")
     parser.add_argument("--train-gpt", default=os.path.join(ROOT, "build", "train_gpt"), metavar="PROGRAM")
     options = parser.parse_args(arguments)
     model = MODELS[options.model]

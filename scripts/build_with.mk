@@ -1,8 +1,8 @@
-# A part of the Makefile: what a build is made with, which is the compilers, this machine where ARCH=native, the libraries that
-# were found, the flags. Each object depends on the file that holds it, so that MPI installed later, another ARCH or a
-# tree that was copied to another machine build anew what they change. -Werror changes no object, and is not among them.
-# $(call write_changed,FILE,TEXT): as the Makefile is read, and only where the file holds something else. `make -n` and
-# `make -q` write nothing: there the file counts as out of date.
+# A part of the Makefile: $(B)/build-with.found holds what a build is made with: the compilers, this machine where
+# ARCH=native, the libraries that were found, the flags. Each object depends on it, so that MPI installed later, another
+# ARCH or a tree copied to another machine compile anew what they change. -Werror changes no object, and is left out.
+# $(call write_changed,FILE,TEXT): writes FILE while the Makefile is read, only where FILE holds something else. FILE is
+# not written by `make -n` and `make -q`, but counts as out of date.
 write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
   $(eval .PHONY: $(1)),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2))))
 is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
@@ -15,8 +15,8 @@ endef
 $(call write_changed,$(B)/build-with.found,$(BUILD_WITH))
 $(if $(CUDA),$(call write_changed,$(B)/build-with-cuda,$(BUILD_WITH_CUDA)))
 $(B)/commit.c $(B)/build-with-cuda $(B)/build-with.found: ;
-# Before anything is compiled: whether what was found can be used. A message of one line names the way out.
-# $(call check,FLAGS,SOURCE,LIBRARIES,MESSAGE)
+# $(call check,FLAGS,SOURCE,LIBRARIES,MESSAGE): whether SOURCE can be compiled and linked, before anything else is
+# compiled. Where it can't, make ends with MESSAGE, one line that names the way out.
 check = @printf '$(2)' >$@.c && $(CC) $(1) $@.c -o $@.program $(3) >/dev/null 2>$@.log || $(call build_fails,$(4))
 build_fails = { echo "make: $(1)" >&2; exit 2; }
 EMPTY_MAIN := int main(void) { return 0; }\n

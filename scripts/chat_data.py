@@ -1,11 +1,12 @@
-"""Chats and other examples to finetune on: from JSONL to tokens of which each is learned or not.
+"""Turns chats and other examples in JSONL into tokens to finetune on, each marked as learned or not.
 
 A line is one of
-  {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}         also with "prompt": messages, "completion": messages
+  {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}
+  {"prompt": [messages], "completion": [messages], "tools": [...]}
   {"prompt": "...", "completion": "..."}                                          texts, without a template
   {"conversations": [{"from": "human", "value": "..."}, ...], "system": "..."}    ShareGPT
-  {"instruction": "...", "input": "...", "output": "...", "system": "...", "history": [["question", "answer"], ...]}    Alpaca
-  {"text": "..."}                                                                 all of it is learned
+  {"instruction": "...", "input": "...", "output": "...", "system": "...", "history": [["...", "..."], ...]}   Alpaca
+  {"text": "..."}                                                                 all tokens are learned
 """
 
 import json
@@ -22,7 +23,7 @@ class Refused(Exception):
 
 
 class Example:
-    """Tokens of an example, and of each whether it is learned. cut: tokens that did not fit."""
+    """An example: its tokens, whether each token is learned, and how many tokens did not fit (`cut`)."""
 
     __slots__ = ("tokens", "learned", "cut")
 
@@ -45,7 +46,8 @@ def text_of(value, name, key, empty=False):
 
 
 def check_messages(messages, name="'messages'"):
-    """The messages, with the roles that templates know."""
+    """Returns the messages with roles that templates know and contents that are texts. name: the field, for messages
+    to the user."""
     if not isinstance(messages, list) or not messages:
         raise Refused(f"{name} holds no messages; expected a list of objects with 'role' and 'content'")
     checked = []
@@ -57,7 +59,7 @@ def check_messages(messages, name="'messages'"):
         if not isinstance(role, str) or role not in ROLES:
             raise Refused(f"{where} has the role {json.dumps(role)}; expected one of {', '.join(sorted(set(ROLES)))}")
         content = message.get("content")
-        if isinstance(content, list):  # parts, of which text alone is known here
+        if isinstance(content, list):  # parts, of which only text is known here
             parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
             if any(not isinstance(part, str) for part in parts):
                 raise Refused(f"{where} has parts that are no text; expected text")
@@ -101,7 +103,7 @@ def alpaca_messages(value):
 
 
 def parse_line(line):
-    """A line as ("chat", messages, tools), ("pair", prompt, completion) or ("text", text)."""
+    """Parses a line into ("chat", messages, tools or None), ("pair", prompt, completion) or ("text", text)."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -136,7 +138,8 @@ def parse_line(line):
 
 
 def answer_spans(template, messages, tools, turns):
-    """The spans of an assistant's turns in the rendered text: what follows the generation prompt, up to the turn's end."""
+    """Returns the rendered text and a span [begin, end) for each assistant's turn: from the generation prompt to the
+    turn's end. turns: numbers of messages."""
     text, _ = template.render(messages, tools)
     spans = []
     for turn in turns:
@@ -157,7 +160,8 @@ def answer_spans(template, messages, tools, turns):
 
 
 def learned_spans(template, messages, tools, train_on):
-    """The rendered text, and the spans of its characters that are learned."""
+    """Returns the rendered text, and the spans [begin, end) of its characters that are learned. train_on: one of
+    TRAIN_ON."""
     if train_on == "all":
         text, _ = template.render(messages, tools)
         return text, [(0, len(text))]
@@ -177,7 +181,8 @@ def learned_spans(template, messages, tools, train_on):
 
 
 def mark_tokens(offsets, spans, where):
-    """Of each token whether it lies in a span. One that lies across a border would be another token in use."""
+    """Returns for each token whether it lies in a span. Refuses a token across a span's border: in use, where the
+    text ends at the border, the tokens are others."""
     learned, at = [], 0
     for begin, end in offsets:
         while at < len(spans) and spans[at][1] <= begin:
@@ -192,7 +197,8 @@ def mark_tokens(offsets, spans, where):
 
 
 class Reader:
-    """Makes examples of lines. tokenizer: has encode_with_offsets(text) and end_of_text. template: a ChatTemplate, or None."""
+    """Makes examples of lines. tokenizer: has encode_with_offsets(text) and end_of_text. template: a ChatTemplate;
+    None: chats are refused. length: tokens that an example may have."""
 
     def __init__(self, tokenizer, template, train_on, length):
         self.tokenizer, self.template, self.train_on, self.length = tokenizer, template, train_on, length

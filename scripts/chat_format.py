@@ -3,9 +3,9 @@
 
   scripts/chat_format.py MODEL
 
-MODEL is a Hugging Face folder, or the prefix of files that prepare_data.py wrote. What stands around the turns is found by
-rendering dialogues whose contents are marks; then other dialogues are put together from it and must be what the template
-renders. A template that does more than put texts around turns is refused.
+MODEL is a Hugging Face folder, or the prefix of files that prepare_data.py wrote. The texts around turns are found by
+rendering dialogues whose contents are marks. Then other dialogues are put together from these texts, and must be what
+the template renders. A template that does more than put texts around turns is refused.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def turns(*contents, system=None):
 
 
 def cut(text, *marks):
-    """The parts of a text between marks, each of which is in it once."""
+    """Returns the parts of a text around marks, each of which must be in it once."""
     parts = []
     for mark in marks:
         if text.count(mark) != 1:
@@ -47,7 +47,7 @@ def without_end(text, end, what):
 
 
 def derive(template):
-    """The form, without `stop`."""
+    """Returns the form, without `stop`, and whether the template takes a system turn."""
     def render(messages, ask=False):
         return template.render(messages, add_generation_prompt=ask)[0]
 
@@ -72,7 +72,7 @@ def derive(template):
     begin, system, default = rest, {"before": "", "after": ""}, None
     if head is not None:
         after = without_end(system_and_user, user_before, "the system turn")
-        if head.startswith(rest):  # none where none is given
+        if head.startswith(rest):  # where no system turn is given, none is rendered
             system = {"before": head[len(rest) :], "after": after}
         elif rest.startswith(head) and rest.endswith(after) and len(rest) >= len(head) + len(after):
             bos = template.tokens.get("bos_token", "")
@@ -90,7 +90,7 @@ def derive(template):
 
 
 def compose(form, messages, ask=False):
-    """The text of a chat by its form."""
+    """Returns a chat's text by the form; ask: with the generation prompt behind it."""
     system = [m for m in messages if m["role"] == "system"]
     if not system and form["default_system"] is not None:
         messages = [{"role": "system", "content": form["default_system"]}, *messages]
@@ -102,7 +102,7 @@ def compose(form, messages, ask=False):
 
 
 def check(form, template, has_system):
-    """Dialogues that the form must give as the template does."""
+    """Raises Unfit where the form makes another text of a dialogue than the template."""
     texts = ["Hello", " a line\nand another ", "ünï 😀", "", "{{ 1 }} <b> & \\n", "five"]
     for system in [None] + (["Be brief.", " with spaces \n"] if has_system else []):
         for count in range(1, len(texts) + 1):
@@ -115,7 +115,8 @@ def check(form, template, has_system):
 
 
 def stop_tokens(form, files):
-    """The texts of the tokens that end an answer: what ends the assistant's turn, and the ends of text of the model."""
+    """Returns the texts of the tokens that end an answer: what ends the assistant's turn, and the model's ends of
+    text."""
     def parsed(name):
         try:
             return json.loads(files.get(name, b"{}"))
@@ -123,7 +124,7 @@ def stop_tokens(form, files):
             raise Unfit(f"{name} is not JSON: {error}") from None
 
     added = {token["id"]: token["content"] for token in parsed("tokenizer.json").get("added_tokens", [])}
-    added = added or {256: "<|endoftext|>"}  # a model of bytes
+    added = added or {256: "<|endoftext|>"}  # a model whose tokens are bytes
     stops = [text for text in sorted(added.values(), key=len, reverse=True) if form["roles"]["assistant"]["after"].startswith(text)][:1]
     for name in ("generation_config.json", "config.json"):
         ids = parsed(name).get("eos_token_id")
@@ -146,7 +147,8 @@ def read_files(model):
 
 
 def make(model, name=None):
-    """Writes the form of a model's chats; returns its path."""
+    """Writes the form of a model's chats; returns the file's path. name: a template's file, or a key of BUILTIN;
+    None: the model's own template."""
     prefix, files = read_files(model)
     if not files and not os.path.isfile(prefix + "vocabulary.bin"):
         raise Unfit("holds no model, and is no prefix of what prepare_data.py wrote; name a folder with tokenizer.json or vocabulary.bin")

@@ -1,6 +1,7 @@
-"""Packs examples into rows of a fixed length and writes them as shards to finetune on (formats/finetune_shard.h has the layout).
+"""Packs examples into rows of a fixed length and writes them as shards to finetune on (formats/finetune_shard.h has the
+layout).
 
-Packing is best fit, the longest example first: no example is cut, and none begins in one row and ends in the next.
+Packing is best fit, the longest example first: no example is cut, and each lies in one row.
 """
 
 import array
@@ -13,10 +14,11 @@ MAGIC, VERSION, HEADER_BYTES = 20261123, 1, 1024
 
 
 def pack(lengths, room):
-    """Rows, as lists of the numbers of the examples in them. The same lengths give the same rows."""
-    rows, left = [], []  # left: of each row
-    by_room = {}  # rows by what is left of them, the oldest last
-    rooms = []  # keys of by_room, rising
+    """Returns rows, as lists of the numbers of the examples in them; the same lengths always give the same rows.
+    lengths: tokens of the examples; room: tokens of a row."""
+    rows, left = [], []  # left: free tokens of each row
+    by_room = {}  # rows by their free tokens, the latest last
+    rooms = []  # keys of by_room, sorted
     for number in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[number]
         at = bisect.bisect_left(rooms, length)
@@ -39,7 +41,7 @@ def pack(lengths, room):
 
 
 def pack_bits(bits):
-    """Bits as bytes, the lowest first."""
+    """Packs bits into bytes, the lowest bit first."""
     data = bytearray((len(bits) + 7) // 8)
     for i, bit in enumerate(bits):
         if bit:
@@ -52,7 +54,8 @@ def padded(data):
 
 
 def shard_bytes(rows, examples, length, width, padding, vocabulary, tokenizer_json):
-    """The bytes of a shard of these rows."""
+    """Returns a shard of these rows as bytes. length: tokens of a row; width: bytes of a token; padding: the token
+    that fills a row's rest; tokenizer_json: the file's bytes, or none."""
     tokens = array.array("H" if width == 2 else "I")
     loss, starts = bytearray(), bytearray()
     for row in rows:
@@ -79,7 +82,7 @@ def shard_bytes(rows, examples, length, width, padding, vocabulary, tokenizer_js
 
 
 class RowWriter:
-    """Writes a split's rows as shards under temporary names, which prepare_data.publish gives their own."""
+    """Writes a split's rows as shards under temporary names; prepare_data.publish renames them."""
 
     def __init__(self, prefix, split):
         self.prefix, self.split, self.paths = prefix, split, []

@@ -1,16 +1,17 @@
-"""Chat templates of Hugging Face folders, rendered as transformers renders them, by jinja2 alone.
+"""Renders chat templates of Hugging Face folders as transformers renders them, by only jinja2.
 
-A folder's template is chat_template.jinja beside the tokenizer; without it `chat_template` of tokenizer_config.json: a text, or a
-list of named ones, of which `default` counts unless another is named. What a template sees: messages, tools, documents,
-add_generation_prompt, the special tokens of tokenizer_config.json as bos_token, eos_token and so on, raise_exception and
-strftime_now. `{% generation %}` blocks, which say what an assistant wrote, are found.
+A folder's template is chat_template.jinja beside the tokenizer; without this file it is `chat_template` of
+tokenizer_config.json: a text, or a list of named templates, of which `default` counts unless another is named. A
+template sees messages, tools, documents, add_generation_prompt, the special tokens of tokenizer_config.json as
+bos_token, eos_token and so on, raise_exception and strftime_now. `{% generation %}` blocks enclose what an assistant
+wrote: render() finds them.
 """
 
 import datetime
 import json
 import os
 
-# Templates of this project for tokenizers that have none, by name. `plain` needs no special token but the end of a text.
+# This project's templates for tokenizers without one, by name. `plain` needs no special token but the end of a text.
 BUILTIN = {
     "plain": (
         "{%- for message in messages -%}"
@@ -33,7 +34,7 @@ BUILTIN = {
     ),
 }
 SPECIAL_TOKENS = ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"]
-OPENS, CLOSES = "\ue0f0\ue0f1", "\ue0f2\ue0f3"  # private use: around what {% generation %} blocks make
+OPENS, CLOSES = "\ue0f0\ue0f1", "\ue0f2\ue0f3"  # of private use; {% generation %} blocks put them around their text
 
 
 class TemplateError(Exception):
@@ -83,11 +84,11 @@ class ChatTemplate:
             self.template = environment().from_string(text)
         except TemplateError:
             raise
-        except Exception as error:  # jinja2's, of a template of anyone's
+        except Exception as error:  # a template may make jinja2 raise anything
             raise TemplateError(f"{where}: is no template of jinja2: {error}") from None
 
     def render_marked(self, messages, tools=None, add_generation_prompt=False):
-        """The text, with OPENS and CLOSES around what {% generation %} blocks made."""
+        """Returns the text, with OPENS and CLOSES around the text of {% generation %} blocks."""
         try:
             return self.template.render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **self.tokens
@@ -96,7 +97,7 @@ class ChatTemplate:
             raise TemplateError(f"{self.where}: {str(error) or type(error).__name__}") from None
 
     def render(self, messages, tools=None, add_generation_prompt=False):
-        """The text, and the spans [begin, end) of its characters that {% generation %} blocks made."""
+        """Returns the text, and the spans [begin, end) of its characters that are of {% generation %} blocks."""
         text, spans = "", []
         for number, part in enumerate(self.render_marked(messages, tools, add_generation_prompt).split(OPENS)):
             inside, _, after = part.rpartition(CLOSES) if number else ("", "", part)
@@ -107,7 +108,7 @@ class ChatTemplate:
 
 
 def special_tokens(config):
-    """The special tokens of a tokenizer_config.json: texts, or objects with `content`."""
+    """Returns the special tokens of a tokenizer_config.json by name; the file has texts, or objects with `content`."""
     tokens = {}
     for name in SPECIAL_TOKENS:
         value = config.get(name)
@@ -118,7 +119,8 @@ def special_tokens(config):
 
 
 def of_files(contents, where, name=None):
-    """The template of a tokenizer's files, {name: bytes}. name: of a file, of a builtin, or of one of several; None: the usual one."""
+    """Returns the template of a tokenizer's files, {name: bytes}. where: their place, for messages. name: a file, a
+    key of BUILTIN, or one of the tokenizer's templates; None: the tokenizer's default."""
     try:
         config = json.loads(contents.get("tokenizer_config.json", b"{}"))
     except (ValueError, RecursionError) as error:

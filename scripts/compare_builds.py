@@ -5,18 +5,20 @@
   scripts/compare_builds.py --base ../base/build/train_gpt --new build/train_gpt \\
                             --base-emu ../base/build/emu/train_gpt --new-emu build/emu/train_gpt
 
-Without the emulator's programs its configurations are left out, and so is the cpu's part without the others. A configuration is one
-command or a few, run by each build in a folder of its own under the same relative names, so that everything it writes must
-have the same bytes: exit status, what is printed, log.jsonl, config.json, each file of each checkpoint, the plan as JSON and as a
-picture. Left out of the comparison: times, rates and measured memory (MEASURED and NOISE below), and the commit in --version.
+Without --base-emu and --new-emu the emulator's configurations are left out; without --base and --new the cpu target's
+are. A configuration is one command or a few. Each build runs them in a folder of its own, under the same relative
+names, so that everything they write must have the same bytes: exit status, what is printed, log.jsonl, config.json,
+each file of each checkpoint, the plan as JSON and as a picture. Left out of the comparison: times, rates and measured
+memory (MEASURED and NOISE below), and the commit in --version.
 
   --only WORD ...    configurations whose name has all these words: --only cpu policy llama; --list prints the names
-  --allow NAME ...   what is meant to differ: a member of a JSON file (wherever it stands), a row that is printed, or a file's name
+  --allow NAME ...   what is meant to differ: a member of a JSON file (wherever it stands), a row that is printed, or a
+                     file's name
   --jobs N           runs at a time (2)
-  --keep FOLDER      the base's runs stay there and are not made again; what the new build wrote stays there for a look
+  --keep FOLDER      keeps the base's runs there, which are then not made again, and the new build's runs that differ
 
-Prints a line for each configuration, under it the first differences, and 'N the same, M differ' at the end. Exit status 1 if one
-differs. Python's standard library alone.
+Prints a line for each configuration, under it the first differences, and 'N the same, M differ' at the end. Exit status
+1 if a configuration differs or could not be compared. Needs only Python's standard library.
 """
 import argparse
 import concurrent.futures
@@ -46,8 +48,8 @@ NOISE = [(re.compile(pattern, re.M), text) for pattern, text in [
     (r"[\d.]+ (ms|s)\b", r"N \1"),                       # how long a checkpoint took
     (r"^(train_gpt .*|commit +)\b[0-9a-f]{7,}\S*", r"\1COMMIT"),
     (r"(?<=^built)( .*)$", " WHEN")]]
-FOLDER = re.compile(rb"[^\"]*/(base-[0-9a-f]{12}|new-\d+)(?=/data/)") # where a build's runs are, in files that name a model's folder
-SHOWN = 4 # differences of a configuration
+FOLDER = re.compile(rb"[^\"]*/(base-[0-9a-f]{12}|new-\d+)(?=/data/)") # a build's folder, in files that name a model's
+SHOWN = 4 # differences printed of a configuration
 LIMIT_SECONDS = 600
 
 # ---- configurations ----
@@ -84,7 +86,7 @@ POLICIES = {
     "layers": FULL + "--recompute-layers 0,2 ",
     "auto": "--recompute-granularity auto --memory-budget BUDGET ",
 }
-# What the core's options are, each with the shape and precision that it is tried with.
+# Options of the engine, by name: (shape, precision, the options).
 FP8 = "--fp8-format hybrid --first-last-layers-bf16=false --ffn-hidden-size 96 "
 SANDWICH = "--norm-placement sandwich --qk-layernorm "
 OPTIONS = {
@@ -115,7 +117,7 @@ OPTIONS = {
     "multipliers": ("llama", "bf16", "--embedding-multiplier 2 --residual-multiplier 0.5 --attn-logit-softcapping 20 "
                                      "--final-logit-softcapping 30 --z-loss 1e-4 " + SELECTIVE),
 }
-# Between what full recomputation takes and what none takes.
+# Budgets for --recompute-granularity auto: between what full recomputation needs and what none needs.
 BUDGETS = {"gpt2": {"fp32": "3.17MiB", "bf16": "15.19MiB"}, "llama": {"fp32": "3.74MiB", "bf16": "15.78MiB"},
            "qwen2": {"fp32": "3.97MiB", "bf16": "16.02MiB"}}
 PRESETS = ["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "llama3.2-1b", "llama3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b",
@@ -138,7 +140,7 @@ MISTAKES = [
 
 
 class Configuration:
-    """Commands without the program's name, run one after the other in one folder."""
+    """Commands, without the program's name, that run in turn in one folder. expect: each command's exit status."""
     def __init__(self, name, *commands, ranks=1, expect=0, variables=None):
         self.name, self.commands, self.ranks, self.expect, self.variables = name, commands, ranks, expect, variables or {}
         self.emulated = name.startswith("emu ")
@@ -182,7 +184,7 @@ def cpu_configurations():
 
 
 def rank_configurations():
-    """Policies and stages in turn, so that each meets each over the shapes and precisions."""
+    """Yields runs of two ranks. Policies and stages take turns, so that each policy meets each stage."""
     policies = itertools.cycle(["none", "selective", "full", "uniform", "selective-all"])
     for (shape, model), precision, stage in itertools.product(SHAPES.items(), ("fp32", "bf16"), range(4)):
         policy = next(policies)
@@ -241,7 +243,7 @@ def emulated_configurations():
             start = small + model + "--precision %s " % precision + options
             yield Configuration("emu policy %s %s %s" % (shape, precision, policy), start + plan, start)
     for shape, precision, stage in [*(("llama", "bf16", stage) for stage in range(4)), ("gpt2", "bf16", 0), ("gpt2", "bf16", 3),
-                                    ("gpt2", "fp32", 3), ("qwen2", "bf16", 2)]: # their collectives take the time of the emulated part
+                                    ("gpt2", "fp32", 3), ("qwen2", "bf16", 2)]: # few: they take long
         yield Configuration("emu ranks %s %s zero-%d" % (shape, precision, stage), small + EMULATED_SHAPES[shape] +
                             "--precision %s --zero-stage %d" % (precision, stage), ranks=2)
     yield Configuration("emu resume", small + EMULATED_SHAPES["llama"] + "--precision bf16",
@@ -264,7 +266,7 @@ def all_configurations():
 # ---- runs ----
 
 def write_shard(path, seed, tokens, vocabulary):
-    """Words that come again, so that there is something to learn, from a generator of the script's own."""
+    """Writes a shard of words that come again, so that there is something to learn; the seed decides them."""
     generator = random.Random(seed)
     words = [[generator.randrange(vocabulary) for _ in range(generator.randrange(2, 7))] for _ in range(40)]
     ids = []
@@ -290,7 +292,7 @@ def write_data(folder):
 
 
 def run(program, configuration, folder):
-    """Leaves in `folder` what the commands wrote, and their outputs as files."""
+    """Runs the commands; leaves in `folder` what they wrote, and what they printed as files printed_NUMBER_KIND."""
     partial = "%s.partial-%d" % (folder, os.getpid())
     os.makedirs(partial)
     for number, command in enumerate(configuration.commands):
@@ -305,12 +307,13 @@ def run(program, configuration, folder):
                 file.write(text)
     try:
         os.rename(partial, folder)
-    except OSError: # another comparison has made the base's meanwhile
+    except OSError: # another comparison has made the base's run meanwhile
         shutil.rmtree(partial)
 
 
 def as_expected(folder, configuration):
-    """Of the base: a configuration that fails by a mistake of this script compares nothing."""
+    """Whether the base's commands ended as expected: a mistake of this script in a command would leave nothing to
+    compare."""
     statuses = []
     for number in range(len(configuration.commands)):
         with open("%s/printed_%d_status" % (folder, number)) as file:
@@ -321,7 +324,7 @@ def as_expected(folder, configuration):
 # ---- comparison ----
 
 def files_below(folder):
-    """A run's lock names its process, another one in each run."""
+    """Returns the relative paths of a run's files, but for its lock, which names a process."""
     return sorted(os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder)
                   for name in names if name != ".lock")
 
@@ -342,7 +345,7 @@ def json_differences(one, other, place=""):
     elif type(one) is type(other) and isinstance(one, list) and len(one) == len(other):
         for i, (a, b) in enumerate(zip(one, other)):
             yield from json_differences(a, b, "%s[%d]" % (place, i))
-    elif one != other or repr(one) != repr(other): # NaN, 1 and 1.0
+    elif one != other or repr(one) != repr(other): # 1 and 1.0 are equal and have different texts
         yield "%s: %s became %s" % (place, shorten(json.dumps(one)), shorten(json.dumps(other)))
 
 
@@ -356,7 +359,7 @@ def text_differences(one, other, allowed):
         for pattern, replacement in NOISE:
             text = pattern.sub(replacement, text)
         lines = [line for line in text.replace("\r", "\n").split("\n") if re.split("  +", line)[0].strip() not in allowed]
-        texts.append(sorted(lines, key=lambda line: "checkpoint written" in line)) # by a thread, at any time
+        texts.append(sorted(lines, key=lambda line: "checkpoint written" in line)) # a thread prints these at any time
     for a, b in itertools.zip_longest(*texts, fillvalue="(the end)"):
         if a != b:
             yield "'%s' became '%s'" % (shorten(a, 110), shorten(b, 110))
@@ -407,7 +410,7 @@ def file_differences(name, one, other, allowed):
 
 
 def differences(base, new, allowed):
-    """Texts; a manifest's entry of a file that differs, or may, says nothing more."""
+    """Yields texts. A manifest's entries of files that differ are left out: the files are named already."""
     names = [files_below(folder) for folder in (base, new)]
     for name in sorted(set(names[0]) ^ set(names[1])):
         if os.path.basename(name) not in allowed:
@@ -430,7 +433,7 @@ def differences(base, new, allowed):
 
 
 def compare(configuration, programs, folders, allowed):
-    """The differences, or None where the base did not do what the configuration is for."""
+    """Returns the differences, or None where the base did not end as expected, and the folders of the two runs."""
     places = ["%s/%s" % (folder, re.sub(r"[^\w.-]+", "_", configuration.name)) for folder in folders]
     if not os.path.isdir(places[0]):
         run(programs[0], configuration, places[0])
@@ -441,7 +444,7 @@ def compare(configuration, programs, folders, allowed):
 
 
 def base_key(program, configurations):
-    """Of the base's runs: its program and what it was asked."""
+    """Returns a name for the base's runs: a hash of the program and of the configurations."""
     key = hashlib.sha256(repr([(c.name, c.commands, c.ranks, c.variables) for c in configurations]).encode())
     with open(program, "rb") as file:
         key.update(file.read())

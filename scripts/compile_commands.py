@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""compile_commands.json, from which editors take a file's flags: make -nB GOAL ... | scripts/compile_commands.py [HEADER ...]
+"""Prints compile_commands.json, from which editors take a file's flags: make -nB GOAL ... | scripts/compile_commands.py
+[HEADER ...]
 
-One command a source: the cpu target's where it has one; of those an engine's; of those the longest. So train_gpt.c is the bf16
-engine. The headers named are read as train_gpt.c is, the other .cuh files and the emulator's own as it is for the emulator; clangd
-by itself would take .cuh for CUDA. Where clang has no omp.h of its own it finds gcc's, after its other headers.
+A source has one command: the cpu target's where there is one; of several an engine's; of several engines' the longest.
+So train_gpt.c is the bf16 engine. The HEADERs get train_gpt.c's command. The other .cuh files and the emulator's
+headers get train_gpt.c's command for the emulator, since clangd would take .cuh for CUDA. clang without an omp.h of its
+own finds gcc's, which comes after clang's other headers.
 """
 import glob
 import json
@@ -17,7 +19,8 @@ EMULATED = "-DCUDA_EMULATED"
 
 
 def command_of(line):
-    """The source and the words that compile it, less what concerns source and output; None for other commands."""
+    """Returns a command's source and its words, without the words that name source and output; None for other
+    commands."""
     words = shlex.split(line)
     sources = [word for word in words if word.endswith((".c", ".cu"))]
     if "-o" not in words or len(sources) != 1:
@@ -33,7 +36,7 @@ def is_better(words):
 
 
 def main():
-    longest = {}  # by source, and whether for the emulator
+    longest = {}  # by (source, whether for the emulator)
     for line in sys.stdin:
         found = command_of(line) if " -std=" in line else None
         if found:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the items of --eval-tasks from the files in which tasks are published; the texts are those of lm-evaluation-harness.
+"""Makes the items of --eval-tasks from the files in which tasks are published, with the texts of lm-evaluation-harness.
 
     scripts/convert_tasks.py hellaswag  hellaswag_val.jsonl                         >hellaswag.jsonl
     scripts/convert_tasks.py arc        ARC-Challenge-Test.jsonl --name arc_challenge >arc_challenge.jsonl
@@ -10,9 +10,9 @@
     scripts/convert_tasks.py winogrande dev.jsonl                                   >winogrande.jsonl
     scripts/convert_tasks.py lambada    lambada_test.jsonl                          >lambada.jsonl
 
-Files are the authors', or the same rows as JSON lines (of ARC and OpenBookQA, as datasets' to_json writes them). LAMBADA is
-{"text": ...} a line, or, where the file's name does not end in .jsonl, a passage a line. Nothing is downloaded. Python's
-standard library alone.
+Files are the authors', or the same rows as JSON lines (of ARC and OpenBookQA, as to_json of `datasets` writes them). A
+line of LAMBADA is {"text": ...} or, where the file's name ends in neither .json nor .jsonl, a passage. Nothing is
+downloaded. Needs only Python's standard library.
 """
 import argparse
 import csv
@@ -46,7 +46,7 @@ def index_of(value, among, what):
 
 
 def without_brackets(text):
-    """WikiHow's marks are taken out of HellaSwag's texts; two spaces become one, once."""
+    """Removes WikiHow's marks from a text of HellaSwag; two spaces become one, in one pass."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -60,7 +60,8 @@ def hellaswag(row):
 
 
 def science(row, stem_of, stem_name):
-    """The question and its choices: the authors' question.stem and question.choices, or flat, with lists of texts and labels."""
+    """Returns an item of the authors' question.stem and question.choices, or of a flat row, whose question is
+    stem_name and whose choices are lists of texts and labels. stem_of makes the context."""
     question = row.get("question")
     if isinstance(question, dict):
         stem, choices = member(question, "stem"), member(question, "choices", list)
@@ -123,7 +124,7 @@ def read_csv(path):
 
 
 def mmlu(path, options):
-    """Items of a subject; the shots are the first of its dev file."""
+    """Yields the items of a subject; the shots are the first questions of its dev file."""
     subject = re.sub(r"_(test|val|dev)\.csv$", "", os.path.basename(path))
     prompt = "The following are multiple choice questions (with answers) about %s.\n\n" % subject.replace("_", " ")
     name = options.name or "mmlu_" + subject
@@ -139,7 +140,7 @@ def mmlu(path, options):
 
 
 def located(path, rows, convert):
-    """What `convert` makes of each row; what it says is wrong gets the file and the line."""
+    """Yields convert(row) of each (line, row); ends the program, with file and line, where convert raises Bad."""
     for line, row in rows:
         try:
             yield convert(row)
@@ -206,7 +207,7 @@ def main():
     parser.add_argument("--name", help="the items' \"task\"; default: the task, or mmlu_SUBJECT")
     parser.add_argument("--labels", help="piqa: the file of labels")
     parser.add_argument("--dev", help="mmlu: the folder of SUBJECT_dev.csv")
-    parser.add_argument("--shots", type=int, default=0, help="mmlu: questions of dev before each, answered (the usual number is 5)")
+    parser.add_argument("--shots", type=int, default=0, help="mmlu: answered questions before each (usual: 5)")
     options = parser.parse_args()
     if options.task == "piqa" and (not options.labels or len(options.files) != 1):
         parser.error("piqa takes one file and its --labels")

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Counts what a training step launches on a GPU: kernels, matrix products, memsets, copies, collectives.
 
-  scripts/count_launches.py [--train-gpt build/emu/train_gpt] [--ranks N] [OPTION...]
-                                            of a model with these options of train_gpt, in the form that train_gpt takes
+  scripts/count_launches.py [--train-gpt build/emu/train_gpt] [--ranks N] [OPTION...]     OPTIONs are train_gpt's
 
-The emulator counts (`make emu`): runs of different numbers of steps and micro-steps differ by a step's, and by a micro-step's,
-work. It is a GPU of compute capability 9.0, but for another in EMU_CAPABILITY; heads are of 64, which its attention takes.
-Other widths do not matter to the counts, so that a preset's layers are counted at small ones; an option that is given here
-overrides its small one. The number of tokens matters to their sort alone (roofline.py: sort_launches). Matrix products are
-not tuned: --matmul-tuning may find epilogues that are faster than kernels, which are fewer then. What a CUDA graph launches
-counts as often as it runs; the graphs, each of which the host enqueues by one call, are counted below the rest.
+The emulator (`make emu`) counts. Two runs whose numbers of steps, or of micro-steps, differ by one differ by the work
+of a step, or of a micro-step. The emulator is a GPU of compute capability 9.0, or of EMU_CAPABILITY. Heads are of 64,
+which its attention takes. Other widths do not change the counts, so that a preset's layers are counted at small widths;
+a width among the OPTIONs overrides its small one. The number of tokens changes only the sort of tokens (roofline.py:
+sort_launches). Matrix products are not tuned: --matmul-tuning may find epilogues that are faster than kernels, which
+then are fewer. What a CUDA graph launches counts as often as the graph runs. The graphs, each enqueued by one call of
+the host, are counted below the rest.
 
-With --ranks the model is trained by so many ranks of mpirun, and rank 0's work is counted. A micro-step is what one more of them
-in a step adds: at ZeRO stages 0 and 1 it has no collectives, which are all in the rest of a step.
+With --ranks, mpirun trains the model by N ranks, and rank 0's work is counted. A micro-step is what one more micro-step
+adds to a step: at ZeRO stages 0 and 1 it has no collectives, which are all in the rest of a step.
 """
 import argparse
 import collections
@@ -24,7 +24,7 @@ import tempfile
 
 SMALL = ["--hidden-size=64", "--num-attention-heads=2", "--num-query-groups=2", "--kv-channels=64", "--ffn-hidden-size=128",
          "--vocab-size=256", "--seq-length=64", "--matmul-tuning=false", "--precision=bf16", "--checkpoint-every=0"]
-# What decides how much is trained, and where.
+# Options that this script sets: how much is trained, and where.
 OURS = ("--global-batch-size", "--train-steps", "--train-data", "--out", "--device")
 
 NO_WORK = ("an event", "a wait for an event")
@@ -32,7 +32,7 @@ GRAPHS = "CUDA graphs that launch these"
 CALLS = {"a copy": "cudaMemcpy", "messages": "ncclSend, ncclRecv", "a graph": GRAPHS,
          **{name: name for name in ("cudaMemset", "cublasLtMatmul", "cudnnBackendExecute", "ncclReduceScatter", "ncclAllGather")}}
 
-# Rows of the page's table (roofline.py: LAUNCHES), and the names that they have.
+# Rows of the documentation's table (roofline.py: LAUNCHES), and patterns of the names that count in each row.
 ROWS = {
     "products": r"cublasLtMatmul",
     "attention": r"sm90_\w+|flash_\w+|unfused_\w+|attention_\w+|cudnnBackendExecute",
@@ -53,7 +53,7 @@ def refuse(message):
 
 
 def write_shard(path, tokens):
-    """A token shard of 16-bit tokens: 256 int32 of header, then the tokens."""
+    """Writes a shard of 16-bit tokens: 256 int32 of header, then the tokens."""
     header = [20240520, 1, tokens] + [0] * 253
     with open(path, "wb") as file:
         file.write(b"".join(value.to_bytes(4, "little") for value in header))
@@ -61,11 +61,12 @@ def write_shard(path, tokens):
 
 
 def options_of(arguments):
-    """(this script's options, those for train_gpt, which takes the last of an option that is given twice)."""
+    """Returns (this script's options, train_gpt's options). Of an option that is given twice train_gpt takes the
+    last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-gpt", default="build/emu/train_gpt")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--micro-batch-size", type=int, default=1, help=argparse.SUPPRESS)  # the global one depends on it
+    parser.add_argument("--micro-batch-size", type=int, default=1, help=argparse.SUPPRESS)  # the global batch depends on it
     known, given = parser.parse_known_args(arguments)
     for argument in given:
         if argument.split("=")[0] in OURS:
@@ -76,7 +77,8 @@ def options_of(arguments):
 
 
 def command_of(program, ranks, counts):
-    """The command that runs the program, a list, on so many ranks, of which rank 0 counts."""
+    """Returns the command that runs the program, a list, on so many ranks; only rank 0 counts, into the file
+    `counts`."""
     if ranks == 1:
         return ["env", f"EMU_WORK_COUNTS={counts}", *program]
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1", "-x", f"EMU_WORK_COUNTS={counts}", *program,
@@ -84,7 +86,7 @@ def command_of(program, ranks, counts):
 
 
 def counts_by_text(path):
-    """(how often, the text of a launch or a call) that the emulator wrote."""
+    """Yields (how often, the text of a launch or a call) from the emulator's file."""
     with open(path, encoding="utf-8") as file:
         for line in file:
             times, text = line.rstrip("\n").split(" ", 1)
@@ -92,7 +94,7 @@ def counts_by_text(path):
 
 
 def name_of(text):
-    """The name of what was launched: of a kernel without its template's arguments, which the shape decides."""
+    """Returns the name of what was launched; of a kernel without its template's arguments, which the shape decides."""
     kernels = set(re.findall(r"\w+_kernel\b", text))
     if text in CALLS:
         return CALLS[text]
@@ -102,7 +104,7 @@ def name_of(text):
 
 
 def counts_of(known, options, folder, steps, micro_steps):
-    """How often each kind of work ran in a run of so many steps."""
+    """Returns how often each kind of work ran, by name, in a run of so many steps of so many micro-steps."""
     name = f"{steps}_{micro_steps}"
     counts = os.path.join(folder, "counts_" + name)
     ours = {"micro-batch-size": known.micro_batch_size, "global-batch-size": known.micro_batch_size * micro_steps * known.ranks,
@@ -126,14 +128,14 @@ def counts_of(known, options, folder, steps, micro_steps):
 
 
 def less(counts, others):
-    """The difference, without names of which there is none: Counter's own hides what is below 0."""
+    """Subtracts counts, and drops names without a difference. Counter's own subtraction hides what is below 0."""
     result = collections.Counter(counts)
     result.subtract(others)
     return collections.Counter({name: times for name, times in result.items() if times != 0})
 
 
 def count(arguments):
-    """(work of a micro-step, work of a step with one micro-step besides it), by name; arguments as the script takes them."""
+    """Returns (work of a micro-step, work of a step besides one micro-step), by name. arguments: the script's."""
     known, options = options_of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         write_shard(os.path.join(folder, "train.bin"), 1 << 14)
@@ -145,7 +147,7 @@ def count(arguments):
 
 
 def by_row(counts):
-    """Counts by the rows of the page's table."""
+    """Sums counts by the rows of the documentation's table."""
     result = dict.fromkeys(ROWS, 0)
     for name, times in counts.items():
         if name == GRAPHS:
@@ -158,7 +160,7 @@ def by_row(counts):
 
 
 def table(micro_step, rest):
-    """The counts as a table."""
+    """Returns the counts as a table in Markdown."""
     lines = ["| work | a micro-step | the rest of a step |", "|---|---|---|"]
     for name in sorted((set(micro_step) | set(rest)) - {GRAPHS}, key=lambda n: (-micro_step[n] - rest[n], n)):
         lines.append(f"| {name} | {micro_step[name]} | {rest[name]} |")

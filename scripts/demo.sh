@@ -1,6 +1,7 @@
 #!/bin/sh
-# Trains the demo's model on real text: scripts/demo.sh [TEXT [OPTION...]], a file or a folder of C headers. What `make demo`
-# runs. The options of train_gpt come last, as --train-steps 100 for a shorter run.
+# Trains the demo's model on real text, as `make demo` does: scripts/demo.sh [TEXT [OPTION...]]. TEXT is a file or a
+# folder, /usr/include by default, of which it takes the C headers. OPTIONs are train_gpt's: --train-steps 100 for a
+# shorter run.
 set -eu
 text=${1:-/usr/include}
 [ $# -eq 0 ] || shift
@@ -19,7 +20,7 @@ run() {
     build/train_gpt --preset demo --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --out "$out" \
         --micro-batch-size 8 --train-steps 1200 --optimizer muon --muon-momentum 0.9 --muon-num-ns-steps 3 --lr 3e-3 \
         --lr-warmup-steps 40 --lr-decay-style linear --init-method-std 0.06 --val-every 300 --val-steps 64 \
-        --sample-every 1200 --sample-count 3 --temperature 0.8 --log-every 100 "$@" # docs/recipes.md has why
+        --sample-every 1200 --sample-count 3 --temperature 0.8 --log-every 100 "$@" # docs/recipes.md says why
 }
 run --plan --plan-picture data/demo_plan.svg "$@"
 

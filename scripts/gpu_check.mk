@@ -1,21 +1,23 @@
-# What scripts/gpu_check.sh builds, by the Makefile's own rules for nvcc: for each of its stages the programs that it runs.
-# make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; gpu-rehearsal is what a rehearsal needs beside `make emu`.
-# gpu-programs is what a first visit to a GPU needs, to be built elsewhere and brought along by scripts/gpu_pack.sh --programs.
+# Builds what scripts/gpu_check.sh runs, by the Makefile's own rules for nvcc. gpu-STAGE is the programs of a stage:
+#   make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...
+# gpu-rehearsal is what a rehearsal needs beside `make emu`. gpu-programs is what a first visit to a GPU needs, built
+# elsewhere and brought along by scripts/gpu_pack.sh --programs.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
 GPU_UNITS := $(patsubst test/cuda/%.cu,$G/%,$(wildcard test/cuda/unit_*.cu))
-# What takes longest to compile comes first, so that it isn't what a parallel build waits for at its end.
+# The tests that take longest to compile come first: a parallel build would wait for them at its end.
 GPU_LONG_OPS := $(filter gpt block golden zoo huggingface,$(GPU_OPS))
 GPU_FP8_OPS := $(foreach o,$(GPU_OPS),$(if $(findstring fp8,$o),$o))
 GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS) $(GPU_FP8_OPS),$(GPU_OPS))
 GPU_MODEL_OPS := gpt matmul
-# In fp32 without those that have no test there (CPU_TESTS).
+# fp8_gpt, fit and offload have no fp32 test (CPU_TESTS).
 gpu_op_tests = $(foreach o,$(1),$G/op_$o_bf16 $(if $(filter fp8_gpt fit offload,$o),,$G/op_$o_fp32))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
-# Op tests look at device memory from the host, and their waits end after 4 s and say where: kernels that wait are objects of
-# their own there. Under compute-sanitizer any wait may be long. What is timed, and units, have plain device memory.
+# An op's test reads device memory from the host, and its kernels' waits end after 4 s and say where; so kernels that
+# wait are compiled a second time, for these tests. compute-sanitizer may make any wait long: GPU_QUICK has no limit.
+# Benchmarks and units have plain device memory.
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 $(foreach p,fp32 bf16,$(eval $(call cuda_ops,wait_$p,$$(GPU_COMPILE) $$(GPU_WAIT_LIMIT) $$(PRECISION_$p),attention/sm90_forward attention/sm90_backward)))
@@ -38,7 +40,7 @@ $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
 $G/op_%_bf16.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16) -c $< -o $@
-# small shapes, for compute-sanitizer
+# Small shapes, for compute-sanitizer.
 $G/op_%_quick.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
 $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
@@ -50,12 +52,12 @@ $G/op_%_bf16: $G/op_%_bf16.o $(B)/ops/wait_bf16.a $(B)/ops/cuda_bf16.a $(LIBRARY
 	$(GPU_LINK)
 $G/%: $G/%.o $(B)/ops/cuda_bf16.a $(LIBRARY)
 	$(GPU_LINK)
-# What ptxas spilled in the kernels that the bench times.
+# What ptxas says of the kernels that attention_bench times.
 $G/ptxas_attention.log: $(foreach o,attention/sm80 attention/sm90_forward attention/sm90_backward,$(B)/ops/cuda_bf16/$o.o)
 	cat $(^:.o=.ptxas) >$@
 $G/attention_bench: $G/ptxas_attention.log
 $(foreach p,attention_bench device_rates,$(call program,emu/$p,test/cuda/$p.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS)))
-.PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
+.PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # make would remove them as intermediate files
 $G:
 	mkdir -p $@
 -include $(wildcard $G/*.d)

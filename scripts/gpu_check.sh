@@ -1,40 +1,43 @@
 #!/bin/bash
-# Checks the CUDA engine on the GPU of this machine and times it beside PyTorch, in calls of under ten minutes.
+# Checks the CUDA engine on this machine's GPU and times it beside PyTorch, in calls of under ten minutes.
 #
 #   scripts/gpu_check.sh [--stages LIST] [folder for results, default build/gpu]
 #
-# Stages, what is worth most first; all of them, in this order, unless LIST (with commas) names some:
-#   build            what the stages named need, for this GPU
-#   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
+# Stages, the most valuable first. All run, in this order, unless LIST names some, with commas:
+#   build            builds what the named stages need, for this GPU
+#   unit             products of wgmma, TMA copies and mbarriers, each by itself, on plain device memory
 #   attention        op tests of attention, bf16 and fp32
 #   model            op tests of matrix products and of whole models, bf16
-#   curve            the start-up check of attention; 50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
-#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's flash and
-#                    cuDNN; what ptxas made of the kernels
-#   train_table      tokens/s, MFU and memory of six models, first those with a goal, beside torch.compile; then by recompute
-#                    policy
-#   kernels          how long the kernels of a step take, by Nsight Compute, beside what they take at least
-#   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
-#                    and torchao's
+#   curve            the start-up check of attention; 50 steps of a small GPT-2 and a small Llama, their losses compared
+#                    with the cpu target's
+#   attention_table  this GPU's rates of a copy and of a large product; TFLOP/s of flash attention beside PyTorch's
+#                    flash and cuDNN; what ptxas made of the kernels
+#   train_table      tokens/s, MFU and memory of six models, models with a goal first, beside torch.compile; then by
+#                    recompute policy
+#   kernels          the time of each kind of kernel in a step, by Nsight Compute, beside the least possible time
+#   fp8              op tests of FP8; losses of small models in FP8, compared with bf16's and with the cpu target's;
+#                    tokens/s beside bf16's and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
-#   ranks            10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs,
-#                    and NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
-#   sanitize         compute-sanitizer's memcheck and racecheck on the small ones
-# The folder for results holds gpu_check.json, gpu_check.md and gpu_check.log, written anew after every check, also where a
-# signal ends the script. A later run with the same folder, or a copy of it, adds to them: a check that is run again takes
-# the place of what it gave before. So a machine that keeps nothing is visited several times, a few stages each time.
+#   ranks            10 steps by two ranks that share the GPU, over TCP, compared with one rank's; where there are NCCL
+#                    and more GPUs, also over NCCL, and the tokens/s of all GPUs beside one GPU's
+#   sanitize         compute-sanitizer's memcheck and racecheck on small op tests
+# The folder for results holds gpu_check.json, gpu_check.md and gpu_check.log, brought up to date after every check,
+# also where a signal ends the script. A later run with the same folder, or a copy of it, adds its checks; a check that
+# runs again replaces its earlier result. So a machine that keeps no files can be visited several times, for a few
+# stages each time.
 #
-# Needs nvcc, and for the comparisons a python3 with torch (PYTHON names another one). docs/gpu/README.md says how to bring
-# this tree to a machine without a network. In the environment:
-#   GPU_CHECK_SECONDS=560       all of it ends by then: what has no time left is skipped, and said so
-#   GPU_CHECK_STEP_SECONDS=N    no check gets more than that, where its own limit is higher
-#   GPU_CHECK_ONLY=REGEX        of the stages' checks those alone whose name it finds; the build, the data and probes of the machine
-#                               run always
-#   GPU_CHECK_MEMORY=pinned     op tests take no managed memory; left out, a probe says whether they can
-#   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
-#                               nothing is built
-#   GPU_CHECK_SMALL=1           short sizes, for a rehearsal
-# Exit status: 0 every check that ran passed, 1 one failed or hung, or none passed, 2 wrong use, 77 there is no GPU.
+# Needs nvcc and, for the comparisons, a python3 with torch (PYTHON names another Python). docs/gpu/README.md says how
+# to bring this tree to a machine without a network. In the environment:
+#   GPU_CHECK_SECONDS=560       the script ends by then; a check for which no time is left is reported as skipped
+#   GPU_CHECK_STEP_SECONDS=N    lowers to N the limit of each check whose own limit is higher
+#   GPU_CHECK_ONLY=REGEX        of the stages' checks, only those whose names match are run; the build, the data and
+#                               probes of the machine are always run
+#   GPU_CHECK_MEMORY=pinned     op tests take pinned memory; unless set, a probe says whether they can take managed
+#                               memory
+#   GPU_CHECK_PROGRAMS=DIR      a rehearsal: train_gpt and the test programs in DIR (build/emu) run in place of build/'s
+#                               and build/cuda's; nothing is built
+#   GPU_CHECK_SMALL=1           small sizes, for a rehearsal
+# Exit status: 0 every check that ran passed, 1 a check failed or hung, or none passed, 2 wrong use, 77 there is no GPU.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 all=build,unit,attention,model,curve,attention_table,train_table,kernels,fp8,ops,ranks,sanitize
@@ -63,8 +66,8 @@ if [ -n "$rehearsal" ]; then
 fi
 cd "$root" || exit 2
 python=${PYTHON:-python3}
-export PYTHON="$python" # make looks into its nvidia wheels
-export TRAIN_GPT_SELF_CHECK=off # each run has a folder of its own, and would check again; the stage curve does
+export PYTHON="$python" # make looks into this Python's nvidia wheels
+export TRAIN_GPT_SELF_CHECK=off # each run has a folder of its own, and would check again; stage curve turns it on
 limit=${GPU_CHECK_SECONDS:-560}
 step_limit=${GPU_CHECK_STEP_SECONDS:-}
 only=${GPU_CHECK_ONLY:-}
@@ -76,13 +79,14 @@ passes=0
 memory='' torch='' check='' pid='' watch='' build_failed=''
 report() { "$python" scripts/gpu_report.py "$@"; }
 
-# Ends the check that runs and puts down that it was; what passed before is in the report already.
+# stopped_by SIGNAL: ends the check that runs, and reports that it was stopped. Earlier checks are in the report
+# already.
 stopped_by() {
-    [ "$BASHPID" = $$ ] || exit 1 # a background job that was not yet what it runs
+    [ "$BASHPID" = $$ ] || exit 1 # a background job that has not yet started its program
     trap '' INT TERM HUP
     if [ -n "$pid" ]; then
         kill -KILL "$watch" 2>/dev/null
-        kill -TERM "$pid" 2>/dev/null # timeout, which tells its whole group
+        kill -TERM "$pid" 2>/dev/null # timeout passes the signal on to its whole group
         for _ in 1 2 3 4 5 6 7 8 9 10; do
             kill -0 "$pid" 2>/dev/null || break
             sleep 0.2
@@ -92,7 +96,8 @@ stopped_by() {
     fi
     exit $((128 + $(kill -l "$1")))
 }
-# finish STATUS LIMIT OWN_LIMIT [--probe]: what the check said, into the log and the report.
+# finish STATUS LIMIT OWN_LIMIT [--probe]: puts what the check said into the log and the report. The limits are in
+# seconds: what the check was allowed, and what it has by itself.
 finish() {
     local status=$1 allowed=$2 own=$3 result=0
     shift 3
@@ -102,15 +107,17 @@ finish() {
     } >>"$out/gpu_check.log"
     report add "$out" "$stage" "$check" "$status" $((SECONDS - begin)) "$allowed" "$own" "$work/output" "$@" || result=$?
     [ $result != 1 ] || failures=$((failures + 1))
-    # What only prepares, or looks what the machine has, is no check.
+    # Preparations and probes of the machine are no checks.
     [ $result != 0 ] || [ $# != 0 ] || [ "$stage" = build ] || [ "$check" = data ] || passes=$((passes + 1))
     check='' pid=''
     return $result
 }
 no_time_left() { [ $((limit - SECONDS)) -lt 3 ]; }
-# Whether GPU_CHECK_ONLY has it; what prepares others it need not have.
+# is_chosen CHECK: whether GPU_CHECK_ONLY matches its name. The build and the data, which other checks need, are always
+# chosen.
 is_chosen() { [ -z "$only" ] || [ "$stage" = build ] || [ "$1" = data ] || [[ $1 =~ $only ]]; }
-# step [--probe] NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, or what is left. Returns 0 where it passed.
+# step [--probe] NAME LIMIT COMMAND...: runs a check for at most LIMIT seconds, less where less time is left. Returns 0
+# where it passed, 77 where it was left out. GPU_CHECK_ONLY does not hold for a probe.
 step() {
     local probe=() own allowed ended status=0
     if [ "$1" = --probe ]; then
@@ -129,7 +136,8 @@ step() {
     [ $allowed -lt "$own" ] || allowed=$own
     begin=$SECONDS
     : >"$work/output"
-    # In the background, so that a trap need not wait for it; and a process that the kernel can't kill is left behind.
+    # In the background, so that a trap need not wait for the command, and a process that the kernel can't kill is left
+    # behind.
     timeout -k 5 "$allowed" "$@" >"$work/output" 2>&1 </dev/null &
     pid=$!
     sleep $((allowed + 20)) >/dev/null 2>&1 &
@@ -144,7 +152,8 @@ step() {
     finish "$status" "$allowed" "$own" "${probe[@]}"
 }
 skip() { report skip "$out" "$stage" "$1" "$2"; }
-# Whether a program is there and made of these sources; says so where it isn't.
+# is_built PROGRAM [CHECK]: whether the program is there and made of these sources. Where it isn't, the check (named
+# like the program unless given) is reported as skipped.
 is_built() {
     if [ -x "$1" ] && { [ -n "$rehearsal" ] || [ -z "$build_failed" ] || make -q -f scripts/gpu_check.mk CUDA=yes "$1" 2>/dev/null; }; then
         return 0
@@ -153,14 +162,15 @@ is_built() {
     return 1
 }
 
-# Python packages that scripts/gpu_pack.sh took along, for this script alone.
+# Installs the Python packages that scripts/gpu_pack.sh packed, only for this script.
 install_wheels() {
     stage=build
     step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
     export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
 }
-# cuDNN is loaded by its name alone, and PyTorch's lies in a wheel's folder, where no loader looks. Programs that were built on
-# another machine name its folders of cuBLASLt and NCCL; where these aren't here, the wheels' and nvcc's are looked through.
+# Adds folders to LD_LIBRARY_PATH. cuDNN is loaded by its name, and PyTorch's cuDNN lies in a wheel's folder, where no
+# loader looks. Programs that were built on another machine name that machine's folders of cuBLASLt and NCCL; where they
+# aren't here, the folders of the wheels and of nvcc are added.
 find_libraries() {
     local wheel folder needed=
     ! ldd "$train_gpt" 2>/dev/null | grep -q 'lib\(cublasLt\|nccl\).*not found' || needed=yes
@@ -188,7 +198,7 @@ build() {
     step build 420 make -j"$jobs" -k -f scripts/gpu_check.mk CUDA=yes "${targets[@]}" || build_failed=yes
 }
 
-# program_test NAME LIMIT COMMAND...: a test program that speaks TAP.
+# program_test NAME LIMIT COMMAND...: runs a test program, which reports in TAP.
 program_test() {
     local name=$1 own=$2
     shift 2
@@ -205,7 +215,8 @@ unit() {
     [ -n "$found" ] || skip unit "there is no $programs/unit_*"
 }
 
-# Op tests look at device memory from the host: managed memory, or where there is none, or it hangs, pinned memory.
+# Sets `memory` to the device memory that op tests read from the host: managed, pinned where managed is missing or
+# hangs, or none.
 choose_memory() {
     local kind
     [ -z "$memory" ] || return 0
@@ -215,9 +226,10 @@ choose_memory() {
         step --probe "memory_$memory" 30 "$programs/memory_probe" "$memory" && return
     done
     memory=none
-    ! no_time_left || memory='' # nothing was found out; what asks has no time either
+    ! no_time_left || memory='' # no time to find out, nor for the tests that ask
 }
-# op_test NAME...: tests of ops read results on the host right after the call; those of the model wait for them, as training does.
+# op_tests NAME...: runs op tests. Tests of ops read results on the host right after the call, so calls wait for the
+# GPU; tests of models wait for results themselves, as training does.
 op_tests() {
     local name blocking
     choose_memory
@@ -232,11 +244,11 @@ op_tests() {
     done
 }
 attention() { op_tests op_attention_bf16 op_attention_fp32; }
-model() { op_tests op_matmul_bf16 op_gpt_bf16; } # a table's figures count once these pass
+model() { op_tests op_matmul_bf16 op_gpt_bf16; } # the tables' figures count only once these pass
 is_fp8_test() { [[ $1 == */op_*fp8* ]]; }
 ops() {
     local test names=()
-    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do # but those of attention and model
+    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do # without attention's, model's and fp8's
         [[ ! -f $test || $test == */op_@(attention_@(bf16|fp32)|@(matmul|gpt)_bf16) ]] || is_fp8_test "$test" ||
             names+=("$(basename "$test")")
     done
@@ -280,14 +292,15 @@ attention_table() {
     fi
 }
 
-# train_run NAME LIMIT OPTION...: a run by train_gpt into a folder of that name.
+# train_run NAME LIMIT OPTION...: runs train_gpt with $work/NAME as its folder.
 train_run() {
     local name=$1 own=$2
     shift 2
     step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
 token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
-# train_case PRESET:LENGTH:BATCH[:MICRO_STEPS] POLICY: a run of the table of training, of tokens of the preset's vocabulary.
+# train_case PRESET:LENGTH:BATCH[:MICRO_STEPS] POLICY: runs a row of the table of training, on tokens of the preset's
+# vocabulary.
 train_case() {
     local preset length batch micro_steps policy=$2 steps=14 data=llama options=()
     IFS=: read -r preset length batch micro_steps <<<"$1"
@@ -297,7 +310,8 @@ train_case() {
     demo) data=bytes ;;
     gpt2*) data=gpt2 ;;
     esac
-    # What does not fit with fp32 states takes smaller ones, within what the GPU has less its context and its libraries.
+    # A model whose fp32 states do not fit takes smaller states, within the GPU's memory less 2 % for its context and
+    # libraries.
     if [ "$policy" = auto ]; then
         options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
     fi
@@ -306,15 +320,16 @@ train_case() {
         --recompute-granularity "$policy" "${options[@]}" --train-steps $steps \
         --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda
 }
-# Model, T, B and micro-steps. The first are those with a goal (GOALS of gpu_report.py), at the batches of kernels.md, in steps of
-# 8 micro-steps where the goal's are of hundreds of thousands of tokens: 14 to 20 s a run at the goals' rates. All of ours come
-# before PyTorch's, whose compilation may take minutes a model; recomputation and other lengths come last.
+# A case is MODEL:T:B[:MICRO_STEPS]. Models with a goal (GOALS of gpu_report.py) come first, at the batches of
+# kernels.md, and in steps of 8 micro-steps where the goal's steps are of hundreds of thousands of tokens: 14 to 20 s a
+# run at the goals' rates. Our runs come before PyTorch's, which may compile a model for minutes; recomputation and
+# other lengths come last.
 train_table() {
     local case preset length batch micro_steps policy own
     local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16:8 qwen2.5-0.5b:1024:16:8 qwen2.5-1.5b:1024:16:8"
     local lossy="qwen2.5-7b:1024:4:8" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
-        peers=demo:64:1:2 lossy='' others='' # auto measures rates first, for which an emulator takes minutes
+        peers=demo:64:1:2 lossy='' others='' # auto first measures rates, which takes an emulator minutes
     fi
     is_built "$train_gpt" train_table && token_shards || return
     for case in $peers; do
@@ -326,7 +341,7 @@ train_table() {
     for case in $peers; do
         IFS=: read -r preset length batch micro_steps <<<"$case"
         own=180
-        [ "$preset" != gpt2-1558m ] || own=300 # of 48 layers compilation takes minutes
+        [ "$preset" != gpt2-1558m ] || own=300 # compiling 48 layers takes minutes
         if torch_is_here; then
             step "torch_${preset}_$length" $own "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
                 --batch "$batch" ${micro_steps:+--micro-steps "$micro_steps" --steps 4}
@@ -342,7 +357,7 @@ train_table() {
     done
 }
 
-# kernel_times PRESET BATCH LENGTH OPTION...
+# kernel_times PRESET BATCH LENGTH OPTION...: times the kernels of a training step.
 kernel_times() {
     local preset=$1 batch=$2 length=$3
     shift 3
@@ -362,11 +377,11 @@ kernels() {
         return
     fi
     kernel_times gpt2-124m 64 1024
-    kernel_times gpt2-1558m 16 1024 --layers 4 # of 48 alike, each of whose kernels ncu stops for
+    kernel_times gpt2-1558m 16 1024 --layers 4 # of 48 alike: ncu stops for each kernel
 }
 
-# small_model gpt2|llama|gpt2_64|llama_128: the options of a model that trains within seconds, into `model`. The last two have
-# heads that Hopper's own attention takes, in bf16 and without dropout, of the size that their name says.
+# small_model gpt2|llama|gpt2_64|llama_128: sets `model` to the options of a model that trains within seconds. gpt2_64
+# and llama_128 have heads of 64 and 128 elements and no dropout: in bf16, Hopper's own attention takes them.
 small_model() {
     local layers=3 length=128
     if [ -n "$small" ]; then
@@ -380,7 +395,8 @@ small_model() {
     esac
     model+=(--num-layers "$layers" --vocab-size 257 --seq-length "$length" --train-data "$work/data/bytes_*.bin")
 }
-# The start-up check of a run, by which attention's kernels are right for its model.
+# Runs the start-up check, which says whether attention's kernels are right, for the models that Hopper's own attention
+# takes.
 self_checks() {
     local shape
     for shape in gpt2_64 llama_128; do
@@ -391,7 +407,8 @@ self_checks() {
             --device cuda --self-check always --out "$work/self_check_$shape"
     done
 }
-# fp32_on_cpu NAME OPTION...: a run that others are held against, unless it has been made.
+# fp32_on_cpu NAME OPTION...: trains on the cpu target in fp32, for other runs to be compared with, unless that was
+# done.
 fp32_on_cpu() {
     local name=$1
     shift
@@ -418,12 +435,13 @@ curve() {
     done
 }
 
-# fp8_options RECIPE: its options, into `recipe_options`.
+# fp8_options RECIPE: sets `recipe_options` to the recipe's options.
 fp8_options() {
     recipe_options=(--fp8-format hybrid --fp8-recipe "$1")
     [ "$1" != delayed ] || recipe_options+=(--fp8-amax-history-len 16 --fp8-amax-compute-algo max)
 }
-# fp8_runs NAME RECIPES OPTION...: a run in bf16, then in FP8 by each of RECIPES, held against it.
+# fp8_runs NAME RECIPES OPTION...: trains in bf16, then in FP8 by each of RECIPES, and compares each FP8 run with
+# bf16's.
 fp8_runs() {
     local name=$1 recipes=$2 recipe
     shift 2
@@ -449,7 +467,8 @@ fp8_curves() {
         done
     done
 }
-# A width of 1600 is no multiple of blockwise's 128.
+# fp8_speed BLOCKWISE: times training in FP8. BLOCKWISE is the recipe's name, or empty where the GPU lacks it.
+# gpt2-1558m goes without: its width of 1600 is no multiple of 128.
 fp8_speed() {
     local blockwise=$1 run=(--micro-batch-size 16 --seq-length 1024 --train-steps 14 --precision bf16)
     if [ -n "$small" ]; then
@@ -461,7 +480,7 @@ fp8_speed() {
     if torchao_is_here; then
         step torchao_gpt2-1558m 240 "$python" test/cuda/peer_torch.py train --preset gpt2-1558m --length 1024 --batch 16 --float8
     fi
-    # As many of its layers as 80 GB hold: optimizer and gradients take 18 bytes a parameter.
+    # 80 GB hold 8 of its layers: optimizer and gradients take 18 bytes a parameter.
     fp8_runs llama3-8b "tensorwise delayed $blockwise" --preset llama3-8b --num-layers 8 --micro-batch-size 2 --seq-length 4096 \
         --train-steps 14 --precision bf16 --train-data "$work/data/llama_*.bin"
     fp8_runs gpt2-124m "tensorwise delayed" --preset gpt2-124m "${run[@]}" --train-data "$work/data/gpt2_*.bin"
@@ -486,8 +505,8 @@ fp8() {
     fp8_speed "$blockwise"
 }
 
-# several NAME RANKS COLLECTIVES STAGES OPTION...: a run by one rank, then by RANKS over each of COLLECTIVES with each of the
-# ZeRO STAGES, on the same batches.
+# several NAME RANKS COLLECTIVES STAGES OPTION...: trains by one rank, then by RANKS over each of COLLECTIVES at each of
+# the ZeRO STAGES, on the same batches, and compares.
 several() {
     local name=$1 count=$2 kinds=$3 zero_stages=$4 kind zero_stage
     shift 4
@@ -527,7 +546,7 @@ sanitize() {
         return
     fi
     choose_memory
-    # Some virtual machines refuse it every program.
+    # Some virtual machines let compute-sanitizer run no program.
     step --probe sanitizer 60 "$sanitizer" --tool memcheck --error-exitcode 9 "$programs/memory_probe" "$memory" || return
     for tool in memcheck racecheck; do
         for test in op_attention_quick op_activation_bf16 op_norm_bf16 op_rope_bf16 op_loss_bf16; do
@@ -545,7 +564,7 @@ if [ -z "$gpu" ]; then
     exit 77
 fi
 tools="timeout realpath"
-[[ ,$stages, != *,build,* || -n $rehearsal ]] || tools+=" make g++" # what was built elsewhere needs neither
+[[ ,$stages, != *,build,* || -n $rehearsal ]] || tools+=" make g++" # programs that were built elsewhere need neither
 for tool in $tools; do
     if ! command -v "$tool" >/dev/null; then
         echo "gpu_check.sh: $tool is not installed" >&2
@@ -553,24 +572,24 @@ for tool in $tools; do
     fi
 done
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
-# What torch.compile made of a model serves later checks, and goes with this run unless a folder is named.
+# torch.compile's cache serves later checks. It goes with $work, unless TORCHINDUCTOR_CACHE_DIR names a folder.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/torchinductor}"
-# Kernels that hang take each run that meets them so long, before it falls back on simpler ones.
+# Seconds that a run waits for kernels that hang, before it falls back on simpler ones.
 export TRAIN_GPT_SELF_CHECK_SECONDS="${TRAIN_GPT_SELF_CHECK_SECONDS:-30}"
-# A GPU that no process has open is started anew for each, which takes 1 to 3 s.
+# Keeps the GPU open: a GPU that no process has open is started anew for each process, which takes 1 to 3 s.
 gpu_file=/dev/nvidia0
 if [ -r $gpu_file ] && [ -w $gpu_file ]; then
     exec 9<>$gpu_file
 fi
 trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
-    # shellcheck disable=SC2064 # the signal's name is of now
+    # shellcheck disable=SC2064 # the name is to be expanded now
     trap "stopped_by $signal" $signal
 done
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 cuobjdump=$(command -v cuobjdump || echo "$(dirname "$(readlink -f "$nvcc")")/cuobjdump")
-# A copy of the tree may belong to another user than this one, which git asks to be told.
 gpu_memory_mib=$(sed -n 's/.*, \([0-9]*\) MiB$/\1/p' <<<"$gpu")
+# Without safe.directory git refuses a tree that belongs to another user, as a copied tree may.
 commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --abbrev=12 || cat .packed_commit; } 2>/dev/null)
 report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit

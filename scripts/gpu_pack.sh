@@ -1,22 +1,23 @@
 #!/bin/sh
-# Packs what scripts/gpu_check.sh needs on a machine that has a GPU and no network: this tree as it lies here, without what git
+# Packs what scripts/gpu_check.sh needs on a machine that has a GPU and no network: this working tree without what git
 # ignores, and the libraries of `setup.sh --into .deps --minimal`.
 #
 #   scripts/gpu_pack.sh [--programs] [--wheels FOLDER] [file, default build/train_gpt.tar.gz]
 #
-# There:
+# On that machine:
 #   tar xf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
 #
-# --programs takes along build/train_gpt and the programs of build/cuda, without their debug information, so that nothing need be
-# compiled there: docs/gpu/README.md says how they are built. gpu_check.sh takes them where --stages does not name build. A program
-# that is older than a source of its own is refused: its figures would be given to a commit that it is not of. A file whose name
-# ends in .xz is packed by xz, which takes minutes and a tenth of the size: all op tests go along then.
+# --programs packs build/train_gpt and the programs of build/cuda as well, without their debug information, so that
+# nothing need be compiled on that machine. docs/gpu/README.md says how to build them. gpu_check.sh runs them where
+# --stages does not name build. A program that is older than one of its sources is refused: its figures would be put
+# down to a commit that it was not built of. Where the file's name ends in .xz, xz packs, which takes minutes and a
+# tenth of gzip's size: only then there is room for all op tests.
 #
-# --wheels takes along the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all:
-# --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
-# than 60 MiB is refused.
+# --wheels packs the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all: --no-deps
+# --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them only for itself. A packed
+# file of more than 60 MiB is refused.
 set -eu
-export LC_ALL=C # sort and uniq agree on what is the same
+export LC_ALL=C # sort and uniq must compare alike: by bytes
 wheels=''
 programs=''
 while :; do
@@ -44,7 +45,8 @@ if [ -n "$wheels" ]; then
     mkdir "$extra/.deps/wheels"
     cp "$wheels"/*.whl "$extra/.deps/wheels/"
 fi
-# The sources of a program, by what its compiler left beside it; all of the tree's where it left nothing.
+# sources_of PROGRAM: prints the sources that the compiler's .d files name; all of the tree's sources where there is no
+# .d.
 sources_of() {
     if [ ! -e "$1.d" ] && { [ "$1" != build/train_gpt ] || ! ls build/*.d >/dev/null 2>&1; }; then
         git ls-files '*.c' '*.h' '*.cuh' '*.cu'
@@ -66,7 +68,7 @@ if [ -n "$programs" ]; then
             echo "gpu_pack.sh: $newer is newer than $program: build the programs anew" >&2
             exit 2
         fi
-        # Libraries that this machine has and .deps lacks: a program that needs them does not start there.
+        # MPI, oneDNN and OpenBLAS are not in .deps: a program that needs them does not start on that machine.
         missing=$(readelf -d "$program" | sed -n 's/.*NEEDED.*\[\(lib\(mpi\|dnnl\|openblas\)[^]]*\)\].*/\1/p' | tr '\n' ' ')
         if [ -n "$missing" ]; then
             echo "gpu_pack.sh: $program needs $missing: build it with MPI= ONEDNN= OPENBLAS=" >&2
@@ -83,7 +85,7 @@ sort -z "$extra/names" "$extra/deleted" | uniq -zu >"$extra/there"
 mkdir -p "$(dirname "$file")"
 compress=gzip
 case $file in
-*.xz) compress="xz --lzma2=preset=5,dict=128MiB" ;; # programs hold the same kernels: ten times as small as by gzip
+*.xz) compress="xz --lzma2=preset=5,dict=128MiB" ;; # finds kernels that programs share: a tenth of gzip's size
 esac
 tar -c --use-compress-program="$compress" -f "$file" --owner=0 --group=0 --transform='s,^,train_gpt/,S' --null --no-recursion -T "$extra/there" --recursion \
     -C "$extra" .deps .packed_commit ${programs:+build}

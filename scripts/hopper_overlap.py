@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""What the machine code of Hopper's attention shows: whether softmax runs beside the tensor cores where the sources put it,
-and how many instructions a warp issues in a step.
+"""Shows from the machine code of Hopper's attention whether softmax runs beside the tensor cores where the sources put
+it, and how many instructions a warp issues in a step.
 
     cuobjdump -sass FILE | scripts/hopper_overlap.py      or what nvdisasm says of a cubin
 
-ptxas moves a wait for a product up past all that doesn't depend on it. What stands between two waits then comes after them
-both, while the tensor cores have nothing to do. So: after a product has begun, no exponential may come behind the second wait.
-Exit status 1 where one does, or where there is no such kernel.
+ptxas moves a wait for a product up past all instructions that don't depend on the product. What the sources put between
+two waits then comes after both waits, while the tensor cores have nothing to do. So no exponential may come behind the
+second wait after a product has begun. Exit status 1 where one does, where products in flight or idle multiplications
+are not as expected below, or where there is no such kernel.
 
-A step is the shortest way through the shortest loop that has products and exponentials: one tile of keys (of queries, in
-backward) that no mask touches. scripts/hopper_ceiling.py has these counts.
+A step is the shortest way through the shortest loop that has products and exponentials: one tile of keys (of queries,
+in backward) that no mask touches. scripts/hopper_ceiling.py has these counts.
 """
 import collections
 import re
@@ -23,11 +24,12 @@ BRANCH = re.compile(r"\bBRA\b.*?(?:(\.L_x_\d+)|0x([0-9a-f]+))")
 ALWAYS = re.compile(r"(BRA|EXIT|RET)\b(?!.*\bU?P\d)")
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE\s+gsb0,\s*0x([0-9a-f]+)")
 
-# Of a step: products of this warpgroup in flight as each of its products begins. Forward: S, O += P V. Backward up to head dim
-# 128: dQ, dK, S of the next step, dP, dV; at 256: S, dP, then dV, dQ and dK.
+# Products of this warpgroup that are in flight as each product of a step begins, by head dim. Forward's products: S and
+# O += P V. Backward's up to head dim 128: dQ, dK, S of the next step, dP, dV; at 256: S, dP, then dV, dQ and dK.
 PRODUCTS_IN_FLIGHT = {"sm90_forward_kernel": {64: [0, 1], 96: [0, 1], 128: [0, 1], 256: [0, 1]},
                       "sm90_backward_kernel": {64: [0, 1, 2, 1, 1], 96: [1, 2, 2, 1, 1], 128: [0, 1, 2, 1, 1], 256: [0, 1, 0, 1, 2]}}
-# At head dim 256 O is rescaled while S is multiplied: 8 or 9 of 128 multiplications come before.
+# Multiplications allowed while no product is in flight. At head dim 256 O is rescaled while S is multiplied; 8 or 9 of
+# 128 multiplications come before S begins.
 IDLE_MULTIPLICATIONS = {("sm90_forward_kernel", 256): 16}
 
 
@@ -40,7 +42,7 @@ class Kernel:
         return match and self.at.get(match[1] or int(match[2], 16))
 
     def exponentials(self):
-        """Those that run beside a product or before any, and those after it."""
+        """Returns the numbers of exponentials before and after the second wait that follows a product's begin."""
         counts, waits = [0, 0], 0
         for text in self.code:
             if "HGMMA" in text:
@@ -52,7 +54,8 @@ class Kernel:
         return counts
 
     def way(self, first, last):
-        """Instructions of the shortest way from one to another."""
+        """Returns the number of instructions on the shortest way from `first` to `last`, both counted; None: there
+        is no way."""
         steps, queue = {first: 1}, collections.deque([first])
         while queue:
             i = queue.popleft()
@@ -63,7 +66,8 @@ class Kernel:
         return steps.get(last)
 
     def loop(self):
-        """The first and the last instruction of the shortest loop that has products and exponentials; None: there is none."""
+        """Returns the first and the last instruction of the shortest loop that has products and exponentials; None:
+        there is none."""
         loops = []
         for last in range(len(self.code)):
             first = self.target(last)
@@ -77,11 +81,11 @@ class Kernel:
         return self.way(*loop) if loop else None
 
     def flight(self):
-        """Of a step: products in flight as each product begins, and multiplications while there is none. A product ends no
-        later than where a wait says so."""
+        """Returns, of a step, the products in flight as each product begins, and the multiplications while none is
+        in flight. A product ends no later than a wait says."""
         first, last = self.loop() or (0, -1)
         in_flight, begun, idle = 0, [], 0
-        for _ in range(2):  # the second time with what the first leaves in flight
+        for _ in range(2):  # the second turn begins with what the first leaves in flight
             begun, idle, opened = [], 0, False
             for text in self.code[first:last + 1]:
                 wait = WAIT.search(text)
@@ -97,7 +101,7 @@ class Kernel:
 
 
 def kernels(lines, pattern, key):
-    """{key(match): Kernel} of the kernels whose first line matches the pattern."""
+    """Returns {key(match): Kernel} of the kernels whose first line matches the pattern."""
     found, kernel = {}, None
     for line in lines:
         label, instruction = LABEL.match(line), INSTRUCTION.search(line)
@@ -113,7 +117,7 @@ def kernels(lines, pattern, key):
 
 
 def main():
-    # kernel, head dim, whether first keys have tables
+    # (kernel, head dim, whether tables name each query's first key)
     bad, found = False, kernels(sys.stdin, KERNEL, lambda match: (match[1], int(match[2]), match[3] == "1"))
     for (name, head_dim, spans), kernel in sorted(found.items()):
         beside, after = kernel.exponentials()
@@ -126,7 +130,7 @@ def main():
               f"{kernel.step() or 'no'} instructions a step, {len(kernel.code)} in all; products in flight as each begins: {begun}, multiplications "
               f"while none is: {idle}{''.join('; ' + each for each in wrong)}")
     if not found:
-        print("hopper_overlap.py: no kernel of Hopper's attention in this", file=sys.stderr)
+        print("hopper_overlap.py: no kernel of Hopper's attention in the input", file=sys.stderr)
     return 1 if bad or not found else 0
 
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""How long the kernels of a training step take on a GPU, by Nsight Compute's ncu, beside what they take at least.
+"""Times the kernels of a training step on a GPU, by Nsight Compute's ncu, beside the least time that they can take.
 
   scripts/kernel_times.py NCU FOLDER --preset NAME --batch B --length T [--layers N] [OPTION...]
-                                    a JSON object a line for each row of count_launches.py's table; OPTIONs are train_gpt's
+                             prints a JSON object for each row of count_launches.py's table; OPTIONs are train_gpt's
 
-A step of one micro-step is timed, the last of three: the kernels after one AdamW up to the next. ncu runs them one at a time, at
-the clocks that the GPU has by itself and with the caches as they are; copies and memsets it does not time. Matrix products are
-cuBLASLt's first choices (--matmul-tuning=false), or what times them would be among the kernels. What a step takes at least is
-roofline.py's, an H200's, of a model with the same layers: with --layers both are of fewer, and nothing is scaled.
+Of three steps of one micro-step the last is timed: the kernels behind one AdamW up to the next. ncu runs kernels one at
+a time, at the clocks that the GPU has by itself and with the caches as they are; it does not time copies and memsets.
+Matrix products are cuBLASLt's first choices (--matmul-tuning=false), or the kernels of tuning would be timed, too. The
+least time is roofline.py's, for an H200 and a model of the same layers: with --layers it has N layers, too, and nothing
+is scaled.
 
-Exit status: 77 where ncu may not or can not time kernels, with its reason in the last line.
+Exit status: 77 where ncu may not or can not time kernels; the last line has its reason.
 """
 import argparse
 import collections
@@ -25,17 +26,17 @@ import roofline
 
 NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
 LAST_OF_A_STEP = "adamw_kernel"
-# Kernels of libraries, before ours are looked for: names of theirs begin and end as ours do.
+# Names of libraries' kernels, tried before ours: some begin and end as ours do.
 LIBRARIES = {"attention": r"cudnn", "products": r"nvjet|xmma|cutlass|gemm|splitk|cublas"}
 OTHER = "other"
-# The rows of roofline.py's tables that a row of count_launches.py's has, by how their names begin.
+# How the names of roofline.py's rows begin that belong to a row of count_launches.py.
 LEAST = {"products": ("qkv", "projection", "MLP", "head"), "attention": ("attention",), "norms": ("residual", "norm"), "RoPE": ("rope",),
          "GELU, SwiGLU": ("gelu", "swiglu"), "bias gradients": ("bias",), "embedding": ("embedding",), "loss": ("classifier",),
          "AdamW, gradient norm": ("gradient norm", "AdamW")}
 
 
 def kernels_of(lines):
-    """(name, us) of each kernel in ncu's CSV, which begins at its header."""
+    """Yields (name, us) of each kernel in ncu's CSV, which begins at its header."""
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     for row in csv.DictReader(line for line in lines[begin:] if line.startswith('"')):
         if row.get("Metric Name") == "gpu__time_duration.sum":
@@ -43,7 +44,7 @@ def kernels_of(lines):
 
 
 def last_step(kernels):
-    """Those after the last AdamW but one; None where there are not two."""
+    """Returns the kernels behind the last AdamW but one, up to the last; None where there are not two."""
     ends = [i for i, (name, _) in enumerate(kernels) if LAST_OF_A_STEP in name]
     return kernels[ends[-2] + 1:ends[-1] + 1] if len(ends) > 1 else None
 
@@ -57,7 +58,7 @@ def row_of(name):
 
 
 def least_us(shape):
-    """By row; what is no row's fails, so that no work is left out."""
+    """Returns the least us of each row. A kernel of no row or of several fails, so that no work is left out."""
     result = collections.Counter()
     for name, calls, size, flops in roofline.kernels(shape):
         rows = [row for row, begins in LEAST.items() if name.startswith(begins)]
@@ -67,7 +68,8 @@ def least_us(shape):
 
 
 def rows_of(step, shape, known):
-    """The rows of the report, and one of the names of what has no row."""
+    """Yields the report's rows: count_launches.py's rows that ran, kernels of no row, and all. known: members of
+    each row."""
     least, times, counts = least_us(shape), collections.Counter(), collections.Counter()
     for name, us in step:
         times[row_of(name)] += us

@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# For the launch scripts: what ranks on other hosts take over from this one's environment.
+# For the launch scripts: the environment variables of this host that ranks on other hosts get.
 
-# The variables that change what is computed, on which ranks must agree: those of run/environment.h.
+# The variables of run/environment.h, which change what is computed: all ranks must have the same values.
 COMPUTING_VARIABLES="
 NVTE_FLASH_ATTN NVTE_FUSED_ATTN NVTE_UNFUSED_ATTN CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT CUDNN_LIB_CONFIG
 NVIDIA_TF32_OVERRIDE CUBLAS_EMULATE_SINGLE_PRECISION CUBLAS_EMULATION_STRATEGY CUBLASLT_HEURISTICS_LUT_FILE
@@ -12,7 +12,7 @@ ONEDNN_DEFAULT_FPMATH_MODE DNNL_DEFAULT_FPMATH_MODE OPENBLAS_CORETYPE OPENBLAS_B
 GLIBC_TUNABLES
 "
 
-# Prints the names of those that are set, and of whatever else begins with NCCL_ or OMP_.
+# Prints the names of the COMPUTING_VARIABLES that are set, and of all variables that begin with NCCL_ or OMP_.
 variables_to_take() {
     {
         env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'

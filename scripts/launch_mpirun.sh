@@ -1,8 +1,8 @@
 #!/bin/sh
-# Example: a run under Open MPI's mpirun, one process a GPU, or on the cpu target one a socket.
+# Example: a run under Open MPI's mpirun, with a process for each GPU or, on the cpu target, for each socket.
 #
 #   scripts/launch_mpirun.sh --preset llama3-8b --zero-stage 1 --train-data 'data/mine_train_*.bin' --out out/mine
-#   RANKS=16 HOSTS=node1:8,node2:8 scripts/launch_mpirun.sh ...     two hosts of eight GPUs, this tree at the same path on both
+#   RANKS=16 HOSTS=node1:8,node2:8 scripts/launch_mpirun.sh ...   two hosts of eight GPUs, this tree at one path on both
 #   TARGET=cpu RANKS=2 scripts/launch_mpirun.sh ...                 one process on each of two sockets
 #
 # MPICH's mpiexec finds the ranks as well:  mpiexec -n 16 -ppn 8 -hosts node1,node2 build/train_gpt ...
@@ -10,7 +10,8 @@
 #
 # As root, as in a container, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
 #
-# To save and go on: kill -USR1 mpirun's process. To save and stop: kill -TERM one rank's; the others follow.
+# To save and go on: kill -USR1 mpirun's process. To save and stop: kill -TERM one rank's process; the other ranks
+# follow.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/launch_environment.sh
@@ -18,7 +19,7 @@ ranks=${RANKS:-8}
 
 case ${TARGET:-cuda} in
 cuda)
-    # A rank takes the GPU of its local rank. Its threads only feed it, so they may run anywhere.
+    # A rank takes the GPU of its local rank. The rank's threads only feed the GPU, so they may run on any core.
     set -- --map-by slot --bind-to none build/train_gpt --device cuda --collectives nccl "$@"
     ;;
 cpu)
@@ -30,8 +31,8 @@ cpu)
     exit 2
     ;;
 esac
-# mpirun takes nothing of the environment to other hosts but what is named. A secret of the ranks' connections is made by rank 0
-# and given to the others by MPI; one that is set here is a part of it.
+# mpirun passes on to other hosts only the variables that are named. Rank 0 makes a secret for the ranks' connections,
+# which MPI gives to the other ranks; a TRAIN_GPT_SECRET that is set here is a part of that secret.
 for name in $(variables_to_take) ${TRAIN_GPT_SECRET:+TRAIN_GPT_SECRET}; do
     set -- -x "$name" "$@"
 done

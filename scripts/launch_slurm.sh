@@ -9,25 +9,26 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=train_gpt-%j.txt
-# Example: a run under Slurm, one process a GPU, started by srun. No MPI library is needed: ranks come from SLURM_*.
+# Example: a run under Slurm, with a process for each GPU, started by srun. It needs no MPI library: ranks come from
+# SLURM_*.
 #
 #   sbatch scripts/launch_slurm.sh --preset llama3-8b --zero-stage 1 --train-data 'data/mine_train_*.bin' --out out/mine
 #   sbatch --nodes=4 --ntasks-per-node=2 --gpus-per-node=0 --cpus-per-task=32 scripts/launch_slurm.sh --device cpu ...
 #
-# Options of sbatch go before the script, those of train_gpt after it. The GPUs belong to the node and not to a task each:
-# every rank sees all of its node's, takes that of its local rank, and NCCL reaches the others directly. The environment of
-# sbatch is that of all ranks, unless --export says otherwise.
+# Options of sbatch go before the script, options of train_gpt after it. GPUs are asked for by node and not by task:
+# every rank sees all GPUs of its node and takes the GPU of its local rank, and NCCL reaches the other GPUs directly.
+# All ranks get sbatch's environment, unless --export says otherwise.
 #
-# 120 s before the limit Slurm sends SIGTERM to every rank. They save, and end with status 3: stopped before the last step.
-# Then the job goes back into the queue, and --resume auto goes on from what was saved. The checkpoint must be written
-# within those seconds. To save and go on at any time: scancel --signal=USR1 JOB.
+# 120 s before the time limit Slurm sends SIGTERM to every rank. The ranks save, which must take less than 120 s, and
+# end with status 3: stopped before the last step. Then this script puts the job back into the queue, and --resume auto
+# goes on from the checkpoint. To save and go on at any time: scancel --signal=USR1 JOB.
 set -eu
 cd "${SLURM_SUBMIT_DIR:?run it by sbatch}"
-# srun no longer takes this from sbatch's options by itself (Slurm 22.05).
+# From Slurm 22.05 on, srun does not take --cpus-per-task from sbatch's options.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 export OMP_NUM_THREADS="$SRUN_CPUS_PER_TASK"
 
-# What the ranks prove to each other that they are of this job; srun gives the environment to every one.
+# By this secret the ranks prove to each other that they are of this job; srun passes it to every rank.
 : "${TRAIN_GPT_SECRET:=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')}"
 export TRAIN_GPT_SECRET
 

@@ -3,9 +3,9 @@
 
     pip install tokenizers; scripts/make_unicode_tables.py > formats/unicode_tables.c      (Python 3.11)
 
-Token ids are to be those of the `tokenizers` package, so the package is asked for all that depends on the version of
-Unicode: it knows 16 where it splits and 9 where it normalizes. The tables are compared with the package's answers for
-every character before they are written.
+Token ids must be the `tokenizers` package's, so the package is asked for all that depends on the version of Unicode: it
+knows 16 where it splits and 9 where it normalizes. The tables by which text is normalized are compared with the
+package's answers for every character before they are written.
 """
 import sys
 import unicodedata
@@ -18,7 +18,7 @@ HANGUL = range(0xAC00, 0xD7A4)  # composed by arithmetic
 
 
 def ranges(values):
-    """Rows (first, last, value) of {code: value}."""
+    """Returns rows [first, last, value] of {code: value}."""
     rows = []
     for code, value in sorted(values.items()):
         if rows and rows[-1][1] == code - 1 and rows[-1][2] == value:
@@ -29,7 +29,8 @@ def ranges(values):
 
 
 def newer_categories():
-    """Characters of Unicode 15 and 16: PCRE2 before 10.43 (that is Debian 12's) takes them for unassigned."""
+    """Returns the categories of characters of Unicode 15 and 16, which PCRE2 before 10.43 (Debian 12's) takes for
+    unassigned."""
     new = [code for code in CODES if unicodedata.category(chr(code)) == "Cn"]
     found = {}
     for category in CATEGORIES:
@@ -49,7 +50,8 @@ def decompositions():
 
 
 def combining_classes():
-    """A mark is known to the package where it moves another one, of a higher or a lower class, to its other side."""
+    """Returns {code: combining class} of the marks that the package knows: it moves a known mark to the other
+    side of a mark of a higher or a lower class."""
     normalize = normalizers.NFD().normalize_str
     marks = [code for code in CODES if unicodedata.combining(chr(code))]
     moves = lambda text: normalize(text) != text
@@ -61,7 +63,7 @@ def combining_classes():
 
 
 def check(rows, classes, pairs):
-    """Normalizes by the tables, as slowly as the definition reads, and compares."""
+    """Checks that the package normalizes as the tables do, by code that follows Unicode's definition and is slow."""
     parts = {code: [first, second] if second else [first] for code, first, second in rows}
     package = normalizers.NFC().normalize_str
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Draw the loss curves of one or more runs from their log.jsonl.
+"""Draws the loss curves of one or more runs from their log.jsonl.
 
   scripts/plot_loss.py out/log.jsonl                         writes out/loss.svg
   scripts/plot_loss.py a/log.jsonl b/log.jsonl --out ab.svg  compares two runs
   scripts/plot_loss.py out/log.jsonl --png                   writes out/loss.png too
 
-Training loss thin, its moving average thick, validation as points; the learning rate beneath. The SVG needs Python
-alone; the PNG needs rsvg-convert (the same picture), matplotlib or gnuplot, whichever is there.
+The training loss is a thin line, its moving average a thick line, validation losses are points, and the learning rate
+lies beneath. The SVG needs only Python; the PNG needs rsvg-convert (the same picture), matplotlib or gnuplot, whichever
+is there.
 """
 
 import argparse
@@ -21,10 +22,10 @@ import sys
 
 WIDTH, LEFT, RIGHT = 960, 72, 40
 LOSS_TOP, LOSS_BOTTOM, RATE_TOP, RATE_BOTTOM, HEIGHT = 78, 424, 450, 512, 562
-# Okabe and Ito's colors, which color-blind readers can tell apart: training, validation. A run each.
+# Okabe and Ito's colors, which color-blind readers can tell apart: (training, validation) of each run.
 COLORS = [("#0072b2", "#d55e00"), ("#009e73", "#cc79a7"), ("#56b4e9", "#e69f00"), ("#555555", "#999999")]
 TEXT, FAINT, GRID = "#222222", "#666666", "#e6e6e6"
-COLUMNS = 600  # the thin line is drawn as the range of losses in each of so many columns when there are more steps
+COLUMNS = 600  # of a line of many points: each is drawn as the range of its values
 
 
 class Mistake(Exception):
@@ -32,7 +33,7 @@ class Mistake(Exception):
 
 
 def write_whole(path, text):
-    """Writes a file that nobody sees a part of."""
+    """Writes a file of which nobody sees a part."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -43,7 +44,7 @@ def write_whole(path, text):
 
 
 class Run:
-    """A log's rows by step. A step that is there twice (a resumed run) counts as it was the last time."""
+    """A log's rows by step. Of a step that is there twice (a resumed run) the later row's values count."""
 
     def __init__(self, path):
         self.path = path
@@ -57,7 +58,7 @@ class Run:
             try:
                 row = json.loads(line) if line.strip() else {}
             except (ValueError, RecursionError):
-                if number == len(lines):  # being written
+                if number == len(lines):  # still being written
                     continue
                 raise Mistake(f"{path}, line {number}: not JSON; expected one object a line") from None
             if isinstance(row, dict) and finite(row.get("step")):
@@ -93,7 +94,8 @@ def finite(value):
 
 
 def moving_average(points, window):
-    """The mean of the points around each: of fewer near the start, where the loss falls fast and many would lift it."""
+    """Returns the mean of the points around each point: of fewer points near the start, where the loss falls fast
+    and the mean of many would be too high."""
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
@@ -116,7 +118,7 @@ def short(value):
 
 
 def ticks(low, high, about):
-    """Round numbers from low to high, 1, 2 or 5 times a power of ten apart."""
+    """Returns round numbers from low to high, about so many, 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -136,7 +138,7 @@ def rate_text(value):
 
 
 class Axis:
-    """Values to places in the picture."""
+    """Maps values from low to high to places from begin to end."""
 
     def __init__(self, low, high, begin, end):
         self.low, self.high, self.begin, self.end = low, high if high > low else low + 1, begin, end
@@ -165,7 +167,8 @@ def line(points, color, width, opacity=1.0):
 
 
 def thinned(points, x):
-    """At most the least and the greatest value a column, in their order: looks the same and stays small."""
+    """Returns the points; of many points only the least and the greatest of each column, which look the same and
+    stay few."""
     if len(points) <= 2 * COLUMNS:
         return points
     columns = {}
@@ -178,7 +181,7 @@ def thinned(points, x):
 
 
 def frame(x, y, rate):
-    """Grid, ticks and names of the axes."""
+    """Draws grid, ticks and names of the axes. rate: the learning rate's axis; None: there is none."""
     parts = []
     values = ticks(y.low, y.high, 7)
     for value in values:
@@ -227,7 +230,7 @@ def curves(runs, averages, x, y):
 
 
 def legend(runs):
-    """In the upper right corner, which a falling curve leaves free."""
+    """Draws the legend in the upper right corner, which a falling curve leaves free."""
     rows = []
     for (train, val), run in zip(COLORS, runs):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
@@ -257,7 +260,7 @@ def legend(runs):
 
 def draw(runs, averages, title):
     steps = [row["step"] for run in runs for row in run.rows]
-    # Single steps may leave the picture above (an outlier) and below; the averages and validation may not.
+    # The averages and validation stay in the picture; single steps may leave it above (an outlier) and below.
     values = [value for points in averages + [run.val_loss for run in runs] for _, value in points]
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 0.5
@@ -312,7 +315,7 @@ def png_by_matplotlib(runs, averages, title, path):
 
 
 def pale(color):
-    """Mixed with white, where a terminal knows no transparency."""
+    """Mixes a color with white: gnuplot's terminal knows no transparency."""
     return "#" + "".join(f"{255 - (255 - int(color[i : i + 2], 16)) * 3 // 10:02x}" for i in (1, 3, 5))
 
 
@@ -388,7 +391,7 @@ def run_script(arguments):
 
 
 def exit_status(name, work, arguments):
-    """Does a script's work; returns its exit status, and says under its name what went wrong."""
+    """Does a script's work; returns its exit status, and prints what went wrong behind the script's name."""
     try:
         work(arguments)
     except Mistake as mistake:

@@ -1,25 +1,24 @@
 #!/usr/bin/env python3
-"""Make token shards for train_gpt from text files, folders of them, or JSONL; or from chats, to finetune on.
+"""Makes token shards for train_gpt from text files, folders of them, or JSONL; or from chats, to finetune on.
 
   scripts/prepare_data.py book.txt --out data/book
   scripts/prepare_data.py /usr/include --include '*.h' --max-bytes 40M --out data/headers
   scripts/prepare_data.py corpus.jsonl --tokenizer tokenizer.json --out data/corpus
   scripts/prepare_data.py chats.jsonl --chat --tokenizer MODEL/tokenizer.json --seq-length 2048 --out data/chats
 
-Without --tokenizer a token is a byte (0 to 255) and 256 marks where a document begins; that needs Python alone. A
+Without --tokenizer a token is a byte (0 to 255), and 256 marks where a document begins; this needs only Python. A
 Hugging Face tokenizer.json needs the `tokenizers` package.
 
-Written are PREFIX_train_000.bin ..., PREFIX_val_000.bin ... (llm.c's shards: uint16 where token ids fit, otherwise
-uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. With --tokenizer its files are copied as
-PREFIX_tokenizer.json and, where they lie beside it, PREFIX_tokenizer_config.json, PREFIX_special_tokens_map.json,
-PREFIX_vocab.json and PREFIX_merges.txt, so that a checkpoint can take them along; a run replaces all that an earlier one
-with the same PREFIX wrote. The same input gives the same files on any machine: documents are put in an order that their
-names decide, and each goes to training or validation as its content decides. Of documents with the same content one is
-taken.
+The script writes PREFIX_train_000.bin ..., PREFIX_val_000.bin ... (llm.c's shards: uint16 where token ids fit,
+otherwise uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. It copies the file of
+--tokenizer as PREFIX_tokenizer.json, and what lies beside it of a tokenizer's and a chat's files as
+PREFIX_tokenizer_config.json and so on, so that a checkpoint can take them along. A run replaces all that an earlier run
+with the same PREFIX wrote. The same input gives the same files on any machine: a document's name decides its place in
+the order, and its content whether it goes to training or validation. Of documents with the same content one is taken.
 
 With --chat a line of JSONL is an example: messages, prompt and completion, ShareGPT's conversations, or Alpaca's
-instruction (scripts/chat_data.py). The tokenizer's own chat template is applied, what the assistant says is learned, and
-examples are packed into rows of --seq-length tokens in which they do not see each other. docs/finetune_data.md has more.
+instruction (scripts/chat_data.py). The tokenizer's own chat template is applied, what the assistant says is learned,
+and examples are packed into rows of --seq-length tokens; no example sees another. docs/finetune_data.md has more.
 """
 
 import argparse
@@ -41,13 +40,13 @@ import chat_rows  # noqa: E402
 import chat_template  # noqa: E402
 
 SHARD_HEADER_INTS = 256
-SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: magic, version
+SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: (magic, version)
 END_OF_TEXT = "<|endoftext|>"
 BYTE_END_OF_TEXT = 256
 VOCABULARY_MAGIC = b"GPTVOCAB"  # formats/vocabulary.h has the layout
 VOCABULARY_VERSION = 1
 NO_TOKEN = 0xFFFFFFFF
-MAX_SHARDS = 10_000  # more are --shard-tokens 100 for 100M, and a folder that takes hours to remove
+MAX_SHARDS = 10_000  # more come of --shard-tokens 100 in place of 100M, and take hours to remove
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
                    "chat_template.jinja", "generation_config.json", "chat_format.json"]  # fmt: skip
@@ -62,7 +61,7 @@ class Mistake(Exception):
 
 
 class Document:
-    """A piece of a file: a text file or a part of one, or a line of JSONL."""
+    """A part of a file, from byte begin to byte end: a text file or a piece of one (line 0), or a line of JSONL."""
 
     __slots__ = ("path", "begin", "end", "line", "order")
 
@@ -72,7 +71,8 @@ class Document:
 
 
 def files_of_folder(folder, patterns):
-    """Files below a folder, sorted, as (path, path below the folder). Links to folders are not followed."""
+    """Returns the files below a folder that match a pattern, sorted, as (path, path below the folder). Links to
+    folders are not followed."""
     found = []
     for parent, _, names in os.walk(
         folder, onerror=lambda error: warn(f"{error.filename}: {error.strerror}; left out")
@@ -87,7 +87,8 @@ def files_of_folder(folder, patterns):
 
 
 def find_files(inputs, patterns):
-    """All input files as (path, name that decides its place, named by the user). A file with two names counts once."""
+    """Returns all input files as (path, name that decides its place, whether the user named it, bytes). A file with
+    two names counts once."""
     files, seen = [], set()
     for number, given in enumerate(inputs):
         if os.path.isdir(given):
@@ -119,14 +120,15 @@ def lines_of_jsonl(path, name):
 
 
 def pieces_of_text(path, name, size, piece_bytes):
-    """A file, cut at line ends into pieces of about piece_bytes if it is much longer."""
+    """Returns a file as documents: one, or, if it is much longer than piece_bytes, pieces of about piece_bytes, cut
+    at line ends. piece_bytes of 0 cuts nothing."""
     cuts = [0]
     if piece_bytes and size > 2 * piece_bytes:
         with open(path, "rb") as file:
             while cuts[-1] + 2 * piece_bytes < size:
                 file.seek(cuts[-1] + piece_bytes)
                 line_end = file.read(min(piece_bytes, 1 << 16)).find(b"\n")
-                cuts.append(cuts[-1] + piece_bytes + line_end + 1)  # without a line end: at piece_bytes exactly
+                cuts.append(cuts[-1] + piece_bytes + line_end + 1)  # no line end is near: at piece_bytes exactly
     cuts.append(size)
     identity = os.fsencode(name)
     return [Document(path, begin, end, 0, b"%s@%d" % (identity, begin)) for begin, end in zip(cuts, cuts[1:])]
@@ -137,11 +139,11 @@ def is_jsonl(path):
 
 
 def find_documents(options):
-    """All documents in the order in which they are written."""
+    """Returns all documents in the order in which they are written."""
     files = find_files(options.inputs, options.include or ["*"])
     total = min(sum(size for *_, size in files), options.max_bytes or sys.maxsize)
-    # Validation is chosen by document, which takes documents enough: about ten of them should fall to validation, so a
-    # long file is cut. Between 1 KiB, some windows long, and 1 MiB, since a cut is an end of text inside a text.
+    # A document goes to validation whole or not at all. A long file is cut so that about ten pieces should go: into
+    # pieces of at least 1 KiB, some windows long, since each cut is an end of text inside a text, and of at most 1 MiB.
     piece_bytes = min(max(int(total * options.val_fraction / 10), 1 << 10), 1 << 20) if options.val_fraction else 0
     documents, skipped = [], []
     for path, name, named, size in files:
@@ -189,7 +191,8 @@ def digest(text):
 
 
 def read_documents(documents, options, statistics):
-    """The bytes of each document in turn and their digest, up to --max-bytes in all; the last one is cut to fit."""
+    """Yields each document's bytes and their digest, up to --max-bytes in all; the last document is cut to fit.
+    Counts bytes and copies in statistics."""
     left = options.max_bytes or sys.maxsize
     file, opened = None, None
     seen = set()
@@ -236,7 +239,8 @@ class ByteTokenizer:
         return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()]
 
     def encode_with_offsets(self, text):
-        """The tokens of a text in which the mark of an end stands for itself, and the characters [begin, end) of each."""
+        """Returns a text's tokens, of which END_OF_TEXT in the text is one, and the characters [begin, end) of each
+        token."""
         tokens, offsets, at = [], [], 0
         for number, part in enumerate(text.split(END_OF_TEXT)):
             if number:
@@ -251,7 +255,7 @@ class ByteTokenizer:
         return tokens, offsets
 
     def encode(self, texts):
-        """Each text as little-endian tokens, the mark of its beginning first."""
+        """Yields each text as little-endian tokens; the first is the mark of a document's begin."""
         begin = struct.pack("<H", BYTE_END_OF_TEXT)
         for text in texts:
             tokens = bytearray(2 * len(text))
@@ -263,7 +267,8 @@ class HuggingFaceTokenizer:
     """A tokenizer.json, through the `tokenizers` package."""
 
     def __init__(self, path, end_of_text, chat=False):
-        """end_of_text: its name; None: the usual one, with `chat` that of tokenizer_config.json."""
+        """Loads the file. end_of_text: a token's name; None: a usual one; with chat, tokenizer_config.json's before
+        the usual ones."""
         try:
             import tokenizers
         except ImportError:
@@ -283,7 +288,7 @@ class HuggingFaceTokenizer:
         self.tokenizer.no_padding()
         self.ids = self.tokenizer.get_vocab(with_added_tokens=True)
         for token in self.description.get("added_tokens", []):
-            if self.ids.get(token["content"]) != token["id"]:  # the package numbers on from the size of the vocabulary
+            if self.ids.get(token["content"]) != token["id"]:  # the package numbers them from the vocabulary's size on
                 raise Mistake(
                     f"--tokenizer {path}: says that {token['content']} is token {token['id']}, but the package 'tokenizers' "
                     f"makes it {self.ids.get(token['content'])}; the vocabulary must have no holes before added tokens"
@@ -312,7 +317,8 @@ class HuggingFaceTokenizer:
         return token_bytes(self.description, self.ids)
 
     def encode_with_offsets(self, text):
-        """The tokens of a text in which added tokens stand for themselves, and the characters [begin, end) of each."""
+        """Returns a text's tokens, in which added tokens stand for themselves, and the characters [begin, end) of
+        each token."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
@@ -326,8 +332,9 @@ class HuggingFaceTokenizer:
 
 
 def read_tokenizer_files(path):
-    """What a tokenizer consists of, by file name: the file itself, whatever it is called, and those beside it. Beside
-    PREFIX_tokenizer.json are PREFIX_vocab.json and so on: such files can be given again."""
+    """Returns the files of a tokenizer, {name: bytes}: the file at `path`, whatever its name, as tokenizer.json, and
+    the other TOKENIZER_FILES beside it. Beside PREFIX_tokenizer.json a name has the PREFIX, too, as in the script's
+    output, which can so be the script's input."""
     name = TOKENIZER_FILES[0]
     prefix = path.removesuffix(name) if path.endswith(name) else os.path.join(os.path.dirname(path), "")
     contents = {}
@@ -352,8 +359,8 @@ def batches(items, size):
 
 
 def byte_level_alphabet():
-    """GPT-2's way of writing bytes as printable characters: those that are printable stand for themselves, the others
-    are numbered from 256 on. Returns character: byte."""
+    """Returns {character: byte}, GPT-2's way of writing bytes as printable characters: a printable byte stands for
+    itself; the other bytes are numbered from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -368,7 +375,7 @@ def decoder_types(decoder):
 
 
 def token_bytes(description, ids):
-    """What each token stands for, as bytes, by id; ids that no token has stand for nothing."""
+    """Returns what each token stands for, as bytes, by id; an id without a token stands for nothing."""
     types = decoder_types(description.get("decoder"))
     added = {token["id"] for token in description.get("added_tokens", [])}
     alphabet = byte_level_alphabet()
@@ -398,7 +405,8 @@ def pack_vocabulary(table, end_of_text):
 
 @contextlib.contextmanager
 def alone(prefix):
-    """Holds the lock of PREFIX.lock meanwhile, which ends with the process: two runs would write into each other's files."""
+    """Holds the lock of PREFIX.lock, which ends with the process at the latest: two runs would write into each
+    other's files."""
     refusal = Mistake(f"--out {prefix}: another run is writing there; wait until it ends, or name another --out")
     os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
     path = f"{prefix}.lock"
@@ -410,7 +418,7 @@ def alone(prefix):
         except OSError as error:
             warn(f"{path}: cannot be locked: {error.strerror}; start no second run with this --out")
         if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            raise refusal  # its holder has just removed it, and the next has made another
+            raise refusal  # its holder has just removed it, and another run may hold a new one
         try:
             yield
         finally:
@@ -419,7 +427,8 @@ def alone(prefix):
 
 
 class ShardWriter:
-    """Cuts a stream of tokens into shards. All of them appear under their names at the end, or none does."""
+    """Cuts a stream of tokens into shards under temporary names, which publish() replaces: all shards appear, or
+    none."""
 
     def __init__(self, prefix, split, width, shard_tokens):
         self.prefix, self.split, self.width = prefix, split, width
@@ -465,7 +474,8 @@ class ShardWriter:
         self.room = self.shard_bytes
 
     def finish(self):
-        """Completes the temporary files. A short last shard would hold few windows or none: it joins the one before."""
+        """Completes the temporary files. A last shard of less than half the size is appended to the shard before: by
+        itself it would hold few windows or none."""
         self.write_pending()
         if self.file:
             self.file.close()
@@ -495,8 +505,8 @@ class ShardWriter:
 
 
 def publish(writers, prefix, files):
-    """Puts everything under its name, and takes away what an earlier run left that this one has not: more shards, the
-    files of a tokenizer."""
+    """Writes `files`, {name: bytes}, and gives them and the writers' shards their final names. Removes what an earlier
+    run wrote and the present one did not: more shards, a tokenizer's files."""
     renames = []
     for name, content in files.items():
         path = f"{prefix}_{name}"
@@ -508,7 +518,7 @@ def publish(writers, prefix, files):
     for writer in writers.values():
         renames += [(path, path.removesuffix(".tmp")) for path in writer.paths]
     folder, name = os.path.split(prefix)
-    tokenizer_files = TOKENIZER_FILES if os.path.exists(f"{prefix}_vocabulary.bin") else []  # or they are the user's
+    tokenizer_files = TOKENIZER_FILES if os.path.exists(f"{prefix}_vocabulary.bin") else []  # else the user's own
     endings = "|".join([r"(train|val)_\d{3,}\.bin", *map(re.escape, tokenizer_files)])
     ours = re.compile(f"{re.escape(name)}_({endings})")
     kept = {path for _, path in renames}
@@ -524,7 +534,7 @@ def write_shards(documents, tokenizer, options):
         split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens) for split in ("train", "val")
     }
     statistics = {"bytes": 0, "copies": 0}
-    splits = collections.deque()  # of the documents that the tokenizer has been given and not yet given back
+    splits = collections.deque()  # of documents that the tokenizer was given and has not yet encoded
 
     def texts():
         for text, key in read_documents(documents, options, statistics):
@@ -559,7 +569,7 @@ def warn(message):
 
 
 def count(text):
-    """A positive number, with K, M, G for thousands, millions, billions, or Ki, Mi, Gi for powers of 1024."""
+    """Parses a positive number, with K, M, G for thousands, millions, billions, or Ki, Mi, Gi for powers of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(i?)B?", text, re.IGNORECASE)
     value = 0
     if match and not (match[3] and not match[2]):
@@ -589,10 +599,10 @@ def parse_options(arguments):
         "--include",
         action="append",
         metavar="PATTERN",
-        help="of a folder take only such files, as '*.h'; may be repeated",
+        help="take only files of a folder that match, as '*.h'; may be repeated",
     )
     parser.add_argument(
-        "--max-bytes", type=count, metavar="N", help="stop after N bytes of text, as 40M; documents are mixed before"
+        "--max-bytes", type=count, metavar="N", help="stop after N bytes of text, as 40M; documents are shuffled before"
     )
     parser.add_argument(
         "--jsonl-field", default="text", metavar="NAME", help="field that holds the text (default: text)"
@@ -603,17 +613,17 @@ def parse_options(arguments):
     parser.add_argument(
         "--end-of-text",
         metavar="TOKEN",
-        help=f"token of --tokenizer that begins a document (default: {END_OF_TEXT} or alike)",
+        help=f"token of --tokenizer that begins a document (default: {END_OF_TEXT} or a similar one)",
     )
     parser.add_argument(
-        "--keep-copies", action="store_true", help="take documents with the same content each time they come"
+        "--keep-copies", action="store_true", help="take every document, also of the same content as an earlier one"
     )
     parser.add_argument(
         "--val-fraction",
         type=fraction,
         default=0.05,
         metavar="X",
-        help="of the documents, for validation (default: 0.05)",
+        help="share of the documents for validation (default: 0.05)",
     )
     parser.add_argument(
         "--shard-tokens", type=count, default=100_000_000, metavar="N", help="tokens a shard (default: 100M)"
@@ -625,7 +635,7 @@ def parse_options(arguments):
         "--train-on",
         choices=chat_data.TRAIN_ON,
         default=chat_data.TRAIN_ON[0],
-        help="what is learned: what the assistant says, its last turn alone, or all (default: assistant)",
+        help="what is learned: the assistant's turns, only the last of them, or all turns (default: assistant)",
     )
     chat.add_argument(
         "--template",
@@ -670,7 +680,7 @@ def report(writers, statistics, tokenizer, options, seconds):
 
 
 def chat_template_of(options, tokenizer):
-    """The template, or None where the inputs may do without one."""
+    """Returns the template; None where the tokenizer has none and --template names none."""
     name = options.template or (None if options.tokenizer else "plain")
     where = os.path.dirname(options.tokenizer or "") or "."
     try:
@@ -682,7 +692,8 @@ def chat_template_of(options, tokenizer):
 
 
 def read_examples(options, reader, statistics):
-    """Each example of the inputs and the digest of its line, in the inputs' order; copies are left out."""
+    """Yields each example of the inputs and the digest of its line, in the inputs' order. Copies, examples of which
+    nothing is learned and, with --drop-refused, refused lines are left out, and counted in statistics."""
     seen = set()
     for path, *_ in find_files(options.inputs, options.include or ["*.jsonl", "*.ndjson"]):
         with open(path, "rb") as file:
@@ -708,7 +719,7 @@ def read_examples(options, reader, statistics):
 
 
 def show_example(example, table, number):
-    """Prints an example with what is learned in green, or, not on a terminal, between brackets."""
+    """Prints an example, with what is learned in green or, not on a terminal, between [[ and ]]."""
     begin, end = ("\x1b[32m", "\x1b[0m") if sys.stdout.isatty() else ("[[", "]]")
     text, learns = bytearray(), False
     for token, learned in zip(example.tokens, example.learned):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Registers, shared memory and spills of every kernel, from what `nvcc -Xptxas -v` printed: a line for each.
+"""Prints registers, shared memory and spills of every kernel, a line each, from what `nvcc -Xptxas -v` printed.
 
     scripts/ptxas_table.py ptxas_bf16_sm_80.log ...
 
-A kernel's build is what its file's name says, ptxas_BUILD.log, and the architecture; kernels for sm_90a alone, sm90_*, are
-listed of that one alone, since in the others they are empty. Exit status 1 where a kernel spills more than SPILLS_ALLOWED,
-where one of sm90_* keeps anything in memory of the thread (its accumulators, that would be), or where ptxas says (C75xx) that
-it runs wgmma one by one or takes no setmaxnreg.
+A kernel's build is the BUILD of its file's name, ptxas_BUILD.log, and the architecture. Kernels sm90_* are listed only
+for sm_90a, since they are empty for other architectures. Exit status 1 where a kernel spills more than SPILLS_ALLOWED;
+where a kernel sm90_* has a stack, in which its accumulators would lie; or where ptxas says (C75xx) that a kernel runs
+wgmma one by one or takes no setmaxnreg.
 """
 import os
 import re
@@ -14,9 +14,10 @@ import subprocess
 import sys
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
-# Bytes of spill stores, by how a kernel's name and build begin, first match: docs/internals/attention-sm80.md states them. The last argument
-# of flash_*'s plans is 0 where attention is plainly causal, 1 with spans, 2 with spans or not and a softcap or not. One or two
-# words are not worth a block less on a multiprocessor.
+# Bytes of spill stores that are allowed, by how 'NAME BUILD' begins; the first match counts.
+# docs/internals/attention-sm80.md states them. The last argument of flash_*'s plans is 0 for plainly causal attention,
+# 1 with spans, 2 where spans and a softcap are chosen at run time. One or two words may spill: avoiding it would cost a
+# block on a multiprocessor.
 SPILLS_ALLOWED = {r"rope_kernel<true, true> bf16_sm_1[02]0$": 4, r"fp8_tile_kernel<squared_relu_forward_source> fp32_sm_120$": 8,
                   r"flash_forward_kernel<.*, 0> > \w*sm_(80|90a)$": 0, r"flash_forward_kernel<.*, 0> >": 8, "flash_forward": 68,
                   r"flash_backward_\w+<.*, 0> >": 120, "flash_backward": 172, "": 0}
@@ -26,7 +27,8 @@ SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def kernels_of(path):
-    """(name as the compiler has it, architecture, registers, static shared memory, stack, spill stores, spill loads) of each."""
+    """Returns (mangled name, architecture, registers, static shared memory, stack, spill stores, spill loads) of
+    each kernel, in bytes."""
     name, architecture, spills, found = None, None, (0, 0, 0), []
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in log:
@@ -42,13 +44,14 @@ def kernels_of(path):
 
 
 def wgmma_warnings_of(path):
-    """What ptxas has against a kernel's use of wgmma: whole lines."""
+    """Returns ptxas's warnings of a kernel's use of wgmma, as whole lines."""
     with open(path, encoding="utf-8", errors="replace") as log:
         return [line.strip() for line in log if "(C75" in line]
 
 
 def plain_names(names):
-    """Without mangling and parameters: norm_kernel<64, false>."""
+    """Returns the names without mangling and parameters, as norm_kernel<64, false>; as they are where there is no
+    c++filt."""
     try:
         text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -72,7 +75,7 @@ def main():
     print(f"{'kernel':{width}} {'build':16} {'registers':>9} {'shared':>7} {'stack':>6} {'spill stores':>12} {'spill loads':>11}")
     for name, variant, *numbers in sorted(rows):
         print(f"{name:{width}} {variant:16} {numbers[0]:9} {numbers[1]:7} {numbers[2]:6} {numbers[3]:12} {numbers[4]:11}")
-    print(f"{len(rows)} kernels; {sum(1 for r in rows if r[5] + r[6] > 0)} spill. Shared memory: bytes of static alone.")
+    print(f"{len(rows)} kernels; {sum(1 for r in rows if r[5] + r[6] > 0)} spill. Shared memory: static bytes only.")
     too_many = 0
     for name, variant, *numbers in sorted(rows):
         allowed = next(most for beginning, most in SPILLS_ALLOWED.items() if re.match(beginning, f"{name} {variant}"))

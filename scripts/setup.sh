@@ -1,24 +1,23 @@
 #!/bin/sh
-# Checks that what a goal needs is here, and installs through apt what is missing.
+# Checks that what a goal needs is installed, and installs what is missing by apt.
 #
 #   scripts/setup.sh [build|test|demo|fuzz]
 #   scripts/setup.sh --packages NAME...
 #   scripts/setup.sh --into .deps [--minimal] [--architecture arm64]
 #
-# The second form installs Debian's packages by name, for a row of the long table (test/long.py).
-# The third installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
-# Ubuntu's packages, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps, so
-# that this tree with that folder builds where packages can't be installed: no root, no network. --minimal leaves out the
-# libraries of matmuls for CPUs: 1 MiB in place of 86, with which both targets build, the cpu target on its own
-# loops. --architecture unpacks the packages of another one, by Debian's name, for `make CC=aarch64-linux-gnu-gcc DEPS=...`.
-# MPI is not among them: it finds its parts by the paths that it was installed to, and must be the one whose mpirun
-# starts the job.
+# The second form installs packages by Debian's names, for a row of the long table (test/long.py).
+# The third form installs nothing. It downloads the libraries that the engine and its tests are built with (packages of
+# Debian or Ubuntu, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps: this
+# tree with that folder builds without root and without a network. --minimal leaves out oneDNN and OpenBLAS, 1 MiB in
+# place of 86: the cpu target then multiplies by its own loops. --architecture unpacks the packages of another
+# architecture, by Debian's name of it, for `make CC=aarch64-linux-gnu-gcc DEPS=...`. MPI is not unpacked: it finds its
+# parts by the paths that it was installed to, and must be the MPI whose mpirun starts the job.
 #
-# Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
-# distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
-# be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests, clang with libFuzzer to
-# fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly. Without MPI it builds too, and several
-# processes find each other by srun or --rendezvous; where there is no mpicc Open MPI is installed.
+# Each thing itself is looked for (a header that compiles, a command), not its package, so that any distribution will
+# do. Where nothing is missing, nothing is touched. Every goal needs the compiler, make, jansson, xxHash and PCRE2; demo
+# needs Python, test needs Python, cmocka and g++ (which compiles the headers as C++), and fuzz needs clang with
+# libFuzzer. oneDNN and OpenBLAS make matmuls faster than the engine's own loops. Without MPI several processes find
+# each other by srun or --rendezvous; Open MPI is installed where there is no mpicc.
 set -u
 
 into=
@@ -63,12 +62,13 @@ CC=${CC:-gcc}
 CXX=${CXX:-g++}
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
-# CC may be a command with options, so it is split on purpose. The four come before cmocka.h, which needs them.
+# have_header NAME: whether the header is there. CC may have options, so it is split on purpose. cmocka.h needs the four
+# headers before it.
 # shellcheck disable=SC2086
 have_header() {
     printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h "$1" | $CC -DPCRE2_CODE_UNIT_WIDTH=8 -isystem "$deps/include" -E -x c - >/dev/null 2>&1
 }
-# Debian keeps OpenBLAS's header in a folder of its architecture, one for each kind of threads.
+# Whether OpenBLAS's header is there. Debian has a folder for each architecture and kind of threads.
 have_openblas() {
     multiarch=$($CC -print-multiarch 2>/dev/null)
     for root in "$deps" /usr; do
@@ -77,26 +77,27 @@ have_openblas() {
     done
     return 1
 }
-# gcc alone is not enough: stdio.h comes with the C library's own package.
+# Whether CC compiles, which takes the C library's package, too: stdio.h is in it.
 have_compiler() { have_command "${CC%% *}" && have_header stdio.h; }
-# Debian has the libraries of clang's sanitizers and of libFuzzer in a package of their own, by version.
+# Whether clang has libFuzzer. Debian has it, and the sanitizers' libraries, in a package for each version of clang.
 have_fuzzer() {
     [ -f "$(clang -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer-$(uname -m).a" ] ||
         [ -f "$(clang -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer.a" ]
 }
 fuzzer_package() {
     version=$(clang -dumpversion 2>/dev/null || apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-//p')
-    version=${version:-14} # of Debian 12, where apt has no lists yet
+    version=${version:-14} # Debian 12's version, where apt has no lists yet
     echo "libclang-rt-${version%%.*}-dev"
 }
 
-# The packages named and what they need.
+# closure_of PACKAGE...: prints these packages and, recursively, what they need.
 # shellcheck disable=SC2086
 closure_of() {
     apt-cache $lists depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "$@" |
         grep -E '^[a-z0-9]' | sort -u
 }
-# Less what comes with a compiler and its C library: headers of another C library would be found before the machine's own.
+# Prints what is to be unpacked. A compiler and its C library are left out: the headers of another C library would be
+# found before the machine's own.
 # shellcheck disable=SC2086
 packages_to_unpack() {
     of_the_compiler=$(closure_of libc6-dev libgomp1 libstdc++6) && [ -n "$of_the_compiler" ] &&
@@ -107,15 +108,16 @@ download_packages() {
     packages=$(packages_to_unpack 2>>"$download/log")
     [ -n "$packages" ] && (cd "$download" && apt-get -qq $lists download $packages) >>"$download/log" 2>&1
 }
-# Headers and shared libraries, of PCRE2 those for bytes, of xxHash the header alone. Links stand where a compiler looks that has no folder for its
-# architecture, as outside of Debian.
+# keep_what_builds_read FOLDER: removes all but headers and shared libraries; PCRE2's only for bytes, of xxHash only the
+# header. Links the libraries into lib, where a compiler looks that has no folder for its architecture, as outside of
+# Debian.
 keep_what_builds_read() {
     rm -rf "${1:?}/share" "${1:?}/bin" "$1"/lib/*/pkgconfig "$1"/lib/*/cmake "$1/include/cmockery"
     find "$1" \( -name '*.a' -o -name 'libxxhash.*' -o -name 'libpcre2-16.*' -o -name 'libpcre2-32.*' -o -name '*pcre2-posix.*' \
         -o -name pcre2posix.h -o -name 'libcmockery.*' \) -delete
     (cd "$1/lib" && for library in */lib*.so*; do ln -s "$library" .; done)
 }
-# Unpacks them into $into, less what no build reads. Replaces what was unpacked there before, and nothing else.
+# Downloads the packages and unpacks into $into what builds read. Replaces only what was unpacked there before.
 unpack_into() {
     if ! have_command apt-get || ! have_command dpkg-deb; then
         echo "setup.sh: --into takes Debian's packages apart, which needs apt-get and dpkg-deb; run it on a machine that has" \
@@ -123,12 +125,12 @@ unpack_into() {
         exit 2
     fi
     if [ -e "$into/usr" ] && [ ! -e "$into/unpacked-by-setup.sh" ]; then
-        echo "setup.sh: $into/usr is there and is none of --into's; name another folder" >&2
+        echo "setup.sh: $into/usr was not made by --into; name another folder" >&2
         exit 2
     fi
     download=$(mktemp -d) || exit 2
     trap 'rm -rf "$download"' EXIT
-    # With the package lists that are here, or with fresh ones, kept apart because the system's are root's.
+    # The package lists that are here may not do. Fresh lists go into a folder of their own: the system's are root's.
     lists=${architecture:+-o APT::Architecture=$architecture -o APT::Architectures=$architecture}
     if ! download_packages; then
         mkdir -p "$download/lists/partial" "$download/cache/archives/partial"
@@ -150,7 +152,7 @@ unpack_into() {
     echo "setup.sh: unpacked into $into ($(du -sh "$into" | cut -f 1)): $(echo "$packages" | tr '\n' ' ')"
 }
 
-# Fills `required` and `optional` with the packages of what is missing.
+# Sets `required` and `optional` to the packages of what is missing.
 find_missing() {
     required='' optional=''
     have_compiler || required="$required gcc libc6-dev"
@@ -174,14 +176,14 @@ find_missing() {
     if [ "$goal" = test ] && ! python3 -c 'import jinja2' 2>/dev/null; then # chat templates
         optional="$optional python3-jinja2"
     fi
-    # mpirun is how several ranks are started, so every build takes MPI along.
+    # mpirun starts several ranks, so every build takes MPI along.
     have_command mpicc || optional="$optional libopenmpi-dev"
     have_command mpirun || optional="$optional openmpi-bin"
     have_header oneapi/dnnl/dnnl.h || optional="$optional libdnnl-dev"
     have_openblas || optional="$optional libopenblas-openmp-dev"
 }
 
-# How to become root: nothing to add, sudo that asks no password, or not at all.
+# Prints what runs a command as root: `env` for root, or sudo where it asks no password. Fails where neither does.
 root_prefix() {
     if [ "$(id -u)" = 0 ]; then
         echo env
@@ -196,8 +198,8 @@ root_prefix() {
 apt_get() {
     $as_root DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=120 "$@"
 }
-# The lists of packages are fetched only when apt can't do with those it has; and a package that the system does not
-# offer must not keep the others away.
+# Installs what is missing. The lists of packages are fetched only where apt fails with the lists that it has. Then
+# packages are installed one by one: a package that the system does not offer must not keep the others away.
 # shellcheck disable=SC2086
 install_missing() {
     echo "setup.sh: installing$required$optional" >&2

@@ -1,9 +1,10 @@
-"""Pages of docs/ that scripts write, and tests hold to what they write."""
+"""Writes or checks pages of docs/ that scripts write: tests compare each page with what its script would write."""
 import sys
 
 
 def write_or_check(text, path, check, complaint, part=False):
-    """Writes the text, or holds a page to it: all of the page, or a part. Returns the exit status."""
+    """Writes the text to standard output or, with check, prints the complaint where the page at `path` is not the
+    text or, with part, does not have it. Returns the exit status."""
     if not check:
         sys.stdout.write(text)
         return 0
