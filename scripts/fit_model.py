@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 
-import roofline
 from written_page import write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -82,13 +81,10 @@ CANDIDATES = ("llama3.2-1b", "qwen2.5-1.5b", "llama3.2-3b", "qwen3-4b", "qwen2.5
               "llama3-70b")
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
-# tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks): card, GPU, model, bf16, fp8
+# tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks) of cards that are CARDS' too: card, model, bf16, fp8
 LLMQ = [
-    (16, "RTX 5060 Ti", "qwen2.5-1.5b", 3900, 5800), (16, "RTX 5060 Ti", "qwen2.5-3b", 2000, 3100),
-    (16, "RTX 5060 Ti", "qwen2.5-7b", 889, 1457),
-    (24, "RTX 4090", "qwen2.5-3b", 7000, 10700), (24, "RTX 4090", "qwen2.5-7b", 2800, 4300),
-    (24, "RTX 4090", "qwen2.5-14b", 1349, 2001),
-    (80, "H100", "qwen2.5-7b", 13800, 19200), (80, "H100", "qwen2.5-14b", 6300, 9400),
+    (24, "qwen2.5-3b", 7000, 10700), (24, "qwen2.5-7b", 2800, 4300), (24, "qwen2.5-14b", 1349, 2001),
+    (80, "qwen2.5-7b", 13800, 19200), (80, "qwen2.5-14b", 6300, 9400),
 ]
 
 
@@ -194,7 +190,7 @@ class Planner:
             refused = options, planned
 
     def llmq(self):
-        for gb, _, model, _, _ in LLMQ:
+        for gb, model, _, _ in LLMQ:
             for lossy in (False, True):
                 found = self.quickest(CARD[gb], model, 1024, auto(CARD[gb], HOSTS[256], lossy))
                 if found:
@@ -321,109 +317,82 @@ def rate(value):
     return f"{value:,.0f}"
 
 
-def choice_of(row):
-    """What auto chose, in short: (recomputation, on the host, formats)."""
-    match = re.match(r"recomputes (.*?); (.*?) in host memory(?:; (.*))?$", row["choice"])
+def state_bytes(row):
+    """Returns the bytes a parameter of the formats that auto chose: of parameter, remainder, gradient, m and v."""
+    formats = row["choice"].partition(" in host memory; ")[2]
+    if not formats:
+        return sum(FORMATS["exact"][1])
+    match = re.fullmatch(r"moments in (\w+) and (\w+), gradients in (\w+)(, no master weights)?", formats)
     if not match:
         refuse(f"auto's choice is not understood: {row['choice']}")
-    recomputes, away, formats = match.groups()
-    whole = part = 0
-    for group in recomputes.split(";") if recomputes != "nothing" else ():
-        modules, layers = group.split(":")
-        count = 0
-        for span in layers.split(","):
-            first, _, last = span.partition("-")
-            count += int(last or first) - int(first) + 1
-        whole, part = (whole + count, part) if modules == "full" else (whole, part + count)
-    texts = [f"{whole} layers" if whole else "", f"parts of {part}" if part else ""]
-    away = away.replace("activations of ", "inputs of ") if whole else away
-    away = away.replace("of the optimizer states", "of states")
-    formats = re.sub(r"moments in (\S+) and (\S+), gradients in (\S+?)(,.*)?$", r"\1 \2 \3\4", formats or "exact")
-    formats = formats.replace(", no master weights", ", no master")
-    return ", ".join(filter(None, texts)) or "nothing", away, formats
+    sizes = {"fp32": 4, "bf16": 2, "8bit": 33 / 32}
+    return 2 + (0 if match[4] else 2) + sum(sizes[name] for name in match.groups()[:3])
 
 
 def table(head, rows):
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows)]
 
 
+MATMUL_SHARE = 0.8  # of the data sheet's flop/s, as run/fit_time.cuh has it
+
+
 def card_table():
-    head = ("card, GB", "usable GiB", "rates of", "TFLOP/s, bf16", "memory GB/s", "bus GB/s each way")
-    return table(head, [(c.gb, c.usable_gib, c.gpu, c.tflops, c.memory_gbps, c.bus_gbps) for c in CARDS])
+    """With the hidden size C and the tokens N from which on copies take no longer than what computes beside them. A layer's input has
+    2 N C bytes, its forward 2 N flops for each of about 13 C^2 weights; weights have 4 bytes a parameter, a micro-step 8 N flops."""
+    found = []
+    for card in CARDS:
+        ratio = 1e12 * MATMUL_SHARE * card.tflops / (1e9 * card.bus_gbps)
+        found.append((card.gb, card.usable_gib, card.gpu, card.tflops, card.memory_gbps, card.bus_gbps, rate(ratio / 13), rate(ratio / 2)))
+    return table(("card, GB", "usable GiB", "rates of", "TFLOP/s, bf16", "memory GB/s", "bus GB/s each way", "inputs hidden: C >=",
+                  "weights hidden: N >="), found)
 
 
 def largest_table():
+    plans = {(row["card"], row["host"], row["lossy"]): row for row in rows_of("largest")}
     found = []
-    for row in rows_of("largest"):
-        recomputed, away, formats = choice_of(row)
-        found.append((row["card"], row["host"], "yes" if row["lossy"] else "no", row["model"], row["options"]["micro-batch-size"],
-                      gib(row["device_bytes"]), gib(row["host_bytes"]), recomputed, away, formats, rate(row["tokens_per_s"])))
-    return table(("card", "host", "lossy", "largest", "micro-batch", "device GiB", "host GiB", "recomputed", "on the host",
-                  "formats of m, v, gradient", "tokens/s"), found)
+    for card in CARDS:
+        for host in HOSTS:
+            cells = []
+            for lossy in (False, True):
+                row = plans[card.gb, host, lossy]
+                cells += [row["model"], row["options"]["micro-batch-size"], gib(row["host_bytes"]), rate(row["tokens_per_s"])]
+            found.append((card.gb, host, *cells, f"{state_bytes(row):.2f}"))
+    return table(("card", "host", "exact", "micro-batch", "host GiB", "tokens/s", "lossy", "micro-batch", "host GiB", "tokens/s",
+                  "bytes a parameter"), found)
 
 
 def llmq_table():
-    """Shares are 6 flops a parameter and token over the data sheet's: the model's work, however it is done."""
-    found, plans = [], {(row["card"], row["model"], row["lossy"]): row for row in rows_of("llmq")}
-    for gb, gpu, model, bf16, fp8 in LLMQ:
-        card, rows = CARD[gb], [plans.get((gb, model, lossy)) for lossy in (False, True)]
-        parameters = next(row["parameters"] for row in rows if row)
-
-        def share(tokens, card=card, parameters=parameters):
-            return f"{rate(tokens)}, {6e2 * parameters * tokens / (1e12 * card.tflops):.0f} %"
-
-        published = share(bf16) if gpu in card.gpu else rate(bf16)
-        found.append((gb, model, gpu, published, rate(fp8), card.gpu, *(share(row["tokens_per_s"]) if row else "-" for row in rows)))
-    return table(("card", "model", "llmq on", "bf16", "fp8", "predicted for", "exact", "lossy"), found)
+    plans = {(row["card"], row["model"], row["lossy"]): row for row in rows_of("llmq")}
+    found = []
+    for gb, model, bf16, fp8 in LLMQ:
+        predicted = [rate(plans[gb, model, lossy]["tokens_per_s"]) for lossy in (False, True)]
+        found.append((gb, model, rate(bf16), rate(fp8), *predicted))
+    return table(("card", "model", "llmq, bf16", "llmq, fp8", "predicted, exact", "predicted, lossy"), found)
 
 
 def longest_table():
-    found = []
+    """Without rows of a larger host that make no sequence longer."""
+    found, longest = [], {}
     for row in rows_of("longest"):
-        recomputed, away, _ = choice_of(row)
-        found.append((row["card"], row["host"], f"{row['options']['seq-length']:,}", gib(row["device_bytes"]), gib(row["host_bytes"]),
-                      recomputed, away, re.sub(r" layer \d+", "", row["peak"]), rate(row["tokens_per_s"])))
-    return table(("card", "host", "longest", "device GiB", "host GiB", "recomputed", "on the host", "fullest in", "tokens/s"), found)
-
-
-def over(row):
-    return f"{100 * (row['device_bytes'] / row['bound_bytes'] - 1):.2f} %"
-
-
-def furthest():
-    """The plans of the page that are the most over their bound, in words."""
-    rows = sorted((row for row in written_plans() if "refused" not in row), key=lambda row: row["device_bytes"] / row["bound_bytes"])
-    last, rest = rows[-1], rows[-2]
-    where = f"{last['model']} on {last['card']} GB" + (f" with {last['host']} GB of host" if "host" in last else "")
-    return (f"Of this page's {len(rows)} plans\nthe furthest from it is {over(last)} over, {where}; "
-            f"all others are within {over(rest)}.")
-
-
-def required_table():
-    found = []
-    for row in rows_of("required"):
-        choice = choice_of(row) if row["choice"] else ("nothing", "100 % of states", "exact")
-        found.append((row["model"], row["card"], row["host"], "yes" if row["lossy"] else "no", row["options"]["micro-batch-size"],
-                      gib(row["device_bytes"]), gib(row["host_bytes"]), *choice, rate(row["tokens_per_s"]), over(row)))
-    return table(("model", "card", "host", "lossy", "micro-batch", "device GiB", "host GiB", "recomputed", "on the host",
-                  "formats of m, v, gradient", "tokens/s", "over the bound"), found)
+        length = row["options"]["seq-length"]
+        if length > longest.get(row["card"], 0):
+            longest[row["card"]] = length
+            found.append((row["card"], row["host"], f"{length:,}", gib(row["host_bytes"]), rate(row["tokens_per_s"])))
+    return table(("card", "host", "longest", "host GiB", "tokens/s"), found)
 
 
 def stage_table():
     found = []
-    for model in STAGE_MODELS:
-        for name in STAGE_SETS:
-            rows = {row["stage"]: row for row in rows_of("stages") if (row["model"], row["name"]) == (model, name)}
-            found.append((model, name, *(f"{gib(rows[s]['device_bytes'])} + {gib(rows[s]['host_bytes'])}, {over(rows[s])}"
-                                         if s in rows else "-" for s in range(4))))
-    return table(("model", "", "stage 0", "stage 1", "stage 2", "stage 3"), found)
+    for name in STAGE_SETS:
+        rows = {row["stage"]: row for row in rows_of("stages") if (row["model"], row["name"]) == (STAGE_MODELS[-1], name)}
+        found.append((name, *(f"{gib(rows[s]['device_bytes'])} + {gib(rows[s]['host_bytes'])}" if s in rows else "-" for s in range(4))))
+    return table(("", "stage 0", "stage 1", "stage 2", "stage 3"), found)
 
 
-def format_bytes(name, parameters):
-    """Bytes of a unit's parameter, remainder, gradient, m and v. Of 8bit the head's and the embedding's m and v are bf16."""
-    sizes = FORMATS[name][1]
-    ends = 2 * 128256 * 4096 / parameters
-    return tuple(size if size != 33 / 32 else size * (1 - ends) + 2 * ends for size in sizes)
+def furthest():
+    """The most by which a plan exceeds its lower bound."""
+    most = max(row["device_bytes"] / row["bound_bytes"] for row in written_plans() if "refused" not in row)
+    return f"{100 * (most - 1):.2f} %"
 
 
 ARENAS = ("parameters", "gradients", "optimizer")
@@ -433,184 +402,142 @@ def format_table():
     found = []
     for row in rows_of("formats"):
         planned = sum(row["arenas"].get(arena, 0) for arena in ARENAS) / row["parameters"]
-        sizes = FORMATS[row["name"]][1]
-        found.append((row["name"], " + ".join(f"{size:.3g}" for size in sizes), f"{sum(sizes):.2f}", f"{planned:.2f}",
-                      gib(row["device_bytes"]), f"{row['update_ms']:.0f}"))
-    return table(("format", "parameter + remainder + gradient + m + v", "B/p", "planned, llama3-8b", "device GiB", "update ms"), found)
+        found.append((row["name"], f"{sum(FORMATS[row['name']][1]):.2f}", f"{planned:.2f}", gib(row["device_bytes"]),
+                      f"{row['update_ms']:.0f}"))
+    return table(("format", "bytes a parameter", "planned", "device GiB", "update ms"), found)
 
 
-def bus_formula(name, row):
-    """Bytes to the host and to the device of a step of the bus section, by hand."""
-    parameters, steps, tokens, layers, width = row["parameters"], BUS_MICRO_STEPS, 2 * 2048, 32, 4096
-    ends = 2 * 128256 * width  # the embedding and the head, which backward does not need again
-    return {
-        "states": (10 * parameters,) * 2, "states, bf16 m, v": (6 * parameters,) * 2,
-        "states, bf16 m, v, no master": (4 * parameters,) * 2,
-        "layer inputs": (steps * 2 * tokens * (layers - 1) * width,) * 2,
-        "gradients": (steps * 4 * parameters,) * 2, "gradients in bf16": (steps * 2 * parameters,) * 2,
-        "weights": (2 * parameters, steps * 2 * (2 * parameters - ends) + 2 * parameters),
-    }[name]
-
-
+# bytes to the host, and to the device where they are others
 BUS_WORDS = {
-    "states": "10 P", "states, bf16 m, v": "6 P", "states, bf16 m, v, no master": "4 P", "layer inputs": "2 k N (L - 1) C",
-    "gradients": "4 k P", "gradients in bf16": "2 k P", "weights": "2 P; 2 k (2 P - ends) + 2 P",
+    "states": ("10 P",), "states, bf16 m, v": ("6 P",), "states, bf16 m, v, no master": ("4 P",),
+    "layer inputs": ("2 k N (L - 1) C",), "gradients": ("4 k P",), "gradients in bf16": ("2 k P",),
+    "weights": ("2 P", "2 k (2 P - ends) + 2 P"),
 }
 
 
 def bus_table():
     found = []
     for row in rows_of("bus"):
-        moved = [f"{row[key] / 1e9:.2f}, {value / 1e9:.2f}" for key, value in
-                 zip(("to_host_bytes", "to_device_bytes"), bus_formula(row["name"], row))]
-        found.append((row["name"], gib(row["device_bytes"]), gib(row["host_bytes"]), *moved, BUS_WORDS[row["name"]]))
-    return table(("on the host", "device GiB", "host GiB", "GB to the host: plan, formula", "GB to the device: plan, formula",
-                  "formula"), found)
-
-
-MATMUL_SHARE = 0.8  # of the data sheet's flop/s, as run/fit_time.cuh has it
-
-
-def hidden_table():
-    found, seen = [], set()
-    for card in CARDS:
-        if card.gpu in seen:
-            continue
-        seen.add(card.gpu)
-        flops, bus = 1e12 * MATMUL_SHARE * card.tflops, 1e9 * card.bus_gbps
-        found.append((card.gpu, f"{flops / (13 * bus):.0f}", rate(flops / (2 * bus)), rate(flops / (2 * bus)), rate(flops / (4 * bus)),
-                      *(f"{1000 * size / card.bus_gbps:.0f}" for size in (10, 6, 4))))
-    return table(("GPU", "layer inputs: C >=", "weights: N >=", "fp32 gradients: N >= more", "bf16 gradients: N >= more",
-                  "ms an update and 1e9 parameters: 10 B/p", "6 B/p", "4 B/p"), found)
+        moved = BUS_WORDS[row["name"]]
+        found.append((row["name"], gib(row["device_bytes"]), gib(row["host_bytes"]), moved[0], moved[-1]))
+    return table(("on the host", "device GiB", "host GiB", "bytes to the host", "bytes to the device"), found)
 
 
 HEAD = """# What fits which card
 
-`scripts/fit_model.py` writes this page from [fit_plans.json](fit_plans.json), which holds plans of the engine: a test holds the
-page to them, and them to the program. **Bytes are planned to the byte; times are predicted from data sheets, none is measured.**
-
-## Ask for your own card
-
-Nothing of this needs the card, nor a build for CUDA: `--plan` allocates nothing. Without `=full` it prints ten lines.
+Ask the planner for your own model and card. It needs neither the card nor a build for CUDA, and allocates nothing:
 
 ```
 build/train_gpt --plan=full --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
     --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080' --allow-lossy-states
 ```
 
-It prints the choice, the next two, every buffer and the predicted step. The same options without `--plan` train so, with rates
-that are measured on the machine, in memory that the plan takes later. Where nothing fits, the message has the nearest budget
-that something fits.
-
-More memory, of the device or of the host, never leads to a slower prediction, and a budget that a message names is the least to
-the byte among what auto tries (budgets_of_random_cases_are_kept of test/op_fit.c). Of a deep model it does not try each number
-of layers. With `--allow-lossy-states` each step towards exact states may cost 2 % of the time.
+The plan has the choice, the next two, every buffer and the predicted step; `--plan` prints some ten lines. The same options
+without `--plan` and `--plan-gpu` train, and choose by rates measured on the machine. Where nothing fits, the message names the nearest
+budget with which something does.
 
 | option | what it does |
 |---|---|
-| `--recompute-granularity auto` | finds the least predicted time among recomputation by layer and the offloads below |
+| `--recompute-granularity auto` | finds the least predicted time among recomputation by layer and [offloads](../README.md#make-it-fit) |
 | `--memory-budget`, `--host-memory-budget` | bytes of the device, bytes of pinned host memory |
-| `--plan-gpu NAME`, `--bus-gbps X` | the GPU whose memory is planned, its data sheet and its bus, away from the machine |
-| `--allow-lossy-states` | auto may choose bf16 and 8-bit states; without it only what trains the same bits |
-| `--optimizer-cpu-offload --optimizer-offload-fraction X` | m, v and the master's remainder on the host |
-| `--cpu-offloading-num-layers N` | what the first N layers keep for backward |
-| `--offload-gradients`, `--offload-weights` | a unit at a time on the device |
-| `--main-params-dtype`, `--main-grads-dtype`, `--exp-avg-dtype`, `--exp-avg-sq-dtype` | the formats of parameters and states: lossy |
+| `--plan-gpu NAME`, `--bus-gbps X` | the GPU whose memory is planned and whose data sheet predicts, and its bus |
+| `--allow-lossy-states` | auto may choose bf16 and 8-bit states, where they gain 2 % of the time; without it all choices train the same bits |
 | `--mlp-chunk-tokens N`, `--loss-chunk-tokens N` | MLP and head for N tokens at a time |
+
+Options that you give stay; auto chooses the rest.
+
+## What is promised
+
+**Times are predicted from data sheets; none is measured.** Bytes are planned to the byte.
+
+| promise | proof |
+|---|---|
+| The plans of this page are the engine's; [fit_plans.json](fit_plans.json) has their options and what auto chose | `test/test_fit_page.py` |
+| A plan takes at most 2 % more than what lives at once in its fullest phase; of this page's plans the most is {furthest} | `test/test_fit_page.py` |
+| More memory never leads to a slower prediction; a budget that a message names is the least to the byte among what auto tries, which is not each number of layers of a deep model | `test/op_fit.c` |
+| Offload changes no bit | `test/op_offload.c`, `test/op_offload_units.c` |
 
 ## Assumed of the cards
 
-Usable is what is left beside the driver's context. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Where the
-engine knows no data sheet of a card that size, another's rates stand in: 8 and 12 GB have an RTX 3080's. Matmuls reach
-0.8 of the sheet's bf16 rate, copies 22 GB/s each way on PCIe 4 and 52 on PCIe 5. A card of the same
-size and lower rates takes longer in proportion.
+Usable is what the driver's context leaves. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. The engine knows no
+data sheet of a card of 8 or 12 GB: an RTX 3080's rates stand in. Matmuls reach 0.8 of the sheet's rate. A card of the same size and
+lower rates takes longer in proportion. The last two columns belong to [offload](#what-offload-sends-over-the-bus).
 """
 
 LARGEST = """## The largest model
 
-T = 2048, 524,288 tokens a step; the micro-batch with the most tokens/s; everything else chosen by auto. Models tried:
-{models}. Not lossy: the bits of fp32 masters and moments. The next larger model fits no more.
+T = 2048, 524,288 tokens a step; the micro-batch with the most tokens/s; all else chosen by auto. Models tried:
+{models};
+the next larger model does not fit. Exact has the bits of fp32 masters and moments; the
+[bytes a parameter](#bytes-a-parameter) tell the formats of lossy.
 """
 
 LLMQ_HEAD = """## Beside llmq
 
-Tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks; 2512.15306), T = 1024, 524,288 tokens a step, beside predictions
-in bf16 with 256 GB of host, and in % of the data sheet at 6 flops a parameter and token. **Its figures are measured, these are not**,
-and its 16 GB card is a slower one than the one that the engine's tables know. llmq holds 8 bytes a parameter or fewer.
+Tokens/s, T = 1024, 524,288 tokens a step. **llmq's are measured** (IST-DASLab/llmq b77d969, benchmarks; arXiv 2512.15306), **ours
+predicted**, in bf16 with 256 GB of host. llmq holds 8 bytes a parameter or fewer.
 """
 
 LONGEST = """## The longest sequence of llama3-8b
 
-Exact; one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, everything else chosen by auto. Positions beyond
-those that a model was trained on need rotary scaling. The device is fullest in attention's backward: qkv and its gradient, the
-norm before it, attention's output and its gradient, an fp32 sum of the query's gradient, two layers' inputs, the residual's
-gradient.
+Exact, one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, all else chosen by auto. Hosts that gain nothing, or
+fit nothing, are left out. Positions beyond those of a model's training need rotary scaling.
 """
 
-REQUIRED_HEAD = """## Plans that a test holds
+STAGE_HEAD = """## Eight ranks
 
-No placement of a plan's buffers takes less than its bound: what lives at once in the fullest phase. {furthest}
-"""
-
-STAGE_HEAD = """Eight ranks, 2048 tokens a micro-batch: GiB of the device + of the host, and how far over the bound.
+llama3-8b, 2048 tokens a micro-batch, GiB of a rank's device + of its host memory, by `--zero-stage` ([parallel.md](parallel.md)):
 """
 
 FORMAT_HEAD = """## Bytes a parameter
 
-bf16 parameters; the remainder is the 16 bits that make one an fp32 master, exact. 8-bit blocks of 128 have an fp32 scale, and head
-and embedding bf16 moments. What arenas hold of llama3-8b, on one card with full recomputation and 2 x 2048 tokens:
+Exact are 2 bytes of the parameter, 2 that make the bf16 parameter an fp32 master, 4 each of gradient, m and v. 8-bit blocks of 128
+elements have an fp32 scale; the head's and the embedding's moments are bf16 then. Planned is llama3-8b by an H100's data sheet, full
+recomputation, 2 x 2048 tokens:
 """
 
 BUS_HEAD = """## What offload sends over the bus
 
-A step of k = 2 micro-steps of N = 4096 tokens, P parameters, L = 32 layers, C = 4096; the plan's bytes beside the formula's. The last
-layer's input stays. Gradients are read by each micro-step but the first, and by the update. Backward needs neither the head's nor
-the embedding's weights again.
+A step of k micro-steps of N tokens, P parameters, L layers, hidden size C; ends are the head's and the embedding's parameters. GiB are
+llama3-8b's as above, with k = 2 and N = 4096. `test/test_fit_page.py` holds plans to the formulas.
 """
 
-HIDDEN_HEAD = """Copies run beside compute. With F the flop/s that matmuls reach and B the bus's bytes/s each way, they are hidden where a pass
-computes for longer: a layer's input where C >= F / (13 B), at 13 C^2 weights a layer; weights, 4 bytes a parameter and
-micro-batch against 8 N flops, where N >= F / (2 B); gradients summed on the host add the same again in fp32, half in bf16. What
-the update streams is not hidden, and is a smaller part of a larger batch.
+HIDDEN = """Copies run beside compute, and are hidden from the C and N of the [cards](#assumed-of-the-cards) on. Gradients on the host want as much
+N again, half in bf16. What the update streams is not hidden: 10 bytes of 1e9 parameters take {slow} ms on PCIe 4, {fast} on PCIe 5.
 """
 
 LOSSES_HEAD = """## Losses by state format
 
-Measured on the cpu target (2 cores, AMD EPYC Zen 4, bf16, 2026-11-22): validation loss after 2000 steps on the text of manual
-pages, bytes, llama shape of 4 layers, hidden 128, T = 128, 4 sequences a step in 2 micro-steps, lr 5e-4 after 100 steps of warm-up
-to 5e-5, of 128 validation batches. A perturbation of the learning rate by 0.1 % moves such a loss by 0.02 %. With everything
-offloaded the losses and gradient norms of all 2000 steps are those of the first row, to the bit.
+Measured on the cpu target (2 cores, AMD EPYC Zen 4, bf16, 2026-11-22), one seed: validation loss after 2000 steps on the bytes of
+manual pages, llama shape of 4 layers, hidden size 128, T = 128, 4 sequences a step in 2 micro-steps. A learning rate that differs by
+0.1 % moves such a loss by 0.02 %.
 """
-# options, bytes a parameter, validation loss by seed
-LOSS_SEEDS = (1234,)
+# formats, bytes a parameter, validation loss
 LOSSES = [
-    ("exact: split master, fp32 gradients, m, v", "16", (1.56426,)),
-    ("bf16 parameters, stochastic rounding, no master", "14", (1.56485,)),
-    ("the same, m and v in bf16", "10", (1.56516,)),
-    ("m and v in 8 bits", "10.06", (1.56525,)),
-    ("bf16 parameters, no master, m and v in 8 bits", "8.06", (1.56462,)),
-    ("the same, bf16 gradients", "6.06", (1.56343,)),
+    ("exact: split master, fp32 gradients, m, v", "16", 1.56426),
+    ("bf16 parameters, stochastic rounding, no master", "14", 1.56485),
+    ("the same, m and v in bf16", "10", 1.56516),
+    ("m and v in 8 bits", "10.06", 1.56525),
+    ("bf16 parameters, no master, m and v in 8 bits", "8.06", 1.56462),
+    ("the same, bf16 gradients", "6.06", 1.56343),
 ]
 LOSSES_TAIL = """Papers, of larger models: bf16 moments as in DeepSeek-V3 (arXiv 2412.19437, 14.8T tokens): no loss seen; stochastic
 rounding of bf16 parameters (2502.20566): perplexity no worse up to 6.7B, at a higher learning rate; 8-bit moments in blocks
-(2110.02861): on par with 32 bits, embeddings kept wider. These runs are too small to confirm or refute any of them.
+(2110.02861): on par with 32 bits, embeddings kept wider. The runs above are too small to confirm or refute any of them.
 """
 
 
 def losses_table():
-    rows = []
-    for options, size, losses in LOSSES:
-        base = LOSSES[0][2]
-        cells = [f"{loss:.4f} ({100 * (loss / start - 1):+.2f} %)" if loss else "not run" for loss, start in zip(losses, base)]
-        rows.append((options, size, *cells))
-    return table(("formats", "bytes a parameter", *(f"seed {seed}" for seed in LOSS_SEEDS)), rows)
+    first = LOSSES[0][2]
+    return table(("formats", "bytes a parameter", "loss"),
+                 [(formats, size, f"{loss:.4f} ({100 * (loss / first - 1):+.2f} %)") for formats, size, loss in LOSSES])
 
 
 def page():
-    models = ", ".join(CANDIDATES[:5]) + ",\n" + ", ".join(CANDIDATES[5:])
-    parts = [HEAD, *card_table(), "", LARGEST.format(models=models), *largest_table(), "", LLMQ_HEAD, *llmq_table(), "",
-             LONGEST, *longest_table(), "", REQUIRED_HEAD.format(furthest=furthest()), *required_table(), "",
-             STAGE_HEAD, *stage_table(), "", FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN_HEAD, *hidden_table(), "",
+    update_ms = {name: f"{10_000 / card.bus_gbps:.0f}" for name, card in (("slow", CARDS[0]), ("fast", CARDS[-1]))}
+    parts = [HEAD.format(furthest=furthest()), *card_table(), "", LARGEST.format(models=", ".join(CANDIDATES)), *largest_table(), "",
+             LONGEST, *longest_table(), "", LLMQ_HEAD, *llmq_table(), "", STAGE_HEAD, *stage_table(), "",
+             FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN.format(**update_ms),
              LOSSES_HEAD, *losses_table(), "", LOSSES_TAIL]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -618,7 +545,7 @@ def page():
 def main(arguments):
     parser = argparse.ArgumentParser(description="What fits which GPU; without options writes docs/fit.md.")
     parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="with --check: every N-th plan of each section alone")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="with --check: only every N-th plan of each section")
     parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans")
     options = parser.parse_args(arguments)
     if options.train_gpt and options.check:

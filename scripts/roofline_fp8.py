@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What FP8 is expected to gain on an H200 and an H100, by arithmetic: the tables of docs/fp8.md.
+"""What FP8 is expected to gain on an H200 and an H100, by arithmetic: a table of docs/fp8.md.
 
   scripts/roofline_fp8.py          those lines on stdout
   scripts/roofline_fp8.py --check  whether docs/fp8.md has them
@@ -38,8 +38,7 @@ CASES = [
 
 # ---- bytes of casts ----
 
-APART, TENSORWISE, DELAYED = "amax by passes apart", "tensorwise", "delayed"
-VARIANTS = (APART, TENSORWISE, DELAYED)
+RECIPES = TENSORWISE, DELAYED = "tensorwise", "delayed"
 BF16, FP8 = 2, 1  # bytes
 # Who makes the two operands of a linear layer's products that are activations.
 PRODUCERS = {
@@ -49,13 +48,13 @@ PRODUCERS = {
 }
 
 
-def cast_bytes(linear, operand, variant, ranks=1):
+def cast_bytes(linear, operand, recipe, ranks=1):
     """Bytes of memory that an element of an operand costs beside what a bf16 step moves. Both forms are made, rows and columns."""
-    if variant == DELAYED and PRODUCERS.get((linear, operand)) == "activation":
+    if recipe == DELAYED and PRODUCERS.get((linear, operand)) == "activation":
         return 2 * FP8 - BF16  # the two forms are what the activation writes, in place of a bf16 result
     # A weight and attention's output, which stay in bf16, are cast twice: rows in the forward, columns in the backward.
     casts = 2 if operand == "weight" or (linear, operand) == ("projection", "input") else 1
-    amax_pass = variant == APART or (operand == "weight" and ranks > 1)
+    amax_pass = operand == "weight" and ranks > 1
     return (BF16 if amax_pass else 0) + casts * BF16 + 2 * FP8
 
 
@@ -67,11 +66,11 @@ def operands(s):
         yield linear, "gradient", s.N * outputs
 
 
-def casts(case, variant):
+def casts(case, recipe):
     """Bytes of a step's casts: of activations and gradients, of weights."""
     totals = [0, 0]
     for linear, operand, elements in operands(case.shape):
-        totals[operand == "weight"] += case.shape.L * elements * cast_bytes(linear, operand, variant, case.ranks)
+        totals[operand == "weight"] += case.shape.L * elements * cast_bytes(linear, operand, recipe, case.ranks)
     return totals
 
 
@@ -95,7 +94,7 @@ def bf16_step(case, bytes_per_s):
     """Seconds of a step: the blocks' linear layers, their bias gradients, all else."""
     s, linear, bias, rest = case.shape, 0.0, 0.0, 0.0
     names = [name for name, _, _ in roofline.linears(s)]
-    forward, _, backward = hopper_ceiling.predicted(s.D, s.B, s.H, s.G, s.T, False)  # the deterministic backward, the default
+    forward, _, backward = hopper_ceiling.predicted(s.D, s.B, s.H, s.G, s.T)  # the deterministic backward, the default
     for name, calls, size, flops in roofline.kernels(s):
         memory = calls * size / (MEMORY * bytes_per_s)
         product = calls * product_seconds(size, flops, bytes_per_s, roofline.FLOPS_PER_S)
@@ -112,65 +111,45 @@ def bf16_step(case, bytes_per_s):
     return linear, bias, rest
 
 
-def fp8_step(case, bytes_per_s, variant):
+def fp8_step(case, bytes_per_s, recipe):
     """Seconds of a step: the blocks' linear layers, casts of activations and gradients, of weights, all else."""
     linear = sum(calls * product_seconds(size, flops, bytes_per_s, FP8_FLOPS_PER_S) for calls, size, flops in fp8_matmuls(case.shape))
-    return linear, *(size / (MEMORY * bytes_per_s) for size in casts(case, variant)), bf16_step(case, bytes_per_s)[2]
+    return linear, *(size / (MEMORY * bytes_per_s) for size in casts(case, recipe)), bf16_step(case, bytes_per_s)[2]
 
 
 # ---- the page's part ----
 
 HEAD = """## Speed, by arithmetic
 
-Written by `scripts/roofline_fp8.py`; a test holds this part to it. **Predictions: no figure here was measured on a GPU.** Bytes of
-memory that an element costs beside what a bf16 step moves, with both forms made: the first line is what casts that look for
-amaxes themselves would take, the two below are what the engine does.
-"""
+Written by `scripts/roofline_fp8.py`; a test holds this part to it. **Predictions: no figure here was measured on a GPU.** A bf16 step is
+each kernel's roofline ([kernels.md](internals/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound kernels at {memory:.0f} % of
+4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts it for an H200. FP8's products are taken at {products:.0f} % of
+{fp8:.0f} TFLOP/s, {ratio:.2f} times bf16's (TransformerEngine measured {measured:.2f} on an H200, docs/examples/gemm_profiling). One micro-step, nothing
+recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without the time of collectives:
 
-STEPS = """A bf16 step is each kernel's roofline ([kernels.md](internals/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound
-kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts it for an H200.
-FP8's products are taken at {products:.0f} % of {fp8:.0f} TFLOP/s, {ratio:.2f} times bf16's (TransformerEngine measured {measured:.2f} on an H200, 1142
-over 600 TFLOP/s, docs/examples/gemm_profiling): that is the figure to measure first. One micro-step, nothing recomputed; llama3-8b is one of 8
-ranks at ZeRO's stage 1 without the time of collectives. ms:
-"""
+| model | GPU | bf16, ms | tensorwise, ms | gain | delayed, ms | gain |
+|---|---|---|---|---|---|---|"""
 
-NOTES = """Weights are cast in every micro-step, so their share falls as a micro-batch grows. Blockwise moves tensorwise's bytes and a
-float for each 128 codes; its products, which add each 128 of the depth in fp32, are slower by what isn't predicted here
-(TransformerEngine's casts and products, over bf16: 1.40 blockwise, 1.58 tensorwise). On an H100 llmq, an engine alike, measured
-gains of 1.24 at 1.5B and 1.38 at 7B parameters (its benchmarks/H100x1.md).
+NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less (TransformerEngine's casts and products,
+over bf16: 1.40 blockwise, 1.58 tensorwise). On an H100 llmq measured gains of 1.24 at 1.5B and 1.38 at 7B parameters (its
+benchmarks/H100x1.md).
 """
 
 
-def bytes_table():
-    columns = [("outputs of norms", "qkv", "input", 1), ("of attention", "projection", "input", 1),
-               ("of the activation", "MLP down", "input", 1), ("gradient of the activation's input", "MLP up", "gradient", 1),
-               ("other gradients", "qkv", "gradient", 1), ("weights", "qkv", "weight", 1), ("weights, ZeRO", "qkv", "weight", 8)]
-    lines = ["| | " + " | ".join(title for title, *_ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for variant in VARIANTS:
-        cells = [str(cast_bytes(linear, operand, variant, ranks)) for _, linear, operand, ranks in columns]
-        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def steps_table():
-    lines = ["| model | GPU | casts | bf16 step | its linear layers | in FP8 | casts | of weights | bias gradients saved | FP8 step | "
-             "gain | thousand tokens/s |", "|---" * 12 + "|"]
+def rows():
     for case in CASES:
         s = case.shape
         for gpu, bytes_per_s in GPUS.items():
-            bf16 = bf16_step(case, bytes_per_s)
-            for variant in VARIANTS:
-                fp8 = fp8_step(case, bytes_per_s, variant)
-                cells = [sum(bf16), bf16[0], *fp8[:3], bf16[1], sum(fp8)]
-                lines.append(f"| {s.name}, {s.B} x {s.T} | {gpu} | {variant} | " + " | ".join(f"{1e3 * cell:.1f}" for cell in cells) +
-                             f" | {sum(bf16) / sum(fp8):.2f} | {1e-3 * s.N / sum(fp8):.1f} |")
-    return lines
+            bf16 = sum(bf16_step(case, bytes_per_s))
+            steps = [sum(fp8_step(case, bytes_per_s, recipe)) for recipe in RECIPES]
+            cells = " | ".join(f"{1e3 * step:.1f} | {bf16 / step:.2f}" for step in steps)
+            yield f"| {s.name}, {s.B} x {s.T} | {gpu} | {1e3 * bf16:.1f} | {cells} |"
 
 
 def lines():
-    steps = STEPS.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S,
-                         fp8=1e-12 * FP8_FLOPS_PER_S, ratio=FP8_FLOPS_PER_S / roofline.FLOPS_PER_S, measured=1142 / 600)
-    return "\n".join([HEAD, *bytes_table(), "", steps, *steps_table(), "", NOTES])
+    head = HEAD.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S, fp8=1e-12 * FP8_FLOPS_PER_S,
+                       ratio=FP8_FLOPS_PER_S / roofline.FLOPS_PER_S, measured=1142 / 600)
+    return "\n".join([head, *rows(), "", NOTES])
 
 
 def main():

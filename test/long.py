@@ -449,30 +449,29 @@ def record(result):
         file.write("[\n%s\n]\n" % lines if lines else "[\n]\n")
 
 
-def cells_of(row, result):
+def cells_of(result):
     """The table's cells of a row that was run, after its name and what it is."""
     status = result["status"] + (" (stale)" if is_stale(result) else "")
+    counts = [str(result["passed"])] + ["%d %s" % (result[name], name) for name in ("failed", "skipped") if result[name]]
     said = result.get("failures", []) + ["missing: " + what for what in result.get("missing", [])]
     said += ["%s %s" % figure for figure in sorted(result.get("figures", {}).items())]
-    tests = "%d passed, %d failed%s" % (result["passed"], result["failed"], ", %d skipped" % result["skipped"] if result["skipped"] else "")
     ran = result["passed"] + result["failed"] > 0
-    return [status, tests if ran else "", "; ".join(said), str(result["seconds"]) if ran else "", "%s, %s" % (result["date"], result["commit"])]
+    return [status, ", ".join(counts) if ran else "", "; ".join(said), "%s, %s" % (result["date"], result["commit"])]
 
 
 def page_of(rows, results):
     """docs/internals/machines.md."""
     lines = ["# Compilers, instruction sets, sanitizers, kills: what is run beyond `make test`", "",
-             "Written by `test/long.py --write-docs` from [test/long_results.json](../../test/long_results.json), which real runs wrote.",
-             "[test/long_rows.tsv](../../test/long_rows.tsv) is the table: `make test-long ROW=name` runs a row, within %d minutes, and goes" % (ROW_SECONDS // 60),
-             "on where it was stopped; `.ci/run` runs one after `make test`, another for each commit. Builds have warnings as errors.",
+             "`make test-long ROW=name` runs a row of [test/long_rows.tsv](../../test/long_rows.tsv), which has its settings, within %d minutes, and" % (ROW_SECONDS // 60),
+             "goes on where the row was stopped. `test/long.py --write-docs` writes this page from the results of real runs,",
+             "[test/long_results.json](../../test/long_results.json). Builds have warnings as errors.", "",
              "`fp32` and `bf16` are the largest relative differences of a loss in 20 steps from the native build's fp32 losses",
-             "(`test/long/losses.py` has the bounds); `adapters` the largest of LoRA's adapters from fp64's (`test/long/adapters.py`). `missing`",
-             "is what the machine lacked; `incomplete` a row that its limit stopped; stale is a result of more than %d commits ago." % STALE_COMMITS, "",
-             "| row | what | with | status | tests | found | seconds | when |", "|---|---|---|---|---|---|---|---|"]
+             "(`test/long/losses.py`); `adapters` the largest of LoRA's adapters from fp64's (`test/long/adapters.py`). `missing` is what",
+             "the machine lacked; `incomplete` a row that its limit stopped; stale is a result of more than %d commits ago." % STALE_COMMITS, "",
+             "| row | what | status | tests passed | found | when |", "|---|---|---|---|---|---|"]
     for row in rows:
-        settings = " ".join("%s=%s" % (name, value) for name, value in row.environment.items() if name != "DEPS" and ROOT not in value)
-        cells = cells_of(row, results[row.name]) if row.name in results else ["not run", "", "", "", ""]
-        lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, settings and "`%s`" % settings, *cells]))
+        cells = cells_of(results[row.name]) if row.name in results else ["not run", "", "", ""]
+        lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, *cells]))
     used = [results[row.name] for row in rows if row.name in results]
     for name, title in (("machine", "Machines"), ("compiler", "Compilers")):
         lines += ["", "%s: %s." % (title, "; ".join(sorted({result[name] for result in used if result[name]})) or "none yet")]

@@ -109,8 +109,7 @@ class Fp8(unittest.TestCase):
             # Where little is kept, the histories of delayed scales may take more than FP8 saves: 0.03 GB at the most.
             self.assertTrue(all(peak is None or peak < peaks[0] + 0.03 for peak in peaks[1:]), (model, policy, peaks))
             self.assertTrue(policy != "none" or all(peak is None or peak < peaks[0] for peak in peaks[1:]), (model, peaks))
-            expected = ["-" if peak is None else "%.2f" % peak for peak in peaks] + ["%.2f" % (peaks[0] - peaks[1])]
-            self.assertEqual(cells.split(" | ")[:5], expected, (model, policy))
+            self.assertEqual(cells.split(" | "), ["-" if peak is None else "%.2f" % peak for peak in peaks], (model, policy))
 
 
 @unittest.skipIf(missing(), missing())

@@ -28,6 +28,21 @@ def planned():
     return [row for row in fm.written_plans() if "refused" not in row]
 
 
+def format_bytes(name, parameters):
+    """Bytes of a unit's parameter, remainder, gradient, m and v. Of 8bit the head's and the embedding's m and v are bf16."""
+    sizes = fm.FORMATS[name][1]
+    ends = 2 * 128256 * 4096 / parameters
+    return tuple(size if size != 33 / 32 else size * (1 - ends) + 2 * ends for size in sizes)
+
+
+def bus_formula(name, row):
+    """Bytes to the host and to the device of a step of the bus section, as the page's formulas have them."""
+    step = {"P": row["parameters"], "k": fm.BUS_MICRO_STEPS, "N": 2 * 2048, "L": 32, "C": 4096,
+            "ends": 2 * 128256 * 4096}  # the embedding and the head, which backward does not need again
+    formulas = [re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula) for formula in fm.BUS_WORDS[name]]
+    return [eval(formula, {}, step) for formula in (formulas[0], formulas[-1])]  # pylint: disable=eval-used
+
+
 class Page(unittest.TestCase):
     def test_page_is_what_the_script_writes(self):
         result = fit_model("--check")
@@ -49,13 +64,24 @@ class Page(unittest.TestCase):
                 self.assertEqual(result.returncode, status)
                 self.assertIn(complaint, result.stdout + result.stderr)
 
-    def test_choices(self):
+    def test_bytes_of_choices(self):
         for text, expected in (
-                ("recomputes nothing; nothing in host memory", ("nothing", "nothing", "exact")),
-                ("recomputes full:0-26;core_attn,norm:27,29-30; activations of 3 layers, 74 % of the optimizer states, weights in host "
-                 "memory; moments in 8bit and bf16, gradients in bf16, no master weights",
-                 ("27 layers, parts of 3", "inputs of 3 layers, 74 % of states, weights", "8bit bf16 bf16, no master"))):
-            self.assertEqual(fm.choice_of({"choice": text}), expected)
+                ("recomputes nothing; nothing in host memory", 16),
+                ("recomputes norm:0-27; activations of 3 layers, 74 % of the optimizer states, weights in host memory; moments in 8bit and "
+                 "bf16, gradients in bf16, no master weights", 2 + 2 + 33 / 32 + 2),
+                ("recomputes nothing; nothing in host memory; moments in fp32 and fp32, gradients in bf16", 14)):
+            self.assertEqual(fm.state_bytes({"choice": text}), expected)
+        for row in fm.rows_of("largest"):
+            if not row["lossy"]:
+                self.assertEqual(fm.state_bytes(row), 16)
+
+    def test_longest_leaves_out_what_gains_nothing(self):
+        """Each plan that the page has no row of is as long as one with a smaller host."""
+        cells = {tuple(line.split(" | ")[:3]) for line in fm.longest_table()}
+        lengths = {(row["card"], row["host"]): row["options"]["seq-length"] for row in fm.rows_of("longest")}
+        for (card, host), length in lengths.items():
+            smaller = [lengths[card, h] for h in fm.HOSTS if h < host and (card, h) in lengths]
+            self.assertEqual((f"| {card}", str(host), f"{length:,}") in cells, length > max(smaller, default=0))
 
 
 class Plans(unittest.TestCase):
@@ -119,7 +145,7 @@ class Plans(unittest.TestCase):
 
     def test_bytes_of_formats(self):
         for row in fm.rows_of("formats"):
-            parameters, remainder, gradient, m, v = fm.format_bytes(row["name"], row["parameters"])
+            parameters, remainder, gradient, m, v = format_bytes(row["name"], row["parameters"])
             rotary = 4 * 2048 * 128
             for arena, size in (("parameters", parameters), ("gradients", gradient), ("optimizer", remainder + m + v)):
                 expected = size * row["parameters"] + (rotary if arena == "parameters" else 0)
@@ -127,7 +153,7 @@ class Plans(unittest.TestCase):
 
     def test_bytes_on_the_bus(self):
         for row in fm.rows_of("bus"):
-            for key, value in zip(("to_host_bytes", "to_device_bytes"), fm.bus_formula(row["name"], row)):
+            for key, value in zip(("to_host_bytes", "to_device_bytes"), bus_formula(row["name"], row)):
                 self.assertAlmostEqual(row[key] / value, 1, places=4, msg=row["name"])
         # C of llama3-8b is above F / (13 B): its layers' inputs leave and come back beside compute
         speed = {row["name"]: row["tokens_per_s"] for row in fm.rows_of("bus") + fm.rows_of("formats")}
