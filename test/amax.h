@@ -1,13 +1,14 @@
-// What the tests of ops that take an amax (kernels/amax.cuh) share.
+// Helpers for the tests of ops that take an amax (kernels/amax.cuh).
 #pragma once
 #include "kernels/device.cuh" // floatX
 #include "test/testing.h"     // test_alloc
 
-// Elements that a maximum must neither lose nor mistake: all finite; the last a NaN, or an infinity; zeros of both signs.
+// Elements of which a maximum must neither lose nor mistake one: all finite; the last one NaN; the last one infinite;
+// zeros of both signs.
 enum { AMAX_FINITE, AMAX_NAN, AMAX_INFINITE, AMAX_ZEROS, AMAX_CASES };
 static const char *const amax_case_names[] = {"finite", "the last is NaN", "the last is infinite", "zeros"};
 
-// Makes n elements, whose values are anything, those of the case.
+// Changes x (n), which holds finite values, into the case AMAX_...
 static inline void amax_case_set(floatX *x, int64_t n, int amax_case) {
     for (int64_t i = 0; i < n && amax_case == AMAX_ZEROS; i++)
         x[i] = to_floatX(i % 3 == 1 ? -0.0f : 0.0f);
@@ -20,7 +21,7 @@ static inline uint32_t *amax_new(uint32_t value) {
     *amax = value;
     return amax;
 }
-// What an amax that held `before` is after n elements.
+// Returns the bits of an amax that held `before`, after an op has stored x (n).
 static inline uint32_t amax_expected(uint32_t before, const floatX *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float magnitude = fabsf(to_float(x[i]));

@@ -1,5 +1,5 @@
-// Cases that each run in a process of their own, this program again with the case's name, since what goes wrong there (a
-// finding of the emulator, an error of the GPU's) ends a process.
+// Runs each case in a process of its own: this program again, with the case's name. What goes wrong there (a finding of
+// the emulator, an error of the GPU) ends a process.
 #pragma once
 #include "test/testing.h" // cmocka
 #include <stdio.h>        // popen
@@ -7,7 +7,8 @@
 #include <sys/wait.h>     // WIFEXITED
 #include <unistd.h>       // readlink
 
-// The child's output goes to `message`; returns its status, as of wait.
+// Runs this program with the arguments `name` and `how`. Puts the child's stdout and stderr into message (size bytes);
+// returns its status as wait() gives it.
 static int run_apart(const char *name, const char *how, char *message, size_t size) {
     char program[512], command[1024];
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -19,15 +20,15 @@ static int run_apart(const char *name, const char *how, char *message, size_t si
     message[fread(message, 1, size - 1, child)] = 0;
     return pclose(child);
 }
-// For faults that must be found. Without its fault ("well" behind the name) a case ends well; with it, `message` and the
-// returned status say what was found.
+// Runs a case whose fault must be found. Without the fault ("well" behind the name) the case must succeed. With it,
+// message (size bytes) and the returned status, as wait() gives it, say what was found.
 static int run_with_and_without(const char *name, char *message, size_t size) {
     const int well = run_apart(name, "well", message, size);
     if (well != 0)
         fail_msg("%s: without the fault: status %d: %s", name, well, message);
     return run_apart(name, "", message, size);
 }
-// A test of each row of a table, whose rows have a name.
+// Runs a test for each row of a table whose rows have a name; the row is the test's *state.
 #define RUN_EACH(rows, count, test)                                                                                    \
     do {                                                                                                               \
         struct CMUnitTest tests_[count];                                                                               \

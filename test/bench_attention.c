@@ -1,8 +1,9 @@
-// Speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name contains it; the
-// masks' name is "masked".
-// Medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension. The peak is
-// that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a
-// machine and its clock change both.
+// Measures the speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name
+// contains it. The name "masked" stands for the masks.
+//
+// Figures are medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension.
+// The peak is the rate of the unit that multiplies the blocks, with operands in registers. It is measured in turn with
+// each run, since other work on the machine and its clock change both.
 #include "attention.cuh"               // under test
 #include "kernels/blocks.cuh"          // block_product
 #include "kernels/attention/spans.cuh" // attention_spans
@@ -12,7 +13,7 @@
 #include <stdlib.h>                    // aligned_alloc, qsort
 
 enum { RUNS_LEAST = 5, RUNS_MAX = 15, UNFUSED_MAX = 1024 };
-static const double SECONDS = 1.5; // for one figure, unless RUNS_LEAST take longer
+static const double SECONDS = 1.5; // for one figure; longer where RUNS_LEAST runs take longer
 
 static const struct {
     const char *name;
@@ -45,7 +46,7 @@ static floatX *random_floats(int64_t n, uint64_t stream) {
 }
 
 enum { CHAINS = 16, CHAIN_STEPS = 200000 };
-// GFLOP/s of independent chains of multiply-adds on all threads.
+// Returns the GFLOP/s of independent chains of multiply-adds on all threads.
 static double fma_rate(void) {
     double sink = 0;
     const double start = omp_get_wtime();
@@ -62,9 +63,9 @@ static double fma_rate(void) {
             sink += sum[i][0];
     }
     const double rate = 2.0 * CHAINS * CHAIN_STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
-    return sink == 12345 ? 0 : rate * 1e-9; // so that the chains are not optimized away
+    return sink == 12345 ? 0 : rate * 1e-9; // so that the compiler keeps the chains
 }
-// As fma_rate, of dot products of bf16 pairs.
+// Returns the GFLOP/s of dot products of bf16 pairs, otherwise as fma_rate.
 static double dot_rate(void) {
     double sink = 0;
     const double start = omp_get_wtime();
@@ -85,7 +86,7 @@ static double dot_rate(void) {
     const double rate = 4.0 * CHAINS * CHAIN_STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
     return sink == 12345 ? 0 : rate * 1e-9;
 }
-// As fma_rate, of AMX tiles of random numbers: zeros run faster.
+// Returns the GFLOP/s of AMX tiles of random numbers, otherwise as fma_rate: zeros would run faster.
 static double amx_rate(void) {
     enum { STEPS = 20000 };
     static bf16 operands[4][512];
@@ -127,7 +128,7 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
-// The buffers of one shape and its sizes.
+// The buffers and sizes of one shape.
 struct buffers {
     floatX *qkv, *dout, *out, *dqkv;
     void *saved, *forward_workspace, *backward_workspace;
@@ -152,7 +153,7 @@ static void buffers_free(struct buffers b) {
 }
 
 struct times {
-    double forward, backward, peak; // seconds, seconds, GFLOP/s
+    double forward, backward, peak; // forward, backward: seconds; peak: GFLOP/s
 };
 static struct times run_once(struct buffers b, enum attention_backend backend, struct attention_shape s,
                              struct device *dev) {
@@ -167,7 +168,7 @@ static struct times run_once(struct buffers b, enum attention_backend backend, s
     t.backward = omp_get_wtime() - start - t.forward;
     return t;
 }
-// The first run, which touches fresh memory, is not counted.
+// Measures a shape. The first run, which touches fresh memory, does not count.
 static struct times measure(enum attention_backend backend, struct attention_shape s, struct device *dev) {
     const struct buffers b = buffers_of(backend, s, dev);
     double forward[RUNS_MAX], backward[RUNS_MAX], peak[RUNS_MAX], total = 0;
@@ -185,12 +186,13 @@ static struct times measure(enum attention_backend backend, struct attention_sha
     return t;
 }
 
-// ---- Masks: time against that of the causal form, whose area is known ----
+// ---- Masks: their time against the causal mask's, whose area is known ----
 
 enum { MASKED_T = 8192, MASKED_DOCUMENTS = 8, MASKED_WINDOW = 512, MASKS = 4 };
 static const char *const mask_names[MASKS] = {"causal", "causal by tables", "documents of T / 8", "window of 512"};
 
-// Lengths are log-normal with mean T / MASKED_DOCUMENTS and as large a deviation as text has: sigma 1.
+// Fills starts (T) with documents whose lengths are log-normal, with mean T / MASKED_DOCUMENTS and as large a deviation
+// as text has: sigma 1.
 static void fill_documents(int32_t *starts, int T) {
     double end = 0;
     for (int t = 0, begin = 0, n = 0; t < T; t++) {
@@ -206,7 +208,7 @@ static void fill_documents(int32_t *starts, int T) {
 static void bench_masks(struct device *dev) {
     struct attention_shape shapes[MASKS];
     double area[MASKS] = {0}, forward[MASKS][RUNS_LEAST], backward[MASKS][RUNS_LEAST];
-    double ratios[3][MASKS][RUNS_LEAST]; // of forward, backward, both
+    double ratios[3][MASKS][RUNS_LEAST]; // [0]: of forward, [1]: of backward, [2]: of the two together
     int32_t *starts = (int32_t *)fresh(MASKED_T * sizeof *starts);
     int32_t *tables = (int32_t *)fresh(2 * MASKS * MASKED_T * sizeof *tables);
     fill_documents(starts, MASKED_T);

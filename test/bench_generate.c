@@ -1,11 +1,11 @@
-// The speed of generation: a prompt's tokens a second, new tokens a second, and how near these come to the memory's
-// bandwidth: each weight and each key and value that a token needs is read once. A triad that runs in turn with the
-// tokens says what the memory gives, as other work on the machine changes both. Figures are medians.
+// Measures the speed of generation: a prompt's tokens a second, new tokens a second, and how near new tokens come to
+// the memory's bandwidth. Each weight, key and value that a token needs is read once. A triad that runs in turn with
+// the tokens says what bandwidth the memory gives, since other work on the machine changes both. Figures are medians.
 //
-//     bench_generate [--prompt N] [--tokens N] [--rounds N] [options of train_gpt]       (without any: gpt2-124m)
+//     bench_generate [--prompt N] [--tokens N] [--rounds N] [options of train_gpt]       (without options: gpt2-124m)
 #include <stddef.h> // NULL
 
-static double *phase_seconds; // (phases); NULL: not taken
+static double *phase_seconds; // (phases); NULL: not measured
 #define TIMELINE_ON_PHASE(t) ((void)(t))
 #define TIMELINE_IS_WATCHED (phase_seconds != NULL)
 #define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
@@ -44,11 +44,11 @@ struct bench {
     struct sampler sampler;
     int *lengths;
     int prompt, tokens, rounds;
-    float *a, *b, *c; // the triad's
+    float *a, *b, *c; // the triad's arrays
     struct samples triad, prefill, decode, sample;
 };
 
-// a = b + s c over arrays that no cache holds; 12 bytes an element, as STREAM counts.
+// Runs a = b + s c over arrays that no cache holds; counts 12 bytes an element, as STREAM does.
 static void triad(struct bench *x) {
     const double begin = seconds_now();
 #pragma omp parallel for simd schedule(static)
@@ -57,7 +57,7 @@ static void triad(struct bench *x) {
     sample_add(&x->triad, seconds_now() - begin);
 }
 
-// A prompt of random tokens for each sequence, and `tokens` more, with triads in between.
+// Feeds a prompt of random tokens for each sequence, and generates `tokens` more, with triads in between.
 static void one_round(struct bench *x) {
     struct gpt *m = x->m;
     const int B = m->generation.sequences;
@@ -82,8 +82,8 @@ static void one_round(struct bench *x) {
     }
 }
 
-// Bytes that one new token of each sequence makes the memory read: all weights but the embeddings', of which it is a
-// row, unless they are the head's too; the keys and values of `positions` tokens of each sequence.
+// Returns the bytes that one new token of each sequence makes the memory read: all weights, of the embeddings only a
+// row unless they are the head too; and the keys and values of `positions` tokens of each sequence.
 static double bytes_of_token(const struct gpt *m, double positions) {
     const struct layer_shape *s = &m->shape.layer;
     const struct tensor *wte = parameters_find(&m->table, -1, PARAM_WTE);
@@ -99,7 +99,7 @@ static double bytes_of_token(const struct gpt *m, double positions) {
     return elements * sizeof(floatX);
 }
 
-// Time by op in the new tokens of one round, the same op of all layers together.
+// Prints the time of each op in the new tokens of one round, over all layers.
 static void print_profile(struct bench *x) {
     const struct plan *plan = &x->m->timeline.plan;
     const double sampled = median(&x->sample);
@@ -122,7 +122,7 @@ static void print_profile(struct bench *x) {
     phase_seconds = NULL;
 }
 
-// Of config_parse, sizes as --generate has them with prompts of `prompt` tokens.
+// Opens the model that the options describe, with the sizes that --generate gives it for prompts of `prompt` tokens.
 static void open_model(struct bench *x) {
     struct config *c = &x->config;
     c->prompt_tokens = x->prompt;
@@ -158,7 +158,7 @@ int main(int argc, char **argv) {
     x.tokens = 64;
     x.rounds = 3;
     options[n++] = argv[0];
-    options[n++] = (char *)"--plan"; // no model's folder is needed
+    options[n++] = (char *)"--plan"; // so that no model's folder is needed
     options[n++] = (char *)"--generate=x";
     for (int i = 1; i < argc && n < 62; i++) {
         int k = 0;

@@ -1,6 +1,6 @@
-// Speed of the matmuls at the five shapes of GPT-2 124M: bench_matmul_bf16 [TOKENS [BACKEND]], where BACKEND is a name
-// in the table of kernels/matmul/matmul.cuh. Medians; random data, since zeros run faster on real hardware; the last
-// line is what one training step spends.
+// Measures the speed of the matmuls at the five shapes of GPT-2 124M: bench_matmul_bf16 [TOKENS [BACKEND]], where
+// BACKEND is a name in the table of kernels/matmul/matmul.cu. Figures are medians over random data, since zeros run
+// faster on real hardware. The last line is what one training step spends.
 #include "kernels/matmul/backend.cuh" // matmul_backends
 #include "kernels/matmul/matmul.cuh"  // under test
 #include "kernels/random.cuh"         // random_normal
@@ -9,7 +9,7 @@
 #include <stdlib.h>                   // aligned_alloc, qsort, strtol
 
 enum { LAYERS = 12, RUNS_LEAST = 3, RUNS_MAX = 15 };
-static const double SECONDS = 1.0; // for one figure, unless RUNS_LEAST take longer
+static const double SECONDS = 1.0; // for one figure; longer where RUNS_LEAST runs take longer
 
 struct shape {
     int K, N, uses;
@@ -85,7 +85,8 @@ static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-// Median seconds of one call; the first one, which touches fresh memory and makes the library's plans, is not counted.
+// Returns the median seconds of one call. The first call, which touches fresh memory and makes the library's plans,
+// does not count.
 static double seconds(enum call call, struct buffers *b, struct shape s, int64_t M, struct device *dev) {
     double times[RUNS_MAX], total = 0;
     int runs = 0;
@@ -100,7 +101,7 @@ static double seconds(enum call call, struct buffers *b, struct shape s, int64_t
     return times[runs / 2];
 }
 
-// NULL where this machine or build has no backend of that name.
+// Returns the backend of that name; NULL where this machine or build has none.
 static struct matmul_library *library_named(const char *name, struct device *dev) {
     for (int i = 0; i < matmul_backends_count; i++)
         if (strcmp(name, matmul_backends[i].name) == 0)

@@ -1,8 +1,9 @@
-// Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth is the
-// bound that they should come near, so the last column compares with a triad, run in turn with the op, as other work on
-// the machine changes both. The triad's arrays, which no cache holds, are what the caches have when an op is timed;
-// `warm` is the time with what the op itself left there. Above 100 %: the triad reads the lines that it writes too,
-// uncounted, and what an op adds to is there. An argument restricts the list to names that contain it.
+// Measures the speed of the ops other than matmuls and attention, at the sizes of GPT-2 124M, B4 T1024. Their bound is
+// memory bandwidth, so the last column compares with a triad, which runs in turn with the op, since other work on the
+// machine changes both. When an op is timed, the caches hold the triad's arrays, which are larger than any cache;
+// `warm` is the time with what the op itself left in the caches. Figures above 100 % are right: the triad also reads
+// the lines that it writes, which does not count, and what an op adds to may be in the caches. An argument restricts
+// the list to names that contain it.
 #include "kernels/activation.cuh"
 #include "kernels/adamw.cuh"
 #include "kernels/device_memory.cuh"
@@ -22,7 +23,7 @@ static const int64_t N = B * T, PARAMETERS = 124 * 1000 * 1000;
 
 struct buffers {
     struct device device;
-    floatX *logits; // (N, VP); the MLP's activations lie here too
+    floatX *logits; // (N, VP); also the memory of the MLP's activations
     floatX *hidden_in, *hidden_out;
     floatX *qkv, *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
     float *mean, *rstd, *dweight, *dbias, *losses, *grads, *m, *v, *table;
@@ -91,7 +92,7 @@ static struct buffers buffers_create(void) {
 #pragma omp parallel for
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
-    b.remainder = (uint16_t *)encoded(b.grads, FORMAT_BF16); // any bits
+    b.remainder = (uint16_t *)encoded(b.grads, FORMAT_BF16); // any bits will do
     b.grads_bf16 = encoded(b.grads, FORMAT_BF16);
     b.m_bf16 = encoded(b.m, FORMAT_BF16);
     b.v_bf16 = encoded(b.v, FORMAT_BF16);
@@ -100,8 +101,7 @@ static struct buffers buffers_create(void) {
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
     const struct rope_settings rope = rope_unscaled(64, 10000);
     rope_table(b.table, T, &rope);
-    b.workspace =
-        fresh(norm_backward_workspace_bytes(N, C, &b.device)); // no smaller than QK-norm's, of twice C columns
+    b.workspace = fresh(norm_backward_workspace_bytes(N, C, &b.device)); // QK-norm's, for twice C columns, is no larger
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
         b.tokens[i] = (int32_t)(random_uniform(7, 8, (uint64_t)i) * V);
@@ -190,7 +190,8 @@ static void bench_embedding_backward(struct buffers *b) {
     const struct table_gradient dwte = {b->grads, VP, true}, dwpe = {b->grads + (int64_t)VP * C, T, true};
     embedding_backward(dwte, dwpe, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL, &b->device);
 }
-// The logits become gradients in the first run and are small numbers from then on, which changes no timing.
+// Runs the cross entropy. The logits become gradients in the first run, and are small numbers from then on, which
+// changes no timing.
 static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
     const struct logit_transform transform = {scale, softcap};
     cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, 0, N, V, VP, transform, true, &b->device);
@@ -250,7 +251,7 @@ static void bench_dropout(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION};
     residual_forward(b->out, b->x, b->delta, N, C, 1, d, &b->device);
 }
-// a = b + s c over arrays that no cache holds; 12 bytes an element, as STREAM counts.
+// Elements of the triad a = b + s c: arrays that no cache holds. 12 bytes an element count, as in STREAM.
 enum { TRIAD_ELEMENTS = 1 << 24 };
 static void bench_triad(struct buffers *b) {
 #pragma omp parallel for simd schedule(static)
@@ -288,7 +289,7 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*op)(struct buffers *);
-        double bytes; // each operand read or written once
+        double bytes; // each operand counts once, read or written
     } ops[] = {
         {"residual", bench_residual, 3 * rows * X},
         {"residual with dropout", bench_dropout, 3 * rows * X},
@@ -320,7 +321,7 @@ int main(int argc, char **argv) {
         {"scaled softmax", bench_scaled_cross_entropy, 2.0 * (double)N * VP * X},
         {"capped softmax", bench_capped_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
-        {"AdamW", bench_adamw, (20 + 8) * n}, // 4 of an fp32 parameter, or of bf16 and its remainder
+        {"AdamW", bench_adamw, (20 + 8) * n}, // 4: of an fp32 parameter, or of a bf16 one and its remainder
         {"AdamW, all bf16", bench_adamw_bf16, (2 + 2 * X + 8) * n},
         {"AdamW, 8-bit moments", bench_adamw_8bit, (2 + 2 * X + 4 * 132 / 128.0) * n},
         {"add gradients", bench_add_gradients, 12 * n},

@@ -1,15 +1,16 @@
-// The speed and memory of whole training steps: tokens a second, a step against its own matmuls alone, recomputation
-// policies and attention backends against none and flash, the plan against what the process holds.
+// Measures the speed and memory of whole training steps: tokens a second, a step against only its own matmuls,
+// recomputation policies and attention backends against no recomputation and flash, the plan against what the process
+// holds.
 //
-//     bench_step [--json FILE] [--rounds N] [options of train_gpt]       (without any: gpt2-124m, B4 T1024)
+//     bench_step [--json FILE] [--rounds N] [options of train_gpt]       (without options: gpt2-124m, B4 T1024)
 //
-// Everything that is compared runs in turn, round after round, in one process; figures are medians.
+// Whatever is compared runs in turn, round after round, in one process; figures are medians.
 #include <stdbool.h> // bool
 #include <stddef.h>  // NULL
 
-// What executes an op: the matmuls alone, or with the time of each phase.
+// How ops run: only the matmuls, or all, with the time of each phase.
 static bool matmuls_only;
-static double *phase_seconds; // (phases); NULL: not taken
+static double *phase_seconds; // (phases); NULL: not measured
 #define TIMELINE_ON_PHASE(t) ((void)(t))
 #define TIMELINE_IS_WATCHED (matmuls_only || phase_seconds)
 #define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
@@ -80,7 +81,7 @@ static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
     return 1e3 * (seconds_now() - begin);
 }
 
-// Time by op in one step, the same op of all layers together.
+// Prints the time of each op in one step, over all layers.
 static void print_profile(struct gpt *m) {
     struct entry {
         char name[64];
@@ -110,7 +111,8 @@ static void print_profile(struct gpt *m) {
                100 * entries[i].seconds / total);
 }
 
-// One round of a case: a fresh model, a warm-up step, then steps and, in the first case, their matmuls alone in turn.
+// Runs one round of a case: a fresh model, a warm-up step, then steps; in the first case, in turn with only their
+// matmuls.
 static void run_case(struct bench *b, int which, bool last_round) {
     struct bench_case *k = &b->cases[which];
     const struct layer_shape s = model_shape_of(&b->config, sizeof(floatX), k->backend == ATTENTION_UNFUSED).layer;
@@ -159,7 +161,7 @@ static void print_table(const struct bench *b, double peak_flops, struct flops_p
     const double ratio = median(base->step) / median(base->matmuls);
     printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
            ratio);
-    if (!(ratio > 0.9 && ratio < 100)) // a part of the step, and most of it but in tiny models
+    if (!(ratio > 0.9 && ratio < 100)) // the matmuls are a part of the step, and most of it except in tiny models
         fail("the step can't take %.3f x its own matmuls: the machine was busy, or a part of one of both is missing",
              ratio);
     const double flops = per_token.done * tokens, percent = 100 * 1e3 * flops / median(base->step) / peak_flops;
@@ -211,7 +213,7 @@ int main(int argc, char **argv) {
             options[n++] = defaults[i];
     for (int i = 1; i < argc && n < 60; i++)
         options[n++] = argv[i];
-    options[n++] = (char *)"--plan"; // no data is needed
+    options[n++] = (char *)"--plan"; // so that no data is needed
     options[n++] = (char *)"--val-every=0";
     options[n] = NULL;
 

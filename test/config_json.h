@@ -1,10 +1,11 @@
-// What the tests of config.json share: options as from a command line, a file written, a file parsed.
+// Helpers for the tests of config.json: options as from a command line, a file that is written, a file that is parsed.
 #pragma once
 #include "config/resolve.h"      // config_parse
 #include "formats/huggingface.h" // huggingface_parse_config
 #include "test/testing.h"        // cmocka
 
-// Parses a copy of exactly that size, so that the sanitizer sees a read beyond it.
+// Parses a copy of text (bytes) that ends where the text ends, so that the sanitizer sees a read beyond it. Returns
+// NULL, or *error's text.
 static inline const char *parse_bytes(struct huggingface_config *h, const char *text, size_t bytes,
                                       struct error_text *error) {
     unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
@@ -13,7 +14,8 @@ static inline const char *parse_bytes(struct huggingface_config *h, const char *
     free(copy);
     return problem;
 }
-// The texts of the last four live on.
+// Returns the config of a small model with `options`, words that are separated by blanks. The config points into a text
+// that the fourth call from now overwrites.
 static inline struct config config_of(const char *options) {
     static char texts[4][1024];
     static int next;
@@ -29,6 +31,7 @@ static inline struct config config_of(const char *options) {
     words[n] = NULL;
     return config_parse(n, words);
 }
+// Returns the config.json of a model as text, which the caller frees, and its length in *bytes.
 static inline char *written(const struct config *c, int end_of_text, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);

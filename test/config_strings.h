@@ -1,8 +1,8 @@
-// Frees the strings that start_find copies into a config, which a run keeps to its end.
+// Strings that start_find copies into a config. A run keeps them to its end; a test frees them.
 #pragma once
 #include "config/config.h" // struct config
 
-// words (bytes): the command line that the config was read from, into which the other strings point.
+// Frees the strings of a config that don't point into words (bytes), the command line that the config was read from.
 static inline void config_free_strings(const struct config *config, const char *words, size_t bytes) {
     for (int row = 0; row < CONFIG_ROWS; row++) {
         char *text = NULL;

@@ -1,5 +1,5 @@
-// A job of processes that are joined by the control connections: started, waited for, and held to how they ended. For
-// the tests of the control connections, which look inside.
+// A job of processes that the control connections join, for the tests of those connections: it is started, waited for,
+// and held to how it must end.
 #pragma once
 #include "runtime/net/control.c" // under test
 #include "test/fails.h"          // end_child
@@ -14,13 +14,14 @@ struct job {
     int ranks;
     pid_t pids[MAX_RANKS]; // 0: has ended
     int statuses[MAX_RANKS];
-    int said; // what they print on stderr
+    int said; // the read end of the ranks' stderr
     char text[8192];
-    int listener;                   // rank 0's
-    struct control_address address; // as MPI tells it to the others
+    int listener;                   // rank 0's; open until all ranks are started
+    struct control_address address; // of rank 0, which MPI tells the other ranks
 };
 
-// Starts one rank; what control_open says is printed, as main does.
+// Starts one rank, whose stderr is the descriptor `err`. It prints what control_open says, as main does, and ends with
+// the status that `run` returns. `context` goes to `run`; NULL where `run` uses none.
 static void job_start_rank(struct job *job, int rank, double timeout_s, int err, job_rank *run, void *context) {
     struct launch launch;
     struct error_text error;
@@ -32,7 +33,7 @@ static void job_start_rank(struct job *job, int rank, double timeout_s, int err,
         return;
     }
     on_exit(end_child, NULL);
-    alarm(30); // one that hangs is a failure
+    alarm(30); // a rank that hangs is a failure
     dup2(err, STDERR_FILENO);
     close(err);
     close(job->said);
@@ -79,13 +80,13 @@ static void job_wait_rank(struct job *job, int rank) {
     job->pids[rank] = 0;
 }
 
-// Waits for all but `but` (-1: for all), and reads what they said.
+// Waits for all ranks except `but` (-1: for all), and reads into job->text what they printed.
 static void job_wait(struct job *job, int but) {
     size_t length = 0;
     for (int r = 0; r < job->ranks; r++)
         if (r != but && job->pids[r])
             job_wait_rank(job, r);
-    assert_int_equal(fcntl(job->said, F_SETFL, O_NONBLOCK), 0); // a rank that is stopped holds the other end
+    assert_int_equal(fcntl(job->said, F_SETFL, O_NONBLOCK), 0); // a rank that is stopped still holds the write end
     for (ssize_t got = 1; got > 0 && length + 1 < sizeof job->text; length += got > 0 ? (size_t)got : 0)
         got = read(job->said, job->text + length, sizeof job->text - 1 - length);
     job->text[length] = '\0';
@@ -103,7 +104,8 @@ static int lines(const char *text) {
     return n;
 }
 
-// All end with status 1 but the one that was killed or stopped, and one line was printed, that holds `words`.
+// Checks that all ranks except `lost` (which was killed or stopped) ended with status 1 within most_s seconds after
+// since_s, and that one line was printed, which holds each of `words`, separated by '|'. Frees the job.
 static void job_expect_end(struct job *job, int lost, const char *words, double since_s, double most_s) {
     char wanted[1024], *rest = NULL;
     const double took_s = deadline_clock_s() - since_s;
@@ -114,7 +116,7 @@ static void job_expect_end(struct job *job, int lost, const char *words, double 
     for (char *word = strtok_r(wanted, "|", &rest); word; word = strtok_r(NULL, "|", &rest))
         good = good && strstr(job->text, word);
     for (int r = 0; r < job->ranks; r++)
-        if (!good && job->pids[r] > 0) // one that is stopped would hold this test's output for good
+        if (!good && job->pids[r] > 0) // a stopped rank would hold this test's output forever
             kill(job->pids[r], SIGKILL);
     if (!good)
         fail_msg("expected statuses 1 1 1 1 but of rank %d, within %g s, and one line with: %s\ngot %d %d %d %d, in %g "

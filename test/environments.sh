@@ -1,12 +1,14 @@
 #!/bin/sh
-# Runs tests where users have started them: in a script's background, under another locale, as another user, without network.
+# Runs tests in environments in which users have started them: in a script's background, in another locale, as another
+# user, without a network.
 #
 #   test/environments.sh [-v] [ENVIRONMENT]...
 #
-# Each environment gets one run of those tests that signals, files, locales, processes, ports or threads can disturb, and one
-# row of the table that this script prints, whose last line is 'N passed, N failed' of them all; -v shows the tests' own output too. What an environment needs beside the
-# tests (root, a locale, a name space) is looked for, and its row says what is missing. Needs what `make test-programs`
-# builds in build/; BUILD=folder names another. The exit status is 0 where every environment that could be made passed.
+# In each environment the tests run once that signals, files, locales, processes, ports or threads can disturb. The
+# script prints a table with a row for each environment; its last line is 'N passed, N failed' for all of them. -v also
+# shows the tests' own output. Where an environment needs more than the tests do (root, a locale, a name space), its row
+# says what is missing. Needs what `make test-programs` builds in build/; BUILD=folder names another folder. The exit
+# status is 0 if the tests passed in every environment that could be made.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 BUILD=${BUILD:-build}
@@ -16,14 +18,14 @@ if [ "${1-}" = -v ]; then
     shift
 fi
 
-# One kill in place of fifty: what kills find does not depend on these environments.
+# Two kills instead of fifty: what kills find does not depend on these environments.
 export CHECKPOINT_KILLS="${CHECKPOINT_KILLS:-2}" TRAIN_GPT="$BUILD/train_gpt"
-# What passed in one environment may fail in the next.
+# What passed in one environment may fail in the next one.
 export TEST_STAMPS=0
 tests="$(for unit in signals checkpoint control control_start collectives cpu_features dataloader host_collectives launch log options tokenizer \
     vocabulary work_thread memory_limits plan_report; do echo "$BUILD/test/unit_$unit"; done)
     $(printf 'test/test_%s\n' environment.py cli.py checkpoints.py gpu_scripts.py parallel.py:Launchers parallel.py:Faults)"
-# By a command that makes the environment, where one does.
+# Runs the tests by a command that makes the environment, if there is one.
 # shellcheck disable=SC2086
 run() { "$@" test/run.py $tests; }
 
@@ -31,13 +33,13 @@ scratch=$(mktemp -d) || exit 2
 trap 'rm -rf "$scratch"' EXIT
 chmod 755 "$scratch"
 
-# ---- the environments: each prints what the tests said, or "missing: what it needs" ----
+# ---- the environments: each prints the tests' output, or "missing: what it needs" ----
 
 as_it_is() { run; }
-# As `nohup make test &` in a script.
+# Like `nohup make test &` in a script.
 # shellcheck disable=SC2016
 in_the_background() { run sh -c 'trap "" INT QUIT HUP; "$@" <&- & wait $!' sh; }
-turkish() { # whose lower case of I is another letter, and whose decimal point is a comma
+turkish() { # its lower case of I is another letter, its decimal point is a comma
     if ! locale -a 2>/dev/null | grep -qi '^tr_TR\.utf-\{0,1\}8$'; then
         echo "missing: the locale, which localedef -i tr_TR -f UTF-8 tr_TR.UTF-8 makes"
         return
@@ -50,11 +52,11 @@ one_core() { run taskset -c 0; }
 many_threads() { run env OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8; }
 # shellcheck disable=SC3045
 few_files() { (ulimit -n 256 && run); }
-in_a_job_step() { # a shell that srun or mpirun started, with what they leave behind
+in_a_job_step() { # a shell that srun or mpirun has started, with their variables
     run env SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 SLURM_NTASKS=4 OMPI_COMM_WORLD_SIZE=2 \
         OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 PMI_RANK=1 PMI_SIZE=2 RANK=1 WORLD_SIZE=2 LOCAL_RANK=1
 }
-# As cron: hardly a variable, and no standard input.
+# Like cron: hardly a variable, and no standard input.
 bare() { run env -i TEST_STAMPS=0 PATH="$PATH" CHECKPOINT_KILLS="$CHECKPOINT_KILLS" TRAIN_GPT="$TRAIN_GPT" <&-; }
 spaces_in_tmpdir() {
     mkdir -p "$scratch/two  words"
@@ -82,7 +84,7 @@ no_network() {
     # shellcheck disable=SC2016
     run unshare -n sh -c 'ip link set lo up && exec "$@"' sh
 }
-# The tree with what is built of it, but for one program, which is left to be built there.
+# Copies the tree with what is built of it, except for one program, which must be built there.
 copy_tree() {
     mkdir -p "$1/$BUILD/test" && cp -R Makefile ./*.c ./*.h ./*.cuh docs config formats kernels memory model optimizer run runtime scripts test zero README.md "$1" &&
         cp "$BUILD/train_gpt" "$1/$BUILD" && cp "$BUILD"/test/unit_* "$1/$BUILD/test" && rm "$1/$BUILD/test/unit_launch"
@@ -102,7 +104,7 @@ other_user() {
     copy_tree "$scratch/nobody" && mkdir "$scratch/nobody/home" "$scratch/nobody/bin"
     python=$(python3 -c 'import sys; print(sys.executable)')
     if ! as_nobody "$python" -c pass 2>/dev/null; then
-        python=/usr/bin/python3 # in place of one that lies where only root may enter
+        python=/usr/bin/python3 # instead of one that lies where only root may enter
     fi
     ln -s "$python" "$scratch/nobody/bin/python3"
     chown -R 65534:65534 "$scratch/nobody"
@@ -137,7 +139,7 @@ for environment in "$@"; do
         printf '%-20s did not end: %s\n' "$environment" "$(tail -n 3 "$scratch/output")"
     fi
 done
-if [ $((all_passed + all_failed)) -gt 0 ]; then # or each one lacks something, and its row is the last line
+if [ $((all_passed + all_failed)) -gt 0 ]; then # else each of them lacks something, and its row is the last line
     echo "$all_passed passed, $all_failed failed"
 fi
 [ "$failures" -eq 0 ]

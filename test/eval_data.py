@@ -1,5 +1,5 @@
-"""Made-up tasks in the layouts in which real ones are published, for test_eval_tasks.py and golden/make_eval_tasks.py. Python's
-standard library alone."""
+"""Made-up tasks in the forms in which real ones are published, for test_eval_tasks.py and golden/make_eval_tasks.py.
+Needs only Python's standard library."""
 import csv
 import io
 import json
@@ -59,8 +59,8 @@ def mmlu(g):
         yield [" %s\n%s " % (sentence(g), words(g, 1, 4)), *[words(g, 1, 3) for _ in range(4)], g.choice("ABCD")]
 
 
-# Borders of context and choice, white space of every kind there, no context, ties, a text that begins with the beginning of
-# text, and contexts that are too long: of which the choices see the end alone.
+# Returns edge cases: borders of context and choice; white space of every kind there; no context; ties; a text that
+# begins with the beginning of text; and contexts that are too long, of which the choices see only the end.
 def edges(g):
     contexts = ["The cat", "The cat ", "The cat  ", "The cat\n", "The cat\t\n ", "The\u00a0", "The cat\u3000 ", "The cat\x1d", "", "Ω", "é ",
                 "don'", "1", "12 ", "<|endoftext|>The cat", "<|begin_of_text|>The cat", words(g, 90, 120), words(g, 90, 120) + " "]  # fmt: skip
@@ -75,14 +75,14 @@ def lines(rows):
 
 
 def make(name):
-    """The rows of a task, the same at each call."""
+    """Makes the rows of a task, the same rows at each call."""
     tasks = {"hellaswag": hellaswag, "arc": science, "openbookqa": science, "piqa": piqa, "boolq": boolq, "winogrande": winogrande,
              "lambada": lambada, "mmlu": mmlu, "mmlu_dev": mmlu, "edges": edges}  # fmt: skip
     return list(tasks[name](random.Random("eval " + name)))
 
 
 def text():
-    """A text of some windows."""
+    """Makes a text of some windows."""
     return "the " + words(random.Random("eval text"), 90, 90)
 
 
@@ -90,7 +90,7 @@ SUBJECT, SHOTS = "abstract_algebra", 2
 
 
 def write(folder):
-    """Files as the authors publish them. Returns, by task, the arguments of convert_tasks.py."""
+    """Writes files as the tasks' authors publish them. Returns the arguments of convert_tasks.py by task."""
     files = {}
 
     def put(file, text):

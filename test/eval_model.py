@@ -1,5 +1,5 @@
-"""Small models with a tokenizer of real shape, that test_eval_tasks.py and golden/make_eval_tasks.py write alike: parameters are
-of Python's random numbers. Python's standard library alone."""
+"""Writes small models with a tokenizer of real shape, for test_eval_tasks.py and golden/make_eval_tasks.py, equal ones
+for each: parameters come from Python's random numbers. Needs only Python's standard library."""
 import json
 import os
 import random
@@ -41,8 +41,9 @@ def llama_shapes():
     yield "lm_head.weight", (V, C)
 
 
-# By architecture: config.json, the tensors' shapes, the tokenizer, and its special tokens. GPT-2's has no tokenizer_config.json
-# entry for a beginning of text but its end of text; Llama's template puts one before each text; Qwen's has none.
+# By architecture: config.json, the tensors' shapes, the tokenizer and its special tokens. GPT-2's tokenizer_config.json
+# has only an end of text, which is also its beginning of text; Llama's template puts a beginning of text before each
+# text; Qwen's has none.
 MODELS = {
     "gpt2": (dict(architectures=["GPT2LMHeadModel"], model_type="gpt2", n_layer=LAYERS, n_embd=C, n_head=HEADS, n_positions=POSITIONS,
                   vocab_size=V, layer_norm_epsilon=1e-5, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -57,7 +58,8 @@ MODELS = {
 
 
 def write_model(folder, name):
-    """A folder that train_gpt and transformers open: config.json, model.safetensors and the tokenizer's files."""
+    """Writes a folder that train_gpt and transformers open: config.json, model.safetensors and the tokenizer's
+    files."""
     config, shapes, tokenizer, special = MODELS[name]
     generator = random.Random("eval " + name)
     header, data = {}, []
@@ -65,7 +67,7 @@ def write_model(folder, name):
     for tensor, shape in shapes():
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         norm = len(shape) == 1 and tensor.endswith("weight")
-        # of a sum of three uniform numbers, as Python's gauss() is not promised to stay
+        # A sum of three uniform numbers, since Python may change its gauss().
         values = [norm + STD * (2 / 3) * (generator.random() + generator.random() + generator.random() - 1.5) * 2 for _ in range(count)]
         header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [size, size + 4 * count]}
         data.append(struct.pack("<%df" % count, *values))

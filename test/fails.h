@@ -1,5 +1,6 @@
-// A user's mistake ends the process (runtime/machine/error.h), so it is tested in a child: exit status 2, and one message on
-// stderr that holds the given words. The child is a fork, or this program started anew where it tests a GPU.
+// A user's mistake ends the process (runtime/machine/error.h), so a test makes it in a child. The child must end with
+// exit status 2 and print one message on stderr that holds the given words. The child is a fork or, where a test uses a
+// GPU, this program started again.
 #pragma once
 #include "test/testing.h" // cmocka
 #include <stdbool.h>      // bool
@@ -7,10 +8,10 @@
 #include <sys/wait.h>     // waitpid
 #include <unistd.h>       // fork, pipe, dup2, alarm, environ
 
-// A child that failed leaves its memory behind on purpose, so it ends without the sanitizer's search for leaks.
+// Ends a child without the sanitizer's search for leaks: a child that failed leaves its memory behind on purpose.
 static void end_child(int status, void *unused) { _exit(status); }
 
-// In the child: runs what is tested. One that hangs is a failure.
+// Runs what is tested, in the child. A child that hangs is a failure.
 __attribute__((noreturn)) static inline void run_and_exit(void (*run)(void *), void *argument) {
     on_exit(end_child, NULL);
     alarm(60);
@@ -18,8 +19,9 @@ __attribute__((noreturn)) static inline void run_and_exit(void (*run)(void *), v
     _exit(0);
 }
 
-// The child's stderr goes to `message`; returns its exit status, or -1 if it did not exit. The child is a fork, which
-// can't use a GPU that this process has opened.
+// Runs a function in a fork, which can't use a GPU that this process has opened. Puts the child's stderr into message
+// (message_bytes); returns its exit status, or -1 if it did not exit. `argument` goes to `run`; NULL where `run` uses
+// none.
 static inline int run_in_child(void (*run)(void *), void *argument, char *message, size_t message_bytes) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -43,9 +45,10 @@ static inline int run_in_child(void (*run)(void *), void *argument, char *messag
 }
 
 #ifdef TARGET_CUDA
-// CUDA works in no fork of a process that has initialized it. So this program is started anew, with the arguments and the
-// environment that it was started with, for the test that runs: it comes to the same call, by its number, and makes it there.
-static char **first_arguments, **first_environment; // the strings outlive setenv
+// CUDA does not work in a fork of a process that has initialized it. So this program is started again for the test that
+// runs, with the arguments and the environment that it was started with. The new process comes to the same call of
+// assert_fails, by the call's number, and makes it there.
+static char **first_arguments, **first_environment; // copied, since setenv changes the environment itself
 __attribute__((constructor)) static inline void keep_start(int count, char **arguments, char **environment) {
     size_t n = 0;
     while (environment[n])
@@ -54,7 +57,7 @@ __attribute__((constructor)) static inline void keep_start(int count, char **arg
     first_environment = (char **)malloc((n + 1) * sizeof *environment);
     memcpy(first_environment, environment, (n + 1) * sizeof *environment);
 }
-// In a fork: starts this program anew for the call whose number `call`, an int, points to.
+// Starts this program again, in a fork, for the call with the number *(int *)call.
 static void start_anew(void *call) {
     char number[16];
     snprintf(number, sizeof number, "%d", *(const int *)call);
@@ -64,7 +67,8 @@ static void start_anew(void *call) {
         execv("/proc/self/exe", first_arguments);
     _exit(127);
 }
-// As run_in_child. Returns -2 in the child before its call, where nothing is run.
+// Does what run_in_child does, in a process that may use a GPU. Returns -2 in the new process at the calls before its
+// own, which run nothing.
 static inline int run_anew(void (*run)(void *), void *argument, char *message, size_t message_bytes) {
     static const char *counted; // the test whose calls `calls` counts
     static int calls;
@@ -82,7 +86,8 @@ static inline int run_anew(void (*run)(void *), void *argument, char *message, s
 #define run_anew run_in_child
 #endif
 
-// `words`: what the message must hold, separated by '|'.
+// Checks that run(argument) ends its process as a user's mistake does. words: what the message must hold, separated by
+// '|'.
 #define assert_fails(run, argument, words) assert_fails_at((run), (argument), (words), __FILE__, __LINE__)
 static inline void assert_fails_at(void (*run)(void *), void *argument, const char *words, const char *file, int line) {
     char message[4096], wanted[1024];
@@ -103,7 +108,7 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
     }
 }
 
-// What a parser says (runtime/machine/error_text.h): a text that holds `words`.
+// Checks that a parser refused (runtime/machine/error_text.h): `problem` is not NULL and holds `words`.
 #define assert_error(problem, words)                                                                                   \
     do {                                                                                                               \
         const char *said_ = (problem);                                                                                 \

@@ -10,8 +10,9 @@ def pack_bits(bits):
 
 
 def write_rows(path, rows, T, width=2, vocabulary=None, last=0, last_bits=(False, True), **header):
-    """rows: lists of documents, each a list of (token, whether it is learned); padding of token 0 fills them up to T. last: the token
-    behind the last row, and its bits of loss and start. header: other values of the header's fields."""
+    """Writes a shard. rows: lists of documents, each a list of (token, whether it is learned); padding of token 0 fills
+    rows up to T. last: the token behind the last row; last_bits: its bits of loss and start. header: other values of
+    the header's fields."""
     tokens, loss, starts = [], [], []
     for documents in rows:
         row = [(token, learned, i == 0) for document in documents for i, (token, learned) in enumerate(document)]

@@ -1,6 +1,6 @@
 // The forms that options give a model, one table for all tests of models. Each option that a form adds to its base
-// changes the loss or the parameters. Accumulation, recomputation, FP8, offload and adapters are tested in these forms.
-// An option that gives the block another form gets a row here.
+// changes the loss or the parameters. Tests of accumulation, recomputation, FP8, offload and adapters go through these
+// forms. An option that gives the block another form gets a row here.
 #pragma once
 #include "test/setup.h" // GPT2, LLAMA, MQA, SMALL
 
@@ -10,12 +10,12 @@
           "--add-bias-linear=false "
 #define NEOX SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --position-embedding-type rope "
 
-// Which tests take a form besides those that take all. EMULATED: also where threads are fibers. LESS: under every other
-// policy.
+// Which tests take a form, beside the tests that take all forms. EMULATED: the offload test takes it on the emulator
+// too, whose threads are fibers. LESS: the offload test takes it under every second policy.
 enum { FORM_IN_FP8 = 1, FORM_OFFLOADED = 2, FORM_OFFLOADED_EMULATED = 4, FORM_OFFLOADED_LESS = 8 };
-// `added` has values at which a mistake shows: windows shorter than the prompt and at no tile border, multipliers far
-// from 1, caps that bend, an even and an odd number of layers of a kind. '|' stands between options that each change
-// the model by themselves. "": the form is its base.
+// `added` has values at which a mistake shows: windows shorter than the prompt that end at no tile's border,
+// multipliers far from 1, caps that bend scores, an even and an odd number of layers of a kind. '|' stands between
+// parts that each change the model by themselves. "": the form is its base.
 struct form {
     const char *name, *base, *added;
     unsigned taken_by;
@@ -59,8 +59,8 @@ static const struct form forms[] = {
 enum { FORMS = sizeof forms / sizeof *forms, FORMS_IN_FULL = 3 /* the first, which are held to every policy */ };
 enum { FORM_OPTIONS = 768 };
 
-// Writes a form's options to text (FORM_OPTIONS bytes), without part number left_out of what is added, from 0; -1: all.
-// Returns whether there is such a part.
+// Writes a form's options to text (FORM_OPTIONS bytes), without part `left_out` (from 0) of what the form adds; -1:
+// with all parts. Returns whether the form has such a part.
 static bool form_write(char *text, const struct form *form, int left_out) {
     size_t at = (size_t)snprintf(text, FORM_OPTIONS, "%s ", form->base);
     int part = 0;
@@ -72,7 +72,7 @@ static bool form_write(char *text, const struct form *form, int left_out) {
     text[at] = 0;
     return *form->added && left_out <= part;
 }
-// All options of a form, in a buffer of its own for each of the table.
+// Returns all options of a form of the table, in a buffer that no other form shares.
 static const char *form_options(const struct form *form) {
     static char options[FORMS][FORM_OPTIONS];
     char *text = options[form - forms];

@@ -1,11 +1,11 @@
-// The FP8 formats from their definition, in double: a code's value is mantissa times a power of two, and a value's code
-// is found among the values of all codes. Slow, and of no code under test.
+// The FP8 formats by their definition, in double: a code's value is a mantissa times a power of two, and the code for a
+// value is found by a search among all codes' values. Slow, and independent of the code under test.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // enum fp8_format
 #include <math.h>              // ldexp, fabs
 
-// The value of a magnitude's code as if there were no infinities and NaN: that of the first code past the largest
-// finite one is what rounding without a limit would take next.
+// Returns the value of a magnitude's code as if the format had no infinities and NaN. So the first code past the
+// largest finite one has the value that rounding without a limit would take next.
 static inline double fp8_reference_value(int magnitude, enum fp8_format format) {
     const int mantissa_bits = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
     const int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1);
@@ -22,7 +22,8 @@ static inline double fp8_reference_decode(int code, enum fp8_format format) {
     return code & 0x80 ? -size : size;
 }
 
-// The nearest magnitude's code, the even one of two; at most the first past the largest finite one.
+// Returns the code of the nearest magnitude, of two equally near ones the even one; at most the first code past the
+// largest finite one.
 static inline int fp8_reference_nearest(double size, enum fp8_format format) {
     int low = 0, high = fp8_reference_largest(format) + 1;
     if (size >= fp8_reference_value(high, format))

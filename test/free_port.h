@@ -1,11 +1,11 @@
-// Ports for tests whose processes meet at one that is chosen before any of them listens there.
+// Ports for tests whose processes agree on a port before any of them listens there.
 #pragma once
 #include "runtime/net/sockets.h" // socket_listen
 #include "test/testing.h"        // fail_msg
 #include <unistd.h>              // close, getpid
 
-// Finds a port of this host at which nobody listens. It lies below 32768, where Linux begins to take ports for
-// connections: a connection of another test could have it before the test's process listens.
+// Finds a port of this host at which nobody listens. It lies below 32768, where Linux begins to hand out ports for
+// connections: another test's connection could get a port above before the process under test listens.
 static inline int test_free_port(void) {
     enum { FIRST = 10000, PROCESSES = 327, OF_A_PROCESS = 61 };
     static int next;

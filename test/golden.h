@@ -1,6 +1,7 @@
-// Reads a golden file: what PyTorch computes on a small random model. test/golden/README.md describes file and names.
+// Reads a golden file: what PyTorch computes on a small random model. test/golden/README.md describes the file and its
+// names.
 //
-// A file that is not as described fails the running test with a message; nothing is read outside of it.
+// A malformed file fails the running test with a message; nothing beyond its bytes is read.
 #pragma once
 #include "test/testing.h" // cmocka, test_alloc
 
@@ -37,7 +38,7 @@ struct golden {
         }                                                                                                              \
     } while (0)
 
-// The next `bytes` bytes of the file, which must be there.
+// Returns the next `bytes` bytes of the file; fails the test where the file ends before.
 static inline const unsigned char *golden_take(struct golden *g, uint64_t bytes) {
     golden_check(g, bytes <= g->size - g->position, "ends too early");
     const unsigned char *taken = g->bytes + g->position;
@@ -68,7 +69,7 @@ static inline void golden_read_tensor(struct golden *g, struct golden_tensor *te
         tensor->count *= tensor->dims[i];
     }
     golden_take(g, (8 - g->position % 8) % 8);
-    const unsigned char *data = golden_take(g, (uint64_t)tensor->count * 4); // both types have four bytes
+    const unsigned char *data = golden_take(g, (uint64_t)tensor->count * 4); // each type has four bytes
     tensor->floats = dtype == GOLDEN_FP32 ? (const float *)(const void *)data : NULL;
     tensor->ints = dtype == GOLDEN_INT32 ? (const int32_t *)(const void *)data : NULL;
 }
@@ -120,7 +121,7 @@ static inline const struct golden_tensor *golden_find(const struct golden *g, co
             return &g->tensors[i];
     return NULL;
 }
-// The tensor must be there; golden_find is for those that may be absent.
+// Returns the tensor of that name, which must be there. golden_find returns NULL where there is none.
 static inline const struct golden_tensor *golden_tensor(const struct golden *g, const char *name) {
     const struct golden_tensor *tensor = golden_find(g, name);
     if (!tensor) {
@@ -134,7 +135,7 @@ static inline const float *golden_floats(const struct golden *g, const char *nam
     golden_check(g, tensor->floats, name);
     return tensor->floats;
 }
-// A copy in double, which the caller frees.
+// Returns an fp32 tensor's values (count) in double, which the caller frees.
 static inline double *golden_doubles(const struct golden *g, const char *name) {
     const float *floats = golden_floats(g, name);
     const int64_t count = golden_tensor(g, name)->count;
@@ -149,7 +150,7 @@ static inline const int32_t *golden_ints(const struct golden *g, const char *nam
     return tensor->ints;
 }
 
-// The text after `key=`, up to the end of its line; NULL where the key is absent.
+// Returns the text after `key=`, which the end of its line ends; NULL where the key is absent.
 static inline const char *golden_value(const struct golden *g, const char *key) {
     const size_t length = strlen(key);
     for (const char *line = g->config; *line;) {

@@ -1,4 +1,4 @@
-// What this process itself prints on stderr, between hear_stderr and end_hearing.
+// Catches what this process itself prints on stderr, between hear_stderr and end_hearing.
 #pragma once
 #include "test/testing.h" // cmocka
 #include <stdio.h>        // fread
@@ -6,7 +6,7 @@
 
 struct heard {
     FILE *file;
-    int kept; // stderr before
+    int kept; // the descriptor of the former stderr
 };
 static inline void hear_stderr(struct heard *heard) {
     heard->file = test_file();
@@ -14,6 +14,7 @@ static inline void hear_stderr(struct heard *heard) {
     assert_true(heard->file && heard->kept >= 0);
     dup2(fileno(heard->file), STDERR_FILENO);
 }
+// Ends what hear_stderr began, and puts what was printed into text (text_bytes).
 static inline void end_hearing(struct heard *heard, char *text, size_t text_bytes) {
     dup2(heard->kept, STDERR_FILENO);
     close(heard->kept);

@@ -1,4 +1,4 @@
-// A strict reader of JSON (RFC 8259) for the tests: is it well formed, and what is the member of that name?
+// A strict reader of JSON (RFC 8259) for the tests: whether a text is well formed, and what a member's value is.
 #pragma once
 #include <stdbool.h> // bool
 #include <stdio.h>   // FILE
@@ -9,7 +9,7 @@ static const char *json_read_value(const char *c);
 
 static inline const char *json_read_space(const char *c) { return c + strspn(c, " \t\n\r"); }
 
-// Each json_read_* returns what follows the thing, NULL where there is none.
+// Reads a string. Like each json_read_*, returns the place behind what it read, or NULL where the text is malformed.
 static inline const char *json_read_string(const char *c) {
     if (*c++ != '"')
         return NULL;
@@ -62,7 +62,8 @@ static inline const char *json_read_number(const char *c) {
     }
     return c;
 }
-// The members of an object (with keys) or the elements of an array, up to and with the closing bracket.
+// Reads the members of an object (which have keys) or the elements of an array, from its opening to its closing
+// bracket.
 static inline const char *json_read_members(const char *c, char closing) {
     c = json_read_space(c + 1);
     if (*c == closing)
@@ -83,7 +84,7 @@ static inline const char *json_read_members(const char *c, char closing) {
             return NULL;
     }
 }
-// A value and the space around it.
+// Reads a value and the space around it.
 static const char *json_read_value(const char *c) {
     c = json_read_space(c);
     if (*c == '{')
@@ -105,7 +106,8 @@ static inline bool json_is_valid(const char *text) {
     return end && !*end;
 }
 
-// How many members of the outermost object have this key; the last one's value, as it stands, goes to `value`.
+// The number of members of the outermost object that have this key; -1: the text is malformed. `value` gets the last
+// such member's value as it is written, cut to 255 characters, or "".
 static inline int json_member(const char *object, const char *key, char value[256]) {
     int found = 0;
     const char *c = json_read_space(object) + 1;
@@ -131,7 +133,7 @@ static inline int json_member(const char *object, const char *key, char value[25
     return found;
 }
 
-// A whole file as text; NULL if it can't be read.
+// Returns a file's first MiB as text, which the caller frees; NULL if the file can't be read.
 static inline char *read_text(const char *path) {
     FILE *const file = fopen(path, "r");
     if (!file)

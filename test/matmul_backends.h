@@ -1,4 +1,4 @@
-// The backends of matrix products that this build has, for tests that run by each of them; on a GPU cuBLASLt alone.
+// The backends of matrix products that this build has, for tests that go through them; on a GPU cuBLASLt only.
 #pragma once
 #include "kernels/matmul/matmul.cuh" // matmul_create, matmul_destroy
 #include "test/testing.h"            // cmocka
@@ -19,7 +19,7 @@ static void wait_for(struct device *dev) {}
 #endif
 static char backend_under_test[96] = "naive";
 
-// Calls `check` with a device for each backend that is there; says which are.
+// Calls `check` with a device for each backend that this machine has, and prints their names.
 static void for_each_backend(int threads, void (*check)(struct device *, const struct matmul_backend *)) {
     int found = 0;
     for (int b = 0; b < matmul_backends_count; b++) {
@@ -40,12 +40,15 @@ static void for_each_backend(int threads, void (*check)(struct device *, const s
 
 enum { GUARD = 64 }; // elements on each side
 
+// Returns memory of `bytes` bytes that, like the guards on both sides of it, is filled with `fill`; guarded_free frees
+// it.
 static void *guarded(size_t bytes, unsigned char fill) {
     char *memory = (char *)test_alloc(bytes + 2 * GUARD * sizeof(float));
     memset(memory, fill, bytes + 2 * GUARD * sizeof(float));
     return memory + GUARD * sizeof(float);
 }
 static void guarded_free(void *memory) { free((char *)memory - GUARD * sizeof(float)); }
+// Checks that the guards around guarded memory of `bytes` bytes still hold `fill`.
 static void assert_guards(const void *memory, size_t bytes, unsigned char fill) {
     const unsigned char *before = (const unsigned char *)memory - GUARD * sizeof(float);
     const unsigned char *after = (const unsigned char *)memory + bytes;
@@ -55,4 +58,4 @@ static void assert_guards(const void *memory, size_t bytes, unsigned char fill) 
     }
 }
 
-enum { NAN_BYTE = 0xff }; // floats and bf16s made of it are NaN
+enum { NAN_BYTE = 0xff }; // floats and bf16s whose bytes are all this are NaN

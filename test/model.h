@@ -1,10 +1,10 @@
-// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, memory
-// that holds NaN wherever the plan says that nothing is there, and a count of the bytes that were copied. The update's
-// slots are so small that even a small model's states take several pieces.
+// Helpers for tests of the whole model: a config from a line of options, a step whose results are fetched at once,
+// memory that holds NaN wherever the plan says that nothing is there, and a count of the bytes that transfers copy. The
+// update's slots are so small that even a small model's states take several pieces.
 #pragma once
 #define UPDATE_SLOT_BYTES(dev) 6000
 #include "kernels/transfers.cuh" // before model/timeline.cuh, whose transfers are counted
-// Bytes of the transfers that were begun, by direction; a test that counts sets it to 0 first.
+// Bytes of the transfers that were begun, by direction; a test that counts them sets it to 0 first.
 static size_t transfer_watch[TRANSFER_DIRECTIONS];
 static uint64_t watched_transfer_begin(struct transfers *t, enum transfer_direction direction, void *to,
                                        const void *from, size_t bytes, struct device *dev) {
@@ -12,7 +12,7 @@ static uint64_t watched_transfer_begin(struct transfers *t, enum transfer_direct
     return transfer_begin(t, direction, to, from, bytes, dev);
 }
 #define transfer_begin watched_transfer_begin
-// A test's look at the model as each phase begins.
+// What a test does as each phase of the model begins.
 struct gpt;
 static struct {
     void (*on_phase)(struct gpt *); // NULL: none
@@ -25,23 +25,24 @@ static struct {
 #include "test/testing.h"
 #include <string.h>
 
+// Has `on_phase` called with m as each phase begins; NULL, NULL: nothing is called.
 static void watch_phases(struct gpt *m, void (*on_phase)(struct gpt *)) {
     phase_watch.on_phase = on_phase;
     phase_watch.model = m;
 }
 
-// Makes the memory of all gradients NaN but for the gaps between tensors: the first micro-step of a step has to
-// overwrite each. Where a unit's gradients have a buffer, the plan's NaNs do that.
+// Makes all gradients in memory NaN, but not the gaps between tensors: the first micro-step of a step has to overwrite
+// each gradient. Where units' gradients have buffers, the plan's NaNs do that.
 static inline void forget_gradients(struct gpt *m) {
     for (int i = 0; m->trains && !zero_has_unit_gradients(&m->zero) && i < m->table.num_tensors; i++)
         memset((float *)m->zero.grads + m->table.tensors[i].offset, 0xff,
                (size_t)m->table.tensors[i].count * sizeof(float));
 }
 
-// From an option line, as from the command line.
+// Returns the config that two lines of options give on a command line, words separated by blanks.
 static struct config config_of_options(const char *shape, const char *options) {
     enum { MAX_WORDS = 128, CONFIGS = 4, TEXT = 4096 };
-    static char texts[CONFIGS][TEXT]; // configs point into it, the last CONFIGS of them
+    static char texts[CONFIGS][TEXT]; // configs point into these, the latest CONFIGS ones
     static int configs;
     static char *words[MAX_WORDS];
     int n = 0;
@@ -53,8 +54,9 @@ static struct config config_of_options(const char *shape, const char *options) {
     return config_parse(n, words);
 }
 
-// values (n) = elements [at, at + n) of the flat buffers, which this rank holds, as fp32; of master weights
-// the unrounded parameters, 0 where elements lack the state. `at` is a multiple of STATE_BLOCK. Waits for the device.
+// values (n) = elements [at, at + n) of a state in the flat buffers, as fp32, which this rank must hold; 0 where
+// elements lack the state. For master weights: the unrounded parameters. `at` is a multiple of STATE_BLOCK. Waits for
+// the device.
 static void optimizer_values(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, float *values) {
     const struct zero *z = o->zero;
     for (int64_t begin = at, end; begin < at + n; begin = end) {
@@ -85,7 +87,7 @@ static void optimizer_values(const struct optimizer *o, enum optimizer_state id,
     }
 }
 
-// Larger weights than at a start, so that no gradient is small against rounding.
+// Multiplies the initial weights by 3, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
@@ -101,15 +103,16 @@ static void enlarge_parameters(struct gpt *m) {
     }
 }
 
-// (flat) the gradients of a model that has whole ones, as fp32, on the device or the host.
+// Returns the gradients (flat) of a model whose gradients are unsharded fp32, in the model's own memory, on the device
+// or the host.
 static float *fp32_gradients(const struct gpt *m) { return (float *)m->zero.grads; }
-// (flat) a state of a model that is not sharded, as fp32; the caller frees it.
+// Returns a state (flat) of an unsharded model as fp32, which the caller frees.
 static float *state_values(const struct gpt *m, enum optimizer_state id) {
     float *values = (float *)test_alloc((size_t)m->table.trained.flat * sizeof *values);
     optimizer_values(&m->optimizer, id, 0, m->table.trained.flat, values);
     return values;
 }
-// The states of one model, and its parameters, become those of another of the same options, which is not sharded.
+// Copies the states and the parameters of one model to another one of the same options; neither is sharded.
 static void copy_states(struct gpt *to, const struct gpt *from) {
     const size_t bytes = (size_t)from->table.trained.flat * sizeof(float);
     char *native = (char *)test_alloc(bytes);
@@ -122,7 +125,7 @@ static void copy_states(struct gpt *to, const struct gpt *from) {
     memcpy(to->zero.params, from->zero.params, (size_t)from->table.trained.flat * sizeof(floatX));
 }
 
-// `wanted`, or unfused attention where this target has no flash attention in this precision.
+// Returns `wanted`, or unfused attention where this target has no flash attention in this precision.
 static enum attention_backend backend_here(enum attention_backend wanted) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
     char reason[192];
@@ -131,7 +134,7 @@ static enum attention_backend backend_here(enum attention_backend wanted) {
     return wanted == ATTENTION_FLASH && *reason ? ATTENTION_UNFUSED : wanted;
 }
 
-// Forward and backward of one micro-batch as the step's number `index`; the mean loss.
+// Runs forward and backward of one micro-batch, number `index` of the step; returns the mean loss.
 static double micro_step_loss_of(struct gpt *m, int index, struct batch batch, double scale) {
     struct loss_sum loss;
     gpt_micro_step(m, index, batch, scale);
@@ -141,7 +144,7 @@ static double micro_step_loss_of(struct gpt *m, int index, struct batch batch, d
 static double micro_step_loss(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
     return micro_step_loss_of(m, index, batch_of(inputs, targets), scale);
 }
-// The update; the norm of the gradients.
+// Runs the update; returns the norm of the gradients.
 static double update_norm(struct gpt *m, int64_t step, double lr) {
     const double *losses;
     gpt_update(m, step, lr);
@@ -149,16 +152,18 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Bytes at each end of a range of workspaces that are overwritten. A matrix library's workspace on an emulated GPU has 32
-// MiB, of which the products of the tests' shapes use less than 1 MiB.
+// Bytes that are overwritten at each end of a stretch that only workspaces use. A matrix library's workspace on an
+// emulated GPU has 32 MiB, of which the products of the tests' shapes use less than 1 MiB.
 enum { POISON_EDGE = 1 << 20 };
-// Overwrites with NaN what the plan says is dead in this phase, or not yet written, of a packed arena.
+// Overwrites with NaN those bytes of an arena that, by the plan, no buffer holds in this phase, or whose buffer begins
+// in it. workspaces: also bytes that only workspaces ever hold. first_time: the phase begins for the first time since
+// its region began, so that its new buffers are still unwritten.
 static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, bool first_time) {
-    enum { LIVE, WORKSPACES, DEAD }; // WORKSPACES: of no other buffer at any time
+    enum { LIVE, WORKSPACES, DEAD }; // WORKSPACES: bytes that only workspaces ever hold
     const size_t lines = m->timeline.plan.arena_bytes[arena] / PLAN_ALIGNMENT;
     unsigned char *line = (unsigned char *)malloc(lines + 1);
     memset(line, workspaces ? WORKSPACES : LIVE, lines);
-    for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
+    for (int live = 0; live < 2; live++) // first all bytes that any buffer ever holds, then without those that are live
         for (int i = 0; i < m->timeline.plan.count; i++) {
             const struct plan_buffer *b = &m->timeline.plan.buffers[i];
             const char *category = m->timeline.plan.categories[b->category];
@@ -184,10 +189,10 @@ static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, 
     }
     free(line);
 }
-// The same of all memory of activations, the device's and the host's. `workspaces`: also what nothing but workspaces
-// ever lie in.
+// Overwrites with NaN what the plan says is dead in this phase in the arenas of activations, the device's and the
+// host's. workspaces: also bytes that only workspaces ever hold.
 static void poison_with(struct gpt *m, bool workspaces) {
-    static int latest_phase; // of the region that runs
+    static int latest_phase; // since the region that runs began
     device_synchronize(m->dev);
     for (int r = 0; r < REGION_COUNT; r++)
         if (m->timeline.phase == m->timeline.region_first[r])

@@ -1,6 +1,6 @@
-// Tests of whole models in one program, which compiles the engine and its kernels once, not once a test: that is most
-// of the time that a build of all tests takes. The first argument names the test; each compiles to a program of its
-// own, too.
+// The tests of whole models in one program, which compiles the engine and its kernels once instead of once a test: that
+// is most of the time of a build of all tests. The first argument names the test. Each test can be compiled to a
+// program of its own, too.
 #include <malloc.h>     // before testing.h, which may redefine free
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include <dirent.h>     // scandir

@@ -1,9 +1,9 @@
-// kernels/activation.cuh against the formulas in double (with tanh and exp as the papers write them) and finite
-// differences of those.
+// kernels/activation.cuh against the formulas in double (with tanh and exp as the papers write them), and against
+// finite differences of the formulas.
 //
-// Tolerances. fp32: exp costs one unit in the last place of a value that enters beside 1, and every formula about six
-// more roundings of 2^-24: 1e-6 covers them in the norm. bf16: one rounding of the result, and a tenth more for the
-// fp32 work.
+// Tolerances. fp32: exp is off by one unit in the last place of a value that is added to 1, and every formula has about
+// six more roundings of 2^-24: 1e-6 covers these in the norm. bf16: one rounding of the result, and a tenth more for
+// the work in fp32.
 #include "kernels/activation.cuh"
 #include "test/amax.h" // amax_case_set, amax_new, amax_expected
 #include "test/testing.h"
@@ -15,13 +15,13 @@ static double gelu_reference(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_P
 static double gelu_erf_reference(double x) { return 0.5 * x * (1 + erf(x * M_SQRT1_2)); }
 static double squared_relu_reference(double x) { return x > 0 ? x * x : 0; }
 static double silu_reference(double x) { return x / (1 + exp(-x)); }
-// Central difference: h^2 f''' / 6 + 1e-16 / h is below 1e-9 at h = 1e-5.
+// Returns the central difference: h^2 f''' / 6 + 1e-16 / h is below 1e-9 at h = 1e-5.
 static double slope(double (*f)(double), double x) { return (f(x + 1e-5) - f(x - 1e-5)) / 2e-5; }
 
 static const int64_t sizes[] = {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 9001};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-// A pointwise activation against its formula, and its gradient against the formula's differences.
+// Checks a pointwise activation against its formula, and its gradient against the formula's differences.
 static void check_pointwise(const char *name, pointwise_forward *forward, pointwise_backward *backward,
                             double (*reference)(double)) {
     for (int k = 0; k < SIZES; k++) {
@@ -50,8 +50,8 @@ static void check_pointwise(const char *name, pointwise_forward *forward, pointw
             free(all[i]);
     }
 }
-// The same bits with an amax as without, and the amax is that of what is stored, or what it was before where that is
-// larger.
+// Checks that an amax changes no bit of the results, and becomes the amax of what is stored, or stays if it was larger
+// before.
 static void check_amaxes(const char *name, pointwise_forward *forward, pointwise_backward *backward) {
     for (int k = 0; k < SIZES * AMAX_CASES * 2; k++) {
         const int64_t n = sizes[k / 2 % SIZES];
@@ -154,7 +154,7 @@ static void check_gated_amaxes(const char *name, gated_forward *forward, gated_b
         forward(with, in, N, F, amax, &device);
         assert_memory_equal(with, out, bytes / 2);
         assert_int_equal(*amax, amax_expected(before, out, n));
-        for (int half = 0; half < 2; half++) { // the largest in dgate, then in dup
+        for (int half = 0; half < 2; half++) { // the largest element is in dgate, then in dup
             in[2 * n - 1 - half * F] = to_floatX(20);
             *amax = before;
             backward(out, NULL, dout, in, N, F, NULL, &device);
@@ -172,7 +172,8 @@ static void amaxes_of_gated(void **state) {
     check_gated_amaxes("GeGLU", geglu_forward, geglu_backward);
 }
 
-// Far out the functions are 0 or x and the slopes 0 or 1; the left tail keeps its relative precision.
+// Checks that far out the functions are 0 or x and the slopes 0 or 1, and that the left tail keeps its relative
+// precision.
 static void tails_and_nan(void **state) {
     const float values[] = {-1e4f, -300, -100, 100, 300, 1e4f, 1e10f, NAN};
     enum { COUNT = 8 };
@@ -211,8 +212,8 @@ static void tails_and_nan(void **state) {
     free(in);
 }
 
-// Each value by itself, and alike wherever it stands: an op takes elements in groups, of which the last may not be
-// whole.
+// Checks GELU of negative numbers, each by itself, and that a value's place makes no difference: an op takes elements
+// in groups, of which the last may not be whole.
 static void gelu_of_negatives_is_exact_at_any_place(void **state) {
     enum { COUNT = 500 };
     floatX *in = (floatX *)test_alloc(COUNT * sizeof *in), *out = (floatX *)test_alloc(COUNT * sizeof *out);
@@ -220,10 +221,10 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
         in[i] = to_floatX(-5 + 0.01f * (float)i);
     test_case_without_seed("GELU of -5 to 0, by hundredths");
     gelu_forward(out, in, COUNT, NULL, &device);
-    // 2u is up to 17, after 4 roundings of 2^-24
+    // 2u is at most 17, and was rounded 4 times by 2^-24.
     const double tolerance = sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 5e-6;
     for (int i = 0; i < COUNT; i++) {
-        // 0.5 x (1 + tanh(u)) = x e^2u / (1 + e^2u): a form of the reference without cancellation
+        // The reference in a form without cancellation: 0.5 x (1 + tanh(u)) = x e^2u / (1 + e^2u).
         const double x = to_float(in[i]), y = exp(2 * sqrt(2 / M_PI) * (x + 0.044715 * pow(x, 3)));
         assert_near(to_float(out[i]) / (x * y / (1 + y)), 1, tolerance, i);
     }
@@ -237,8 +238,8 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
         free(all[i]);
 }
 
-// Both from -12 to 5, by hundredths: a left tail in relative precision. That of e^(-x^2 / 2), of an exponent up to 72
-// after 2 roundings of 2^-24, is 9e-6; the derivative passes 0 at -0.75.
+// Checks GELU by erf and its derivative from -12 to 5, by hundredths, in relative precision. e^(-x^2 / 2) is off by
+// 9e-6, since its exponent is up to 72 after 2 roundings of 2^-24. The derivative passes 0 at -0.75.
 static void gelu_erf_of_negatives_is_exact(void **state) {
     enum { COUNT = 1700 };
     floatX *in = (floatX *)test_alloc(COUNT * sizeof *in), *out = (floatX *)test_alloc(COUNT * sizeof *out);
@@ -270,8 +271,9 @@ static void gelu_erf_of_negatives_is_exact(void **state) {
 
 // ---- sums of the gradient's columns ----
 
-// bias_partial against sums in double of what is stored, which has the same bits as without it; the sums have the same
-// bits again, and as a pass over what is stored. Each is of 64 terms at most: 64 roundings of a partial sum.
+// Checks bias_partial against sums in double of what is stored. The stored values have the same bits with and without
+// it. The sums have the same bits in a second call, and by a pass over the stored values. A sum has at most 64 terms:
+// 64 roundings of a partial sum.
 static void check_bias(const char *name, pointwise_backward *pointwise, gated_backward *gated) {
     static const int sizes[][2] = {{1, 1}, {3, 17}, {64, 264}, {65, 512}, {200, 40}, {129, 600}};
     for (int k = 0; k < 6 * 2; k++) {
@@ -330,17 +332,18 @@ static void sums_of_columns(void **state) {
 
 // ---- every bf16 ----
 
-// In bf16 the logistic function errs by 91 * 2^-24 of itself as far as 2^-40 (kernels/activation.cuh), and what is
-// stored by half a unit more; the cpu target's is a polynomial made for bf16, which a twentieth of its rounding covers.
-// A derivative is a sum of terms no larger than 1 + 8 sigma (1 - sigma): five times that error of 1.
+// How much a logistic function is off. In bf16 the GPU's is off by 91 * 2^-24 of itself, down to 2^-40
+// (kernels/activation.cuh), and by half a unit more where it is stored. The cpu target's is a polynomial made for bf16,
+// which a twentieth of bf16's rounding covers. A derivative is a sum of terms of at most 1 + 8 sigma (1 - sigma): it is
+// off by five times as much of 1.
 #ifdef TARGET_CUDA
 #define LOGISTIC_ERROR (119 * 0x1p-24)
-#define NORMAL_ERROR (sizeof(floatX) == 2 ? 5e-5 : 3e-5) // of Phi(-z): in fp32 that of the exponent, z^2 2^-24
+#define NORMAL_ERROR (sizeof(floatX) == 2 ? 5e-5 : 3e-5) // of Phi(-z); in fp32 the exponent's error, z^2 2^-24
 #else
 #define LOGISTIC_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 119 * 0x1p-24)
 #define NORMAL_ERROR (sizeof(floatX) == 2 ? FLOATX_ROUNDING / 20 : 3e-5)
 #endif
-// Half a unit in the last place of floatX.
+// Returns half a unit in the last place of floatX.
 static double half_unit(double y) {
     int exponent;
     if (y == 0 || !isfinite(y)) // 0 has no exponent
@@ -348,7 +351,8 @@ static double half_unit(double y) {
     frexp(y, &exponent);
     return 1.001 * ldexp(FLOATX_ROUNDING, exponent - 1);
 }
-// error: relative, of the function's factor, below which it is smallest / |x|.
+// Checks an activation of every bf16. error: of the function's factor, relative; below it the factor is off by up to
+// smallest / |x|.
 static void check_every_bf16(const char *name, pointwise_forward *forward, pointwise_backward *backward,
                              double (*reference)(double), double (*derivative)(double), double error, double smallest) {
     enum { COUNT = 1 << 16 };
@@ -370,7 +374,7 @@ static void check_every_bf16(const char *name, pointwise_forward *forward, point
             assert_true(isnan(to_float(out[i])) && isnan(to_float(din[i])));
             continue;
         }
-        if (fabs(x) > 1e18) // where an intermediate square is infinite
+        if (fabs(x) > 1e18) // there an intermediate square is infinite
             continue;
         assert_near(to_float(out[i]), y, half_unit(y) + error * fabs(y) + fabs(x) * smallest + 0x1p-126, i);
         assert_near(to_float(din[i]), slope, half_unit(slope) + 5 * error, i);
@@ -382,7 +386,7 @@ static double gelu_slope(double x) {
     const double s = 1 / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return fabs(x) > 1e3 ? (x > 0) : s + x * s * (1 - s) * 2 * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
-// A gated activation's function of the gate, where up is 1.
+// A gated activation's function of the gate, with up = 1.
 #define GATE_ALONE(name)                                                                                               \
     static floatX *name##_gate_up(const floatX *gate, int64_t n) {                                                     \
         floatX *both = (floatX *)test_alloc((size_t)(2 * n) * sizeof *both);                                           \

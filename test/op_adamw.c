@@ -1,7 +1,7 @@
-// kernels/adamw.cuh against torch.optim.AdamW's algorithm in double, states of each format, stochastic rounding;
+// kernels/adamw.cuh against torch.optim.AdamW's algorithm in double: states of each format, stochastic rounding.
 // kernels/gradients.cuh: sums over micro-steps, sums of squares, the check of a step.
 //
-// Tolerances. Each step rounds every state a few times, 2^-24 each, and the errors of 20 steps add up like a random
+// Tolerances. Each step rounds every state a few times, by 2^-24 each, and the errors of 20 steps add up like a random
 // walk: 1e-6 for m, v and the parameters. Means over stochastic roundings: 5 standard deviations.
 #include "kernels/adamw.cuh"
 #include "test/amax.h" // amax_case_set, amax_new, amax_expected
@@ -10,8 +10,8 @@
 
 static const double FP32_STEPS = 1e-6;
 static struct device device = {2, NULL};
-// The update of a range of one tensor, of index `tensor`, from its first element on or from r.begin; r.begin in the
-// flat buffers is behind the tensors before. amax: of its parameters; NULL: not taken.
+// Updates elements [r.begin, r.begin + r.n) of tensor number `tensor`, which comes after smaller tensors in the flat
+// buffers. amax: of the parameters; NULL: none is taken.
 static void update_of(struct adamw_range r, uint32_t tensor, uint32_t *amax, struct adamw adamw,
                       const struct gradient_check *check) {
     struct flat_tensors tensors = {NULL, (int)tensor + 1, amax != NULL};
@@ -31,7 +31,7 @@ static void update_of(struct adamw_range r, uint32_t tensor, uint32_t *amax, str
 static void update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check) {
     update_of(r, 0, NULL, adamw, check);
 }
-static float *floats_of(int64_t n, const float *values) { // in the device's memory
+static float *floats_of(int64_t n, const float *values) { // a copy in memory that the device reads
     float *x = (float *)test_alloc((size_t)n * sizeof *x);
     memcpy(x, values, (size_t)n * sizeof *x);
     return x;
@@ -43,7 +43,7 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-// The lines of torch's _single_tensor_adamw, one element.
+// Updates one element by the lines of torch's _single_tensor_adamw.
 static void reference_step(double *p, double *m, double *v, double g, struct adamw a) {
     *p *= 1 - (double)a.lr * a.weight_decay;
     *m += (g - *m) * (1 - (double)a.beta1);
@@ -52,7 +52,7 @@ static void reference_step(double *p, double *m, double *v, double g, struct ada
     *p -= a.lr / correction1 * *m / (sqrt(*v) / sqrt(correction2) + a.eps);
 }
 
-// A range of fp32 moments and gradients, with a remainder or, in fp32, without.
+// Returns a range of fp32 moments and gradients. remainder: NULL in fp32.
 static struct adamw_range range_of(floatX *params, uint16_t *remainder, const float *grads, float *m, float *v,
                                    int64_t n) {
     struct adamw_range r;
@@ -68,8 +68,8 @@ static struct adamw_range range_of(floatX *params, uint16_t *remainder, const fl
 }
 enum { BF16_BUILD = sizeof(floatX) == 2 };
 
-// The arrays begin `offset` elements after an aligned place, params `params_offset`: ranges of flat buffers, and arrays
-// that are not.
+// Checks 20 steps of n elements. The arrays begin `offset` elements after an aligned place, params `params_offset`
+// elements: as ranges of flat buffers do, and as arrays may.
 static void check(int64_t n, float weight_decay, int offset, int params_offset) {
     uint64_t random = (uint64_t)n;
     test_case(random, "n %lld, weight decay %g, states %d and parameters %d elements off alignment", (long long)n,
@@ -139,7 +139,7 @@ static void twenty_steps(void **state) {
             check(sizes[i], decay ? 0.1f : 0, 0, 0);
 }
 
-// A range that begins anywhere, params at the same place or at another.
+// Checks ranges that begin anywhere, with params at the same place or at another.
 static void ranges(void **state) {
     for (int offset = 0; offset < 4; offset++)
         for (int64_t n = 1; n < 12; n += SLOW ? 3 : 1) {
@@ -148,7 +148,8 @@ static void ranges(void **state) {
         }
 }
 
-// At step 1 the update is lr * sign(g), whatever the gradient's size: the corrections undo 1 - beta exactly.
+// Checks that the update at step 1 is lr * sign(g), whatever the gradient's size: the corrections undo 1 - beta
+// exactly.
 static void first_step(void **state) {
     const float gradients[] = {1e-3f, -50}, zeroes[] = {0, 0};
     floatX *params = (floatX *)test_alloc(2 * sizeof *params);
@@ -168,12 +169,13 @@ static void first_step(void **state) {
 
 // ---- States of each format ----
 
-// Everything that an update reads and writes, of one format each, and 128 elements behind the end that it must not.
+// Everything that an update reads and writes, each with a format of its own, and 128 elements behind the end, which it
+// must not touch.
 enum { ARRAYS = 5, BEHIND = STATE_BLOCK };
 struct everything {
     struct adamw_range r;
     uint32_t tensor;      // its index
-    int64_t room;         // elements, whole blocks
+    int64_t room;         // in elements; whole blocks
     char *arrays[ARRAYS]; // params, remainder, m, v, grads
     size_t bytes[ARRAYS];
 };
@@ -221,7 +223,7 @@ static void everything_case(const struct everything *e, uint64_t seed) {
     test_case(seed, "n %lld, %s, gradients %s, m %s, v %s", (long long)e->r.n, e->r.remainder ? "split" : "not split",
               format_name(e->r.grads_format), format_name(e->r.m_format), format_name(e->r.v_format));
 }
-// Parameters and gradients of unlike sizes, some gradients 0.
+// Fills parameters and gradients with values of different sizes, some gradients 0.
 static void everything_fill(struct everything *e, uint64_t *random) {
     float *values = (float *)malloc((size_t)e->room * sizeof *values);
     for (int64_t i = 0; i < e->r.n; i++) {
@@ -248,11 +250,13 @@ static double *everything_values(const struct everything *e) {
     return result;
 }
 
-// What is stored is the exact value but for fp32 arithmetic and the format's one rounding. An 8-bit code is as near as
-// the one that the host finds, near in the square root of what has one. `terms`: of the sums that make it, the largest.
+// Checks that what is stored is the exact value but for fp32 arithmetic and the format's one rounding. An 8-bit code
+// must be as near as the code that the host finds; for a format of square roots, near in the square root. terms: the
+// largest term of the sums that make a value.
 static void check_state(const double *got, const double *exact, int64_t n, enum state_format format, bool stochastic,
                         double terms, const char *what) {
-    float *nearest = (float *)calloc((size_t)n, sizeof *nearest); // gcc sees an n of 0 under the sanitizers
+    // calloc, since gcc sees an n of 0 under the sanitizers
+    float *nearest = (float *)calloc((size_t)n, sizeof *nearest);
     char *coded = (char *)malloc(state_bytes(format, n));
     for (int64_t i = 0; i < n; i++)
         nearest[i] = (float)exact[i];
@@ -294,7 +298,7 @@ static void check_formats(int64_t n, int format_case) {
         check_state(p_got, p, n, FORMAT_FP32, BF16_BUILD && !e.r.remainder, 1, "the parameters");
         const enum state_format formats[ARRAYS] = {BF16_BUILD ? FORMAT_BF16 : FORMAT_FP32, FORMAT_REMAINDER,
                                                    e.r.m_format, e.r.v_format, e.r.grads_format};
-        for (int k = 0; k < ARRAYS; k++) { // whole blocks that begin behind n, and what is not written
+        for (int k = 0; k < ARRAYS; k++) { // what lies behind n in whole blocks, and what is not written
             const size_t used = k == 4 || (k == 1 && !e.r.remainder) ? 0 : state_bytes(formats[k], n);
             assert_memory_equal(e.arrays[k] + used, behind[k] + used, e.bytes[k] - used);
             free(behind[k]);
@@ -312,8 +316,8 @@ static void each_format_is_stepped_in_fp32_and_rounded_once(void **state) {
             check_formats(sizes[i], format_case);
 }
 
-// The update with fp32 master weights that are stored whole, each parameter rounded from its own: what a split
-// replaces.
+// Checks a split master weight against an update with fp32 master weights that are stored whole, each rounded to its
+// parameter.
 static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
     enum { N = 3000, MANY = SLOW ? 20 : 300 };
     uint64_t random = 11;
@@ -352,7 +356,8 @@ static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
     free(v);
 }
 
-// Three steps of the whole range, or of its parts, [0, cut[0]), [cut[0], cut[1]), and so on, by so many threads.
+// Runs three steps of the whole range, or of its parts [0, cuts[0]), [cuts[0], cuts[1]) and so on, on num_threads
+// threads.
 static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts, int num_threads) {
     uint64_t random = 21;
     const int threads = omp_get_max_threads();
@@ -394,7 +399,7 @@ static void neither_ranges_nor_threads_change_a_bit(void **state) {
 
 // ---- Ranges of many tensors ----
 
-// A step of elements [begin, end) of the flat buffers, which begin where `e` does.
+// Updates elements [begin, end) of the flat buffers, which begin where `e` does.
 static void flat_step(const struct everything *e, struct flat_tensors tensors, int64_t begin, int64_t end,
                       struct adamw adamw, const struct gradient_check *check) {
     struct adamw_range r = e->r;
@@ -407,9 +412,9 @@ static void flat_step(const struct everything *e, struct flat_tensors tensors, i
     r.begin = begin;
     adamw_update(r, tensors, adamw, check, &device);
 }
-// Tensors of many sizes with gaps behind them, every third one without decay, every second one with an amax: one range,
-// and ranges that begin and end within tensors, have the bits of each tensor on its own, whose decay is 0 where it has
-// none. Gaps keep what they hold.
+// Checks tensors of many sizes with gaps behind them, of which every third has no decay and every second an amax. One
+// range of all of them, and ranges that begin and end within tensors, must give the bits of each tensor's own update,
+// with a decay of 0 where the tensor has none. Gaps keep what they hold.
 static void check_tensors(int count, int format_case, bool finite) {
     struct flat_tensor *rows = (struct flat_tensor *)test_alloc((size_t)count * sizeof *rows);
     uint32_t *amaxes = (uint32_t *)test_alloc(3 * (size_t)count * sizeof *amaxes);
@@ -424,7 +429,7 @@ static void check_tensors(int count, int format_case, bool finite) {
         rows[i].lr_scale = 1;
         flat = (rows[i].end + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK + (i % 5 == 4 ? STATE_BLOCK : 0);
     }
-    struct everything each[3]; // tensor by tensor; in one range; in three
+    struct everything each[3]; // tensor by tensor, in one range, in three ranges
     for (int k = 0; k < 3; k++) {
         uint64_t random = 5;
         everything_new(&each[k], flat, format_case);
@@ -465,12 +470,12 @@ static void check_tensors(int count, int format_case, bool finite) {
 static void a_range_of_tensors_has_the_bits_of_each(void **state) {
     for (int format_case = 0; format_case < FORMAT_CASES; format_case++)
         check_tensors(format_case % 2 ? 33 : 7, format_case, format_case % 5 != 4);
-    check_tensors(1030, FORMAT_CASES - 1, true); // a search in three rounds
+    check_tensors(1030, FORMAT_CASES - 1, true); // so many that a search takes three rounds
 }
 
-// A tensor's multiplier is that of its learning rate, of the decay's too: moments have the bits of an update with
-// another lr, parameters differ from it by the rounding of the factor 1 - lr weight_decay, half of 2^-23 in each of two
-// formulas. A multiplier of 1 changes no bit of any factor.
+// Checks that a tensor's multiplier multiplies its learning rate, and so its decay. Moments have the bits of an update
+// with the other lr. Parameters differ by the rounding of the factor 1 - lr weight_decay: half of 2^-23 in each of two
+// formulas. A multiplier of 1 changes no bit.
 static void a_multiplier_is_that_of_the_learning_rate(void **state) {
     enum { COUNT = 12, N = 1000 };
     const float scales[] = {1, 0.5f, 3, 0.3f};
@@ -514,7 +519,7 @@ static void a_multiplier_is_that_of_the_learning_rate(void **state) {
     free(rows);
 }
 
-// Where the check found a NaN or an infinity nothing is changed, to the bit.
+// Checks that nothing changes, to the bit, where the gradients' check found a NaN or an infinity.
 static void nothing_changes(void **state) {
     enum { N = 1030 };
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
@@ -527,7 +532,7 @@ static void nothing_changes(void **state) {
         everything_new(&e, N, format_case);
         everything_case(&e, random);
         const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 1};
-        for (int k = 0; k < ARRAYS; k++) // bytes that no rounding leaves as they are
+        for (int k = 0; k < ARRAYS; k++) // bytes that every rounding would change
             for (size_t i = 0; i < e.bytes[k]; i++)
                 e.arrays[k][i] = (char)(test_random(&random) & 0x3f);
         char *before[ARRAYS];
@@ -546,7 +551,7 @@ static void nothing_changes(void **state) {
 // ---- Stochastic rounding ----
 
 enum { CROWD = SLOW ? 1024 : 16384 };
-// Parameters and second moments of CROWD elements that all begin alike, without remainders, v in bf16.
+// Makes CROWD equal parameters and second moments, without remainders, v in bf16.
 static void crowd_new(struct everything *e, float value, float moment2) {
     everything_new(e, CROWD, 4 * MOMENT_FORMATS);
     for (int64_t i = 0; i < CROWD; i++) {
@@ -560,12 +565,12 @@ static double mean_of_params(const struct everything *e) {
         sum += to_float(e->r.params[i]);
     return sum / (double)e->r.n;
 }
-// The standard deviation of a mean over the crowd, of values that were rounded in each of `steps` steps that are
-// `change` long to multiples of `unit`: one step up or not.
+// Returns the standard deviation of a mean over the crowd, after `steps` steps of length `change`, each rounded to
+// multiples of `unit`: up or not.
 static double mean_deviation(int steps, double change, double unit) {
     return unit * sqrt(steps * fabs(change) / unit / CROWD);
 }
-// Weight decay alone, which moves a weight near 1 by less than its last bit in each step.
+// Checks only weight decay, which moves a weight near 1 by less than its last bit in each step.
 static void weight_decay_shrinks_the_mean_as_it_would_in_fp32(void **state) {
     enum { MANY = 1000 };
     struct everything e;
@@ -577,7 +582,7 @@ static void weight_decay_shrinks_the_mean_as_it_would_in_fp32(void **state) {
     assert_near(mean_of_params(&e), pow(1 - 1e-4, MANY), 5 * mean_deviation(MANY, 1e-4, 0x1p-8) + 1e-5, 0);
     everything_free(&e);
 }
-// A learning rate whose steps are a 4000th of a weight's last bit.
+// Checks a learning rate whose steps are a 4000th of a weight's last bit.
 static void a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32(void **state) {
     enum { MANY = 1000 };
     struct everything e, split;
@@ -595,12 +600,12 @@ static void a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32(void **state
     double *exact = everything_values(&split);
     assert_near(exact[7], 0.749, 3e-5, 7); // 1000 roundings of 2^-25 each
     assert_near(mean_of_params(&e), 0.749, 5 * mean_deviation(MANY, 1e-6, BF16_BUILD ? 0x1p-8 : 0x1p-24) + 3e-5, 0);
-    assert_true(bf16_to_float(bf16_from_float(0.75f - 1e-6f)) == 0.75f); // nearest would stay
+    assert_true(bf16_to_float(bf16_from_float(0.75f - 1e-6f)) == 0.75f); // rounding to nearest would move nothing
     everything_free(&e);
     everything_free(&split);
     free(exact);
 }
-// v without gradients falls by 1 - beta2, which to nearest never happens at 0.999.
+// Checks that v without gradients falls by 1 - beta2. Rounded to nearest at 0.999 it never would.
 static void bf16_second_moments_fall_at_large_beta2(void **state) {
     enum { MANY = 500 };
     struct everything e;
@@ -617,12 +622,12 @@ static void bf16_second_moments_fall_at_large_beta2(void **state) {
     everything_free(&e);
 }
 
-// Signs of how each of a crowd of values halfway between two bf16 was rounded.
+// Tells how each of a crowd of values halfway between two bf16 was rounded: -1 down, 1 up. params (CROWD), v (CROWD).
 static void crowd_signs(double *params, double *v, uint64_t seed, int step, uint32_t tensor) {
     struct everything e;
     crowd_new(&e, 1, 1);
     e.tensor = tensor;
-    // halfway down to the next below 1: lr weight_decay = 1 - beta2 = 2^-9, exactly
+    // Halfway down to the next number below 1: lr weight_decay = 1 - beta2 = 2^-9, exactly.
     const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, seed};
     update_of(e.r, e.tensor, NULL, adamw, NULL);
     for (int64_t i = 0; i < CROWD; i++) {
@@ -639,11 +644,12 @@ static double correlation(const double *a, const double *b, int64_t n) {
 }
 static void roundings_are_even_and_of_nothing_else(void **state) {
     enum { OTHERS = 5 };
-    double *params[OTHERS], *v[OTHERS], bound = 4.5 / sqrt((double)CROWD); // 44 comparisons
+    double *params[OTHERS], *v[OTHERS], bound = 4.5 / sqrt((double)CROWD); // wide enough for 44 comparisons
     for (int k = 0; k < OTHERS; k++) {
         params[k] = test_doubles(CROWD);
         v[k] = test_doubles(CROWD);
-        // itself, another seed, another step, another tensor, the next tensor's twin in the use below
+        // k: 0 itself, 1 another seed, 2 another step, 3 another tensor, 4 a tensor whose number differs in the next
+        // byte
         crowd_signs(params[k], v[k], k == 1 ? 8 : 7, k == 2 ? 4 : 3, k == 3 ? 1 : k == 4 ? 256 : 0);
     }
     double one = 0;
@@ -669,8 +675,8 @@ static void roundings_are_even_and_of_nothing_else(void **state) {
     }
 }
 
-// The parameters' amax, as they are after an update and where it is skipped, does not change their bits. What stands
-// around them is larger.
+// Checks the parameters' amax after an update, or a skipped one. The amax changes no bit of the parameters, around
+// which larger numbers lie.
 static void check_amax(int64_t n, bool with_remainder, bool finite, int offset, int amax_case, uint32_t before) {
     uint64_t random = (uint64_t)n;
     test_case(random, "amax, n %lld, %s, %s, %d elements off alignment, %s, from %x", (long long)n,
@@ -717,25 +723,26 @@ static void amax_is_of_the_parameters_afterwards(void **state) {
         for (int k = 0; k < 4 * AMAX_CASES; k++) {
             const int offset = (int)(i + (size_t)k) % 4;
             check_amax(sizes[i], k & 1, k & 2, offset, k / 4, 0);
-            check_amax(sizes[i], k & 1, k & 2, offset, k / 4, 0x7f000000u); // larger than any that is finite
+            check_amax(sizes[i], k & 1, k & 2, offset, k / 4, 0x7f000000u); // larger than any finite number
         }
 }
 
-// What gradient_check makes of a sum of squares and of losses of which one may be broken, each over 8 targets of which
-// `counted` counted.
+// Targets of each loss of a check.
 enum { TARGETS = 8 };
+// Returns what gradient_check finds for a sum of squares and num_losses losses, each over TARGETS targets of which
+// `counted` count. broken_at: the loss that is `broken`; -1: none is.
 static struct gradient_check checked_counted(double squares, int num_losses, int broken_at, double broken, double clip,
                                              int counted) {
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check), result;
     const int width = REPORT_LOSSES + 2 * num_losses + 1;
     double *reports = test_doubles(width), *losses = reports + REPORT_LOSSES;
     reports[REPORT_SQUARES] = squares;
-    reports[width - 1] = NAN; // is no loss
+    reports[width - 1] = NAN; // not a loss
     for (int i = 0; i < num_losses; i++) {
         losses[2 * i] = i == broken_at ? broken : 4 - 0.01 * i;
         losses[2 * i + 1] = counted;
     }
-    losses[2 * num_losses] = NAN; // one behind the end
+    losses[2 * num_losses] = NAN; // behind the last loss
     memset(check, 0xff, sizeof *check);
     gradient_check(check, reports, 1, width, num_losses, (double)num_losses * TARGETS, clip, &device);
     result = *check;
@@ -746,14 +753,14 @@ static struct gradient_check checked_counted(double squares, int num_losses, int
 static struct gradient_check checked(double squares, int num_losses, int broken_at, double broken, double clip) {
     return checked_counted(squares, num_losses, broken_at, broken, clip, TARGETS);
 }
-// The gradients of a mean over fewer targets are larger, and are clipped as those.
+// Checks that the gradients of a mean over fewer targets are larger, and are clipped accordingly.
 static void checks_of_targets_that_do_not_count(void **state) {
     struct gradient_check c = checked_counted(16, 3, -1, 0, 0, 2);
     assert_true(c.grad_norm == 16 && c.grad_scale == 4 && c.finite == 1);
     c = checked_counted(16, 3, -1, 0, 1, 2);
     assert_true(c.grad_norm == 16 && c.grad_scale == (float)(4 / (16 + 1e-6)) && c.finite == 1);
-    c = checked_counted(16, 3, -1, 0, 1, 0);                         // none counts
-    assert_true(c.grad_norm == 0 && c.grad_scale == 0 && !c.finite); // there is no update
+    c = checked_counted(16, 3, -1, 0, 1, 0);                         // no target counts
+    assert_true(c.grad_norm == 0 && c.grad_scale == 0 && !c.finite); // so there is no update
 }
 static void checks(void **state) {
     const int counts[] = {0, 1, 2, 31, 32, 33, 70};
@@ -764,9 +771,9 @@ static void checks(void **state) {
         assert_true(c.grad_norm == 4 && c.grad_scale == (float)(1 / (4 + 1e-6)) && c.finite == 1);
         c = checked(16, n, -1, 0, 5); // short enough
         assert_true(c.grad_norm == 4 && c.grad_scale == 1 && c.finite == 1);
-        c = checked(1e200, n, -1, 0, 0); // never clipped
+        c = checked(1e200, n, -1, 0, 0); // 0: never clipped
         assert_true(c.grad_norm == 1e100 && c.grad_scale == 1 && c.finite == 1);
-        c = checked(0, n, -1, 0, 1e-7); // torch's 1e-6
+        c = checked(0, n, -1, 0, 1e-7); // torch adds 1e-6
         assert_true(c.grad_norm == 0 && c.grad_scale == (float)(1e-7 / 1e-6) && c.finite == 1);
         assert_int_equal(checked(INFINITY, n, -1, 0, 1).finite, 0);
         assert_int_equal(checked(NAN, n, -1, 0, 0).finite, 0);
@@ -777,19 +784,19 @@ static void checks(void **state) {
     }
 }
 
-// The squares of all ranks are added in their order, and any rank's losses can break the step.
+// Checks that the squares of all ranks are added in the ranks' order, and that any rank's losses can break the step.
 static void checks_of_ranks(void **state) {
     enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + 2 * LOSSES + 1 };
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
     double *reports = test_doubles(RANKS * WIDTH);
-    const double squares[RANKS] = {1, 1e-16, 1e-16}; // together nothing, if 1 comes first
+    const double squares[RANKS] = {1, 1e-16, 1e-16}; // added to 1 they change nothing
     for (int broken = -1; broken < RANKS * LOSSES; broken++) {
         for (int r = 0; r < RANKS; r++) {
             reports[r * WIDTH + REPORT_SQUARES] = squares[r];
             reports[r * WIDTH + WIDTH - 1] = NAN;
             for (int i = 0; i < LOSSES; i++) {
                 reports[r * WIDTH + REPORT_LOSSES + 2 * i] = r * LOSSES + i == broken ? INFINITY : 3;
-                reports[r * WIDTH + REPORT_LOSSES + 2 * i + 1] = r + i; // 9 of 18 together
+                reports[r * WIDTH + REPORT_LOSSES + 2 * i + 1] = r + i; // 9 of the 18 targets count
             }
         }
         gradient_check(check, reports, RANKS, WIDTH, LOSSES, 18, 0, &device);
@@ -810,7 +817,7 @@ static struct rounding rounding_of(uint64_t seed, uint64_t step) {
     r.use = ROUNDING_GRADIENTS;
     return r;
 }
-// Adds a range of tensor r.tensor, whose elements begin at r.first.
+// Adds n gradients of tensor r.tensor, from its element r.first on.
 static void add_of(void *store, enum state_format format, const float *in, int64_t n, bool add, struct rounding r) {
     struct flat_tensors tensors = {NULL, (int)r.tensor + 1, false};
     struct flat_tensor *rows = (struct flat_tensor *)test_alloc(((size_t)r.tensor + 1) * sizeof *rows);
@@ -833,7 +840,7 @@ static void additions(void **state) {
             bf16 *rounded = (bf16 *)test_alloc((size_t)(n + 4) * sizeof *rounded);
             for (int64_t i = 0; i < n + 4; i++) {
                 out[i] = (float)i;
-                rounded[i] = bf16_from_float((float)(i % 64)); // bf16 holds these, and their sums
+                rounded[i] = bf16_from_float((float)(i % 64)); // bf16 holds these exactly, and their sums
                 in[i] = 0.5f;
             }
             add_of(out, FORMAT_FP32, in, n, add, rounding_of(1, 1));
@@ -848,7 +855,7 @@ static void additions(void **state) {
             free(rounded);
         }
 }
-// 256 + 1 in bf16 is 256 or 258; 16 times that is 272 in the mean over seeds.
+// Checks that 256 + 1 in bf16 is 256 or 258, so that 16 such additions give 272 in the mean over seeds.
 static void sums_over_micro_steps_have_the_mean_of_one_sum(void **state) {
     enum { N = 128, SEEDS = 64, MICRO_STEPS = 16 };
     bf16 *store = (bf16 *)test_alloc(N * sizeof *store);
@@ -867,14 +874,15 @@ static void sums_over_micro_steps_have_the_mean_of_one_sum(void **state) {
         for (int i = 0; i < N; i++)
             sum += bf16_to_float(store[i]);
     }
-    const double deviation = sqrt((double)MICRO_STEPS / (N * SEEDS)); // of a sum of 0 or 2 each
+    const double deviation = sqrt((double)MICRO_STEPS / (N * SEEDS)); // a sum of MICRO_STEPS times 0 or 2
     assert_near(sum / (N * SEEDS), 256 + MICRO_STEPS, 5 * deviation, 0);
-    assert_true(bf16_to_float(bf16_from_float(257)) == 256); // nearest would stay
+    assert_true(bf16_to_float(bf16_from_float(257)) == 256); // rounding to nearest would add nothing
     free(store);
     free(in);
     free(counter);
 }
-// Ranges, counters and tensors of a store: the numbers are those of the element, of step + counter, and of no other.
+// Checks that random numbers depend only on the element, the tensor and step + counter, in whatever ranges a store is
+// added to.
 static void additions_are_rounded_by_element_and_step(void **state) {
     enum { N = 1200, CUT = 512 };
     bf16 *stores[6];
@@ -897,8 +905,8 @@ static void additions_are_rounded_by_element_and_step(void **state) {
         if (k == 1)
             add_of(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r);
     }
-    assert_memory_equal(stores[1], stores[0], N * sizeof **stores); // in two parts
-    assert_memory_equal(stores[2], stores[0], N * sizeof **stores); // 7 + 3
+    assert_memory_equal(stores[1], stores[0], N * sizeof **stores); // in two ranges
+    assert_memory_equal(stores[2], stores[0], N * sizeof **stores); // step 7 and counter 3
     for (int k = 3; k < 6; k++)
         assert_true(memcmp(stores[k], stores[0], N * sizeof **stores) != 0);
     for (int k = 0; k < 6; k++)
@@ -906,7 +914,8 @@ static void additions_are_rounded_by_element_and_step(void **state) {
     free(in);
     free(counter);
 }
-// A range of many tensors, in one call and cut within them, has the bits of each tensor on its own; gaps stay.
+// Checks that a range of many tensors, in one call or cut within tensors, gives the bits of each tensor's own addition,
+// and keeps the gaps.
 static void additions_to_a_range_have_the_bits_of_each_tensor(void **state) {
     enum { COUNT = 40 };
     uint64_t random = 6;
@@ -971,13 +980,14 @@ static double squares_of(const void *x, enum state_format format, int64_t n) {
     *total = NAN;
     sum_of_squares(total, x, format, n, false, workspace, &device);
     const double result = *total;
-    sum_of_squares(total, x, format, n, true, workspace, &device); // the same again on top
+    sum_of_squares(total, x, format, n, true, workspace, &device); // adds the same squares once more
     assert_true(*total == 2 * result || isnan(result));
     free(workspace);
     free(total);
     return result;
 }
-enum { ALIGNMENTS = SLOW ? 1 : 4 }; // of each size: a thousand blocks a sum take the emulator a quarter of a second
+// of each size; the emulator takes a quarter of a second for a sum of a thousand blocks
+enum { ALIGNMENTS = SLOW ? 1 : 4 };
 static void sums(void **state) {
     const int64_t sizes[] = {0, 1, 2, 4, 5, 255, 256, 257, 100003, 1100007};
     for (size_t k = 0; k < ALIGNMENTS * sizeof sizes / sizeof *sizes; k++) {
@@ -986,8 +996,8 @@ static void sums(void **state) {
         test_case(random, "n %lld, %zu elements off alignment", (long long)n, k % 4);
         float *memory = (float *)test_alloc((size_t)(n + 8) * sizeof *memory), *x = memory + k % 4; // aligned or not
         double expected = 0;
-        for (int64_t i = 0; i < n + 4; i++) {             // 4 that do not belong to it
-            x[i] = (float)(1e20 * test_uniform(&random)); // whose squares no float holds
+        for (int64_t i = 0; i < n + 4; i++) {             // the last 4 do not belong to it
+            x[i] = (float)(1e20 * test_uniform(&random)); // no float holds their squares
             expected += i < n ? (double)x[i] * x[i] : 0;
         }
         const int threads = omp_get_max_threads();
@@ -1015,7 +1025,7 @@ static void sums_of_bf16(void **state) {
         test_case(random, "n %lld, %zu elements off alignment", (long long)n, k % 4);
         bf16 *memory = (bf16 *)test_alloc((size_t)(n + 8) * sizeof *memory), *x = memory + k % 4;
         double expected = 0;
-        for (int64_t i = 0; i < n + 4; i++) { // 4 that do not belong to it
+        for (int64_t i = 0; i < n + 4; i++) { // the last 4 do not belong to it
             x[i] = bf16_from_float((float)test_uniform(&random));
             expected += i < n ? (double)bf16_to_float(x[i]) * bf16_to_float(x[i]) : 0;
         }
@@ -1027,8 +1037,8 @@ static void sums_of_bf16(void **state) {
         free(memory);
     }
 }
-// Ranges in two groups, some of them empty or shorter than a group of threads: the sum of their sums in order, to the
-// bit.
+// Checks the squares of ranges, in two groups, some of the ranges empty or shorter than a group of threads: their total
+// is the sum of the ranges' sums in order, to the bit.
 static void sums_of_ranges_are_those_of_each(void **state) {
     enum { COUNT = SLOW ? 5 : 35 };
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {

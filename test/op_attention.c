@@ -1,4 +1,5 @@
-// Attention, every backend of the target: against naive loops in double, finite differences, and itself.
+// Attention by every backend of the target: against naive loops in double, against finite differences, and against
+// itself.
 #include "attention.cuh"
 #include "kernels/fp8/fp8.cuh"         // fp8_magnitude
 #include "kernels/attention/spans.cuh" // attention_spans
@@ -6,7 +7,7 @@
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_backward_plan.cuh" // sm90_backward_block_of
 #include "kernels/attention/sm90_forward_plan.cuh"  // sm90_forward_next
-#include "kernels/cudnn/attention.cu"               // what it asks of the library, and why not
+#include "kernels/cudnn/attention.cu"               // what it asks of the library, and why it refuses
 #elif !defined(TARGET_CUDA)
 #include "kernels/blocks.cuh"  // ALIGN_BLOCK
 #include "kernels/vectors.cuh" // vec_exp2, under test
@@ -23,22 +24,23 @@ static struct device dev;
 static uint64_t case_seed; // of the inputs under test
 
 #if (defined(PRECISION_BF16) && defined(AMX_EMULATE)) || defined(__SANITIZE_ADDRESS__)
-enum { SLOW = 1 }; // every tile product takes long: fewer and smaller shapes
+enum { SLOW = 1 }; // every product of tiles takes long, so shapes are fewer and smaller
 #elif (defined(CUDA_EMULATED) && !defined(EVERY_SHAPE)) || defined(QUICK)
-// Fewer still. QUICK: under compute-sanitizer; EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes.
+// Still fewer shapes. QUICK: under compute-sanitizer. EVERY_SHAPE: the emulator takes a GPU's shapes, for 20 minutes.
 enum { SLOW = 2 };
 #else
 #define SLOW (test_slowness() > 1 ? 1 : 0)
 #endif
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED) && !defined(QUICK)
-enum { ON_GPU = 1, LONG = 1 }; // longer shapes, and more repeats, because blocks really run side by side
+enum { ON_GPU = 1, LONG = 1 }; // longer shapes and more repeats, since blocks really run side by side
 #elif defined(EVERY_SHAPE)
 enum { ON_GPU = 0, LONG = 1 };
 #else
 enum { ON_GPU = 0, LONG = 0 };
 #endif
 
-// What attention by cuDNN says of a shape. Plans of shapes before are given back where they leave no room.
+// Puts into reason (size bytes) why cuDNN's attention does not take a shape; "": it does. Frees the plans of earlier
+// shapes where little room is left for more.
 static void fused_reason(char *reason, size_t size, struct attention_shape s, float dropout) {
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
     if (dev.fused && dev.fused->planned > FUSED_PLANS - 8)
@@ -49,7 +51,7 @@ static void fused_reason(char *reason, size_t size, struct attention_shape s, fl
     else
         fused_unavailable_reason(reason, size, s, true, &dev);
 }
-// Flash is not in every build: fp32 on CUDA is without.
+// Whether a backend takes a shape. Not every build has flash: fp32 on CUDA has none.
 static bool backend_takes(enum attention_backend backend, struct attention_shape s, float dropout) {
     char reason[256] = "";
     struct attention_demands demands;
@@ -68,9 +70,10 @@ static enum attention_backend first_backend(void) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false, 0, NULL, NULL};
     return backend_takes(ATTENTION_FLASH, shape, 0) ? ATTENTION_FLASH : ATTENTION_UNFUSED;
 }
-// Whether fused is among the backends of a test. On a GPU its tests alone ask for plans, which take seconds.
+// Whether tests go through fused too. On a GPU only its own tests do, since plans take seconds there.
 static bool fused_too = !ON_GPU;
-// What can run a shape: the backends in turn after `after`, ATTENTION_AUTO at the beginning and at the end.
+// Returns the next backend after `after` that takes a shape. ATTENTION_AUTO stands before the first one and after the
+// last one.
 static enum attention_backend next_backend(enum attention_backend after, struct attention_shape s, float dropout) {
     switch (after) {
     case ATTENTION_AUTO: return first_backend();
@@ -127,7 +130,7 @@ static int64_t qkv_count(struct attention_shape s) {
 static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The naive form. `round` is applied to the result of each op: none makes the reference, that of floatX makes what
+// The naive form. `round` is applied to the result of each op: `exactly` gives the reference, and `to_precision` what
 // plain ops in floatX compute.
 
 typedef double (*rounder)(double);
@@ -150,11 +153,11 @@ static void add(double *x, double factor, const double *y, int n) {
         x[i] += factor * y[i];
 }
 static double capped(double score, double softcap) { return softcap > 0 ? softcap * tanh(score / softcap) : score; }
-// d capped / d score
+// Returns the derivative of a capped score by the score.
 static double capped_slope(double capped_score, double softcap) {
     return softcap > 0 ? 1 - capped_score / softcap * (capped_score / softcap) : 1;
 }
-// One query of one head. ds, slope: (T) scratch.
+// Computes one query of one head, forward and backward. ds (T), slope (T): scratch.
 static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
                       rounder round, int b, int h, int i, double *ds, double *slope) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim, T = s.T;
@@ -211,7 +214,7 @@ static struct naive naive_attention(const double *qkv, const double *dout, struc
         r.dqkv[i] = round(r.dqkv[i]);
     return r;
 }
-// d, the gradient with respect to rotated q and k, becomes that with respect to q and k before.
+// Turns r.dqkv, the gradient by rotated q and k, into the gradient by q and k before their rotation. rotary (T, D).
 static void naive_undo_rope(struct naive r, const float *rotary, struct attention_shape s, rounder round) {
     const int D = s.head_dim, turned = s.num_heads + s.num_query_groups, all = turned + s.num_query_groups;
     for (int64_t t = 0; t < (int64_t)s.B * s.T; t++)
@@ -231,7 +234,7 @@ static void naive_free(struct naive r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Running a backend in hostile memory: outputs and workspace hold NaNs, and zones around each are checked
+// Runs a backend in hostile memory: outputs and workspaces hold NaN, and the guards around each are checked
 
 enum { GUARD_BYTES = 256, GUARD = 0xff }; // 0xffff.. is a NaN in bf16, fp32 and double
 
@@ -251,17 +254,17 @@ static void guarded_free(void *memory, size_t bytes) {
     free((char *)memory - GUARD_BYTES);
 }
 
-static char case_mask[64]; // the mask under test, in words
+static char case_mask[64]; // the mask under test, for messages
 static void test_case_shape(struct attention_shape s, float dropout, const char *backend) {
     test_case(case_seed, "%s, B %d, T %d, %d heads, %d KV heads of %d, scale %g, softcap %g, dropout %g%s%s", backend,
               s.B, s.T, s.num_heads, s.num_query_groups, s.head_dim, (double)s.scale, (double)s.softcap,
               (double)dropout, s.full ? ", without a causal mask" : "", s.first_key ? case_mask : "");
 }
 
-// What *amax holds before a call, and whether calls take one: NULL must leave the bits as they are.
+// What *amax holds before a call. amax_taken: whether calls get an amax; NULL must not change a bit.
 static uint32_t amax_before;
 static bool amax_taken = true;
-// What *amax must hold after a call that stored x.
+// Returns what *amax must hold after a call that stored x (n).
 static uint32_t amax_after(const floatX *x, int64_t n) {
     uint32_t largest = amax_before;
     for (int64_t i = 0; i < n; i++) {
@@ -271,15 +274,16 @@ static uint32_t amax_after(const floatX *x, int64_t n) {
     return largest;
 }
 
-// Backward's workspace holds NaNs, or words that could be somebody's turn.
+// What each word of backward's workspace holds: -1 (NaN), or a number that could be somebody's turn.
 static int32_t workspace_word = -1;
 
 struct result {
     floatX *out, *dqkv;
     void *saved;
 };
-// Hopper's sums of dqkv's columns: of queries over each of its tiles, of keys and values over each of its blocks, whose
-// other tiles have 0. At most 128 roundings of a partial sum.
+// Checks Hopper's sums of dqkv's columns (chunks, columns): sums of queries over each of its tiles; sums of keys and
+// values over each of its blocks, in the chunk of the block's first tile, and 0 in the others. A partial sum has at
+// most 128 roundings.
 static void check_bias(const float *partial, const floatX *dqkv, struct attention_shape s) {
     const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     const int queries = s.head_dim == 64 ? 128 : 64, keys = s.head_dim == 256 ? 64 : 128;
@@ -335,7 +339,7 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
         check_bias(partial, r.dqkv, s);
     guarded_free(partial, bias_bytes);
 #ifdef CUDA_EMULATED
-    if (backend == ATTENTION_FLASH) // the rows that an ldmatrix reads lie in banks of their own
+    if (backend == ATTENTION_FLASH) // the rows that an ldmatrix reads must lie in different banks
         assert_true(emu_conflicts == conflicts);
 #endif
     return r;
@@ -353,16 +357,17 @@ static void result_free(struct result r, enum attention_backend backend, struct 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tolerances
 //
-// bf16: FlashAttention's rule, max|x - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|, where plain rounds
-// after each op as plain ops in bf16 do, and the last term, in floatX, stands for the rounding of the result itself.
+// bf16: FlashAttention's rule, max|x - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|. plain: what plain
+// ops in bf16 compute, which round after each op. The last term, in floatX, stands for the rounding of the result
+// itself.
 // fp32: a score is a sum of D products, whose error grows like sqrt(D) roundings of scale * sum |q k| <= scale * D *
-// a^2 (a: the largest input). It enters P as a relative error, beside 2e-7 of exp2 and of lse's rounding, and dS
-// through both of its factors; sums over T terms add sqrt(T) roundings. 4 for the factors that meet in a product. That
-// is relative to the largest entry; for dq and dk at least to scale * |dP| * a, since dS is what is left of dP after
-// its mean is taken off, with |dP| about sqrt(D) for inputs in [-1, 1).
+// a^2 (a: the largest input). This error enters P as a relative error, beside 2e-7 for exp2 and for lse's rounding, and
+// dS through each of its two factors. Sums over T terms add sqrt(T) roundings. A factor of 4 covers the factors that
+// meet in a product. All of this is relative to the largest entry. For dq and dk it is relative to at least scale *
+// |dP| * a, since dS is what is left of dP when its mean is subtracted; |dP| is about sqrt(D) for inputs in [-1, 1).
 
 struct bound {
-    double relative, least_size; // fp32
+    double relative, least_size; // for fp32
     bool bf16;
 };
 static struct bound bound_of(struct attention_shape s, double input) {
@@ -376,7 +381,8 @@ static struct bound bound_of(struct attention_shape s, double input) {
 struct column_error {
     double error, allowed;
 };
-// Columns [begin, end) of rows of `width`: q, k or v of dqkv have scales of their own.
+// Returns the largest error in columns [begin, end) of x (rows, width), and how large it may be. q, k and v of dqkv
+// have different scales, so each is checked by itself.
 static struct column_error column_error_of(const char *name, const floatX *x, const double *reference,
                                            const double *plain, int64_t rows, int64_t width, int64_t begin, int64_t end,
                                            struct bound bound) {
@@ -388,7 +394,7 @@ static struct column_error column_error_of(const char *name, const floatX *x, co
             const double e = fabs(to_float(x[i]) - reference[i]), pe = fabs(plain[i] - reference[i]);
             const float shifted = to_float(to_floatX((float)reference[i] + 0.3f));
             const double re = fabs(to_float(to_floatX(shifted - 0.3f)) - reference[i]);
-            error = e <= error || isnan(error) ? error : e; // NaN stays
+            error = e <= error || isnan(error) ? error : e; // a NaN stays
             plain_error = pe > plain_error ? pe : plain_error;
             rounding_error = re > rounding_error ? re : rounding_error;
             size = fabs(reference[i]) > size ? fabs(reference[i]) : size;
@@ -403,14 +409,14 @@ static void check_columns(const char *name, const floatX *x, const double *refer
     if (found.error <= found.allowed)
         return;
     double *got = to_doubles(x, rows * width);
-    for (int64_t i = 0; i < rows * width; i++) // other columns count as right
+    for (int64_t i = 0; i < rows * width; i++) // outside these columns nothing counts as wrong
         got[i] = i % width >= begin && i % width < end ? got[i] : reference[i];
     const struct difference largest = largest_difference(got, reference, rows * width);
     free(got);
     fail_comparison(name, found.error, "", found.allowed, largest, __FILE__, __LINE__);
 }
 
-// Plain ops in floatX; in fp32 the bounds do without, and the reference stands in.
+// Returns what plain ops in floatX compute. In fp32 the bounds do not need it: returns the reference.
 static struct naive plain_attention(struct naive reference, const double *qkv, const double *dout,
                                     struct attention_shape s, struct dropout d) {
     return sizeof(floatX) == 2 ? naive_attention(qkv, dout, s, d, to_precision) : reference;
@@ -427,17 +433,17 @@ static void check_result(struct result r, enum attention_backend backend, struct
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     if (backend == ATTENTION_UNFUSED)
         check_columns("probabilities", (const floatX *)r.saved, reference.p, plain.p, lse_rows, s.T, 0, s.T, bound);
-    const double unit = backend == ATTENTION_FLASH_SM90 ? log(2) : 1; // lse to base 2
+    const double unit = backend == ATTENTION_FLASH_SM90 ? log(2) : 1; // sm_90's lse is to base 2
     for (int64_t i = 0; backend != ATTENTION_UNFUSED && i < lse_rows; i++) {
-        // Scores are fp32 in both precisions, and so is lse: its own rounding, and that of the scores.
+        // Scores and lse are fp32 in either precision: lse has its own rounding and the scores' roundings.
         const double allowed =
             0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
         assert_near(unit * ((const float *)r.saved)[i], reference.lse[i], 4 * allowed + 1e-6, i);
     }
 }
 
-// Takes the inputs, whose size is `input`. only: a backend, or ATTENTION_AUTO for all. Returns the reference's first
-// lse.
+// Checks one backend (`only`), or with ATTENTION_AUTO all. Frees the inputs, which lie in [-input, input). Returns the
+// reference's first lse.
 static double check_inputs(enum attention_backend only, struct attention_shape s, floatX *qkv, double *qkv_exact,
                            floatX *dout, double *dout_exact, double input, float dropout,
                            struct attention_backward_options options) {
@@ -504,7 +510,7 @@ static void test_exp2(void **state) {
     int vector = 0;
     for (double x = -126; x <= 127; x += 253.0 / (1 << 20), vector = (vector + 1) % EXP2_VECS)
         worst = fmax(worst, fabs(exp2_of((float)x, vector) / exp2((double)(float)x) - 1));
-    assert_true(worst < 2.2e-7); // the polynomial's 9.2e-8 and two roundings
+    assert_true(worst < 2.2e-7); // the polynomial errs by 9.2e-8, and there are two roundings
     assert_true(exp2_of(0, 0) == 1);
     assert_true(exp2_of(-127, 1) == 0);
     assert_true(exp2_of(-1e9f, 2) == 0);
@@ -518,7 +524,7 @@ static void test_tanh(void **state) {
         const double exact = tanh((double)(float)x), error = fabs(vec_tanh(vec_set((float)x))[LANES - 1] - exact);
         worst = fmax(worst, exact == 0 ? error : error / fabs(exact));
     }
-    assert_true(worst < 3.6e-7); // the fit's 2.1e-8, and roundings of two polynomials and their quotient
+    assert_true(worst < 3.6e-7); // the fit errs by 2.1e-8, and the two polynomials and their quotient are rounded
     assert_true(vec_tanh(vec_set(0))[0] == 0);
     assert_true(vec_tanh(vec_set(1e-20f))[0] == 1e-20f);
     assert_true(vec_tanh(vec_set(INFINITY))[0] <= 1 && vec_tanh(vec_set(INFINITY))[0] > 0.9999999f);
@@ -526,7 +532,7 @@ static void test_tanh(void **state) {
     assert_true(isnan(vec_tanh(vec_set(NAN))[0]));
 }
 
-// Sums to bf16: rounded as bf16_from_float rounds, in rows and in pairs of rows.
+// Checks sums that are rounded to bf16, in rows and in pairs of rows, against bf16_from_float.
 static void test_bf16_rows(void **state) {
     ALIGN_BLOCK float x[2 * LANES];
     ALIGN_BLOCK bf16 rows[2 * LANES], pairs[2 * LANES];
@@ -550,7 +556,8 @@ static const int heads[][2] = {{2, 2}, {6, 2}, {4, 1}};
 static const int dims[] = {8, 64, 96, 128, 256, 40, 80, 192};
 enum { LENGTHS = 8, HEADS = 3, DIMS = 8 };
 
-// Every length with every grouping and every size of a head; where tiles are slow, with one or two of them.
+// Checks every length with every grouping and every head dim; where tiles are slow, each length with one or two of
+// these.
 static void test_against_naive(void **state) {
     for (int t = 0; t < LENGTHS; t++)
         for (int i = SLOW > 0 ? t % DIMS : 0; takes_case(t, 2) && i < DIMS; i += SLOW == 2 ? DIMS : SLOW > 0 ? 5 : 1)
@@ -567,13 +574,14 @@ static void test_against_naive(void **state) {
     for (int i = 1; LONG && i < 4; i++)
         check_shape(shape_of(1, 4096 + 128 * (i % 2), 1, 1, dims[i]), 1, 1, 0);
 }
-// One KV head and long sequences: backward cuts the queries into many segments, and adds their dK and dV afterwards.
+// Checks long sequences with one KV head: backward cuts the queries into many segments, and then adds the segments' dK
+// and dV.
 static void test_segments(void **state) {
     check_shape(shape_of(1, SLOW > 0 ? 300 : 1030, 1, 1, 32), 1, 1, 0);
     check_shape(shape_of(1, SLOW == 2 ? 70 : 140, 12, 1, 32), 1, 1, 0);
     check_shape(shape_of(1, SLOW == 2 ? 100 : 300, 5, 1, 160), 1, 1, 0);
 }
-// Large scores: softmax near a choice of one key, exponents far outside fp32 without the maximum.
+// Checks large scores: softmax nearly chooses one key, and without the maximum exponents would leave fp32's range.
 static void test_large_scores(void **state) {
     check_shape(shape_of(1, 113, 2, 1, 64), 5, 3, 0);
     check_shape(shape_of(1, 128, 2, 2, 128), 5, 3, 0);
@@ -587,7 +595,7 @@ static void test_dropout(void **state) {
     check_shape(shape_of(1, SLOW > 0 ? 130 : 300, 2, 1, 64), 1, 1, 0.2f);
 }
 
-// A recorded graph reads the step from the device's memory: what it finds there is added to the call's.
+// Checks a recorded graph's dropout: it reads the micro-step from the device's memory, and adds it to the call's step.
 static void test_dropout_step(void **state) {
     const struct attention_shape s = shape_of(1, 70, 2, 1, 64);
     uint64_t seed = case_seed = 12, *micro_step = (uint64_t *)test_alloc(sizeof *micro_step);
@@ -609,7 +617,7 @@ static void test_dropout_step(void **state) {
     free(exact);
 }
 
-// All scores near -200: a padded key scored 0 instead of -inf would overflow exp(0 - lse).
+// Checks scores that are all near -200: if a padded key scored 0 instead of -inf, exp(0 - lse) would overflow.
 static void check_low_scores(enum attention_backend only, struct attention_shape s) {
     const int64_t n = qkv_count(s), D = s.head_dim, W = 3 * D;
     uint64_t seed = case_seed = 5;
@@ -625,8 +633,8 @@ static void check_low_scores(enum attention_backend only, struct attention_shape
 
 static void test_low_scores(void **state) { check_low_scores(ATTENTION_AUTO, shape_of(1, 192 - 31, 1, 1, 64)); }
 
-// The gradient by q and k before their rotation, with every backend; with heads that a backend of its own takes, and
-// others.
+// Checks the gradient by q and k before their rotation, with every backend, for head dims that only some backends take
+// and for others.
 static void test_rotary(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     enum { T = 150 };
@@ -635,14 +643,14 @@ static void test_rotary(void **state) {
             continue;
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
         const struct rope_settings settings = rope_unscaled(sizes[i], 100);
-        rope_table(table, T, &settings); // angles of all sizes at these positions
+        rope_table(table, T, &settings); // at these positions angles have all sizes
         check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0,
                    options_of(table, i % 2));
         free(table);
     }
 }
 
-// The naive gradient, from which all others are judged, against differences of sum(dout * out) in double.
+// Checks the naive gradient, by which all others are judged, against differences of sum(dout * out) in double.
 static void test_finite_differences(void **state) {
     const struct attention_shape s = shape_of(2, 5, 4, 2, 8);
     const struct dropout d = dropout_of(0.25f);
@@ -653,7 +661,7 @@ static void test_finite_differences(void **state) {
     free(test_floats(&dout, out_count(s), 1, &seed));
     const struct naive r = naive_attention(qkv, dout, s, d, exactly);
     double *differences = test_doubles(qkv_count(s));
-    const double step = 1e-5; // error about step^2 plus 1e-16 / step
+    const double step = 1e-5; // the error is about step^2 plus 1e-16 / step
     for (int64_t i = 0; i < qkv_count(s); i++) {
         const double x = qkv[i];
         for (int side = -1; side <= 1; side += 2) {
@@ -671,7 +679,8 @@ static void test_finite_differences(void **state) {
     free(dout);
 }
 
-// The same bits of one backend, or of all, again and again, with 1, 2, 3 threads of the host, with an amax and without.
+// Checks that one backend, or with ATTENTION_AUTO each, gives the same bits in repeated calls, with 1, 2 and 3 threads
+// of the host, with an amax and without.
 static void check_bits(enum attention_backend only, struct attention_shape s, float p) {
     uint64_t seed = case_seed = 3;
     double *qkv_exact, *dout_exact;
@@ -682,7 +691,8 @@ static void check_bits(enum attention_backend only, struct attention_shape s, fl
         if (only != ATTENTION_AUTO && only != which)
             continue;
         const struct result first = run(qkv, dout, which, s, dropout_of(p));
-        // On a GPU as often as races need, but few times where each takes long, or where no block waits for another.
+        // On a GPU, as often as it takes to see races; less often where a call takes long, or where no block waits for
+        // another.
         const int often = s.T > 2000 ? 20 : which == ATTENTION_UNFUSED ? 10 : 250;
         for (int i = 0; i < (ON_GPU ? often : SLOW == 2 ? 2 : 4); i++) {
             omp_set_num_threads(i ? 1 + (i - 1) % 3 : threads);
@@ -710,11 +720,11 @@ static void test_same_bits(void **state) {
     for (int i = 2; ON_GPU && i < DIMS; i++)
         check_bits(ATTENTION_AUTO, shape_of(1, 1023, 4, 2, dims[i]), 0);
     if (SLOW == 2)
-        return; // the rest is about how the CPU's loops are shared out
+        return; // the rest tests how the CPU's loops are divided among threads
     check_bits(ATTENTION_AUTO, shape_of(2, 70, 8, 4, 16),
                0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
     check_bits(ATTENTION_AUTO, shape_of(4, SLOW > 0 ? 70 : 200, 8, 8, 32),
-               0); // 32 KV heads: one segment each, whole ones for each thread
+               0); // 32 KV heads, one segment each: whole ones for each thread
 }
 
 #ifdef TARGET_CUDA
@@ -726,8 +736,8 @@ static void skip_without_sm90(void) {
         skip();
     }
 }
-// The backend of compute capability 9.0 with every size of head that it takes: lengths around its tiles' edges, and
-// beyond two tiles of keys, so that each buffer is used again.
+// Checks the backend of compute capability 9.0 with every head dim that it takes: lengths around its tiles' edges, and
+// lengths beyond two tiles of keys, so that each buffer is used twice.
 static void test_sm90(void **state) {
     skip_without_sm90();
     static const int edges[] = {1, 2, 64, 65, 113, 127, 129, 191, 193, 217};
@@ -749,7 +759,7 @@ static void test_sm90(void **state) {
         if (SLOW != 2)
             check_backend(ATTENTION_FLASH_SM90, shape_of(2, 513, 6, 2, dims[i]), 1, 1, 0);
     }
-    // Groups of heads and so many blocks of keys that every other gang of backward's goes upwards.
+    // Groups of heads, and a number of key blocks at which every other gang of backward's visits its tiles upwards.
     check_bits(ATTENTION_FLASH_SM90, shape_of(1, 300, 4, 1, 256), 0);
     if (takes_case(1, 2))
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 520, 4, 1, 64), 1, 1, 0);
@@ -760,8 +770,8 @@ static void test_sm90(void **state) {
     for (int i = 1; i < (SLOW == 2 ? 2 : 5) && takes_case(1, 2); i++)
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
 }
-// dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several
-// heads of a group.
+// Checks dQ that is summed in any order: it meets the same bounds, in memory that held NaN, with several blocks of keys
+// and several heads of a group.
 static void test_sm90_any_order(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
@@ -771,7 +781,7 @@ static void test_sm90_any_order(void **state) {
             check_with(ATTENTION_FLASH_SM90, shape_of(2, 65, 2, 2, dims[i]), 1, 1, 0, options_of(NULL, true));
     }
 }
-// Without a causal mask: lengths around the tiles' edges, past which are the only keys that are masked.
+// Checks attention without a causal mask: lengths around the tiles' edges, where only keys past the end are masked.
 static void test_sm90_full(void **state) {
     skip_without_sm90();
     static const int edges[] = {1, 64, 79, 127, 128, 129, 191, 257};
@@ -807,7 +817,7 @@ static __global__ void visits_kernel(struct sm90_forward_arguments a, int *visit
         work[blockIdx.x] += a.full ? 1 : block + 1;
     }
 }
-// Forward's schedules: each tile of queries once, and the blocks' work as even as they promise.
+// Checks forward's schedules: each tile of queries is visited once, and the blocks' work is as even as promised.
 static void check_schedule(int heads, int blocks, int section_heads, int grid, bool full) {
     struct sm90_forward_arguments a;
     memset(&a, 0, sizeof a);
@@ -826,7 +836,7 @@ static void check_schedule(int heads, int blocks, int section_heads, int grid, b
         least = work[i] < least ? work[i] : least;
         most = work[i] > most ? work[i] : most;
     }
-    int pairs = 0; // all of them as long
+    int pairs = 0; // all pairs are equally long
     for (int first = 0; section_heads > 0 && first < heads; first += section_heads) {
         const int some = heads - first < section_heads ? heads - first : section_heads;
         pairs += some * (blocks / 2) + blocks % 2 * ((some + 1) / 2);
@@ -852,7 +862,7 @@ static void test_forward_schedule(void **state) {
     }
 }
 
-// Where quotients by a product differ from divisions: counts that.
+// Adds to *wrong how often quotients by a multiplication differ from divisions.
 static __global__ void quotients_kernel(struct sm90_divisor by, int *wrong) {
     const uint64_t divisor = by.divisor, end = 1ull << 31;
     for (uint64_t multiple = 0; multiple < end; multiple += divisor * (1 + end / divisor / 50))
@@ -880,8 +890,8 @@ static void quotients_are_divisions(void **state) {
 static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {
     blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a, (int)blockIdx.x);
 }
-// Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on;
-// and each visits the tiles from its diagonal to the last, one way or the other.
+// Checks backward's order. Each block of keys comes once; a KV head's blocks come in ascending order, on which waits
+// rely; and each block visits the tiles from its diagonal to the last one, in one direction or the other.
 static void check_order(struct attention_shape s, int multiprocessors, double l2_bytes) {
     typedef sm90_backward_plan<128> plan;
     struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
@@ -908,7 +918,7 @@ static void check_order(struct attention_shape s, int multiprocessors, double l2
     free(blocks);
     free(next);
 }
-// KV heads of a section, of (B, T) with H heads of 64, with an H200's multiprocessors and L2 cache.
+// Returns the KV heads of a section, for (B, T) with H heads of 64, on an H200's multiprocessors and L2 cache.
 static int section_of(int B, int T, int H, int groups) {
     struct attention_shape s = shape_of(B, T, H, groups, 64);
     struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
@@ -916,10 +926,10 @@ static int section_of(int B, int T, int H, int groups) {
     return a.section;
 }
 static void test_backward_sections(void **state) {
-    assert_int_equal(section_of(65, 1024, 12, 12), 60); // 512 KiB a head, of 30 MiB
+    assert_int_equal(section_of(65, 1024, 12, 12), 60); // 30 MiB hold 60 heads of 512 KiB
     assert_int_equal(section_of(32, 64, 12, 12), 128);  // more would fit than there are multiprocessors: 3 sections
-    assert_int_equal(section_of(8, 4096, 12, 12), 16);  // 15 would fit, fewer than make a gang of 8
-    assert_int_equal(section_of(2, 1024, 64, 8), 16);   // all that there are
+    assert_int_equal(section_of(8, 4096, 12, 12), 16);  // 15 would fit, which is less than a gang of 8 divides
+    assert_int_equal(section_of(2, 1024, 64, 8), 16);   // all heads
 }
 static void test_backward_order(void **state) {
     for (int full = 0; full < 2; full++)
@@ -936,8 +946,8 @@ static void test_backward_order(void **state) {
                         }
 }
 #endif
-// A backend and flash of compute capability 8.0 round at nearly the same places: to within bf16 they agree, in either
-// order of dQ's sums.
+// Checks that a backend agrees with flash of compute capability 8.0 to within bf16, in either order of dQ's sums: the
+// two round at nearly the same places.
 static void check_agrees(enum attention_backend which, struct attention_shape s) {
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     uint64_t seed = case_seed = 21;
@@ -980,21 +990,21 @@ static void test_sm90_agrees(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Attention by cuDNN, of the library that is here or the emulator's stand-in
+// Attention by cuDNN: by the library that is installed, or by the emulator's stand-in
 
 static void skip_without_fused(void) {
     char reason[256];
     fused_reason(reason, sizeof reason, shape_of(1, 128, 2, 1, 64), 0);
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
-    assert_string_equal(reason, ""); // the stand-in is always there
+    assert_string_equal(reason, ""); // the emulator always has its stand-in
 #endif
     if (*reason) {
         print_message("fused: %s\n", reason);
         skip();
     }
 }
-// Whether fused takes a shape. `by_all`: versions that are known do. A version that is met on a GPU may refuse it all the
-// same, which is printed: it says nothing against this program.
+// Whether fused takes a shape. by_all: all known versions take it. A version on a GPU that refuses such a shape is
+// printed, but is no error of this program.
 static bool fused_takes_here(struct attention_shape s, bool by_all) {
     char reason[256];
     fused_reason(reason, sizeof reason, s, 0);
@@ -1004,8 +1014,8 @@ static bool fused_takes_here(struct attention_shape s, bool by_all) {
     assert_true(ON_GPU || !by_all || !*reason);
     return !*reason;
 }
-// Lengths below, at and past a tile's, every size of heads, with and without groups, in either order of dQ's sums; with
-// the mask (test_against_naive and others have it, too) and without.
+// Checks lengths below, at and past a tile's, every head dim, with and without groups, in either order of dQ's sums,
+// without the mask and, beside test_against_naive and others, with it.
 static void test_fused(void **state) {
     static const int lengths[] = {2, 37, 64, 113, 127, 128, 129, 200}, fused_dims[] = {8, 40, 64, 80, 96, 128};
     skip_without_fused();
@@ -1014,13 +1024,14 @@ static void test_fused(void **state) {
         for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 || ON_GPU ? 3 : 1) {
             if (!takes_case(i + t / 3, 2))
                 continue;
-            const int groups = 1 + (i + t) % 3 % 2; // 4 heads of one group, 2 of each of two
+            const int groups = 1 + (i + t) % 3 % 2; // 4 heads of one group, or 2 heads of each of two groups
             struct attention_shape s = shape_of(1 + t % 2, lengths[t], 4, groups, fused_dims[i]);
             if (fused_takes_here(s, true))
                 check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 != 0));
             s.num_query_groups = s.num_heads;
             s.full = true;
-            if (fused_takes_here(s, s.T % 128 != 64)) // 64: test_fused_low_scores has them, by the versions that do
+            // 64: test_fused_low_scores has these lengths, for versions that take them
+            if (fused_takes_here(s, s.T % 128 != 64))
                 check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
         }
     check_backend(ATTENTION_FUSED, shape_of(1, 130, 1, 1, 64), 20, 20, 0);
@@ -1029,13 +1040,13 @@ static void test_fused(void **state) {
     fused_too = !ON_GPU;
 }
 #ifdef CUDA_EMULATED
-// Heads above 128, where a GPU and a version take them, in either order of dQ's sums.
+// Checks head dims above 128 where a GPU and a version take them, in either order of dQ's sums.
 static void test_fused_wide_heads(void **state) {
     static const char *const capabilities[] = {"9.0", "10.0"};
     skip_without_fused();
     setenv("EMU_CUDNN_VERSION", "92600", 1);
     for (int i = 0; i < 4; i++) {
-        attention_close(&dev); // which has asked for the version and the capability
+        attention_close(&dev); // it has cached the version and the capability
         setenv("EMU_CAPABILITY", capabilities[i % 2], 1);
         const struct attention_shape s = shape_of(1, 130, 2, 1 + i / 2, i / 2 ? 136 : 256);
         for (int any_order = 0; any_order <= 1; any_order++) {
@@ -1049,10 +1060,10 @@ static void test_fused_wide_heads(void **state) {
 }
 #endif
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
-// The deterministic backward of compute capability 9.0 whose memory is linear in T, where dP would be larger than the
-// limit, from 9.25 on. It computes the gradient, in the same bits each time, and is checked before it is chosen.
+// Chooses cuDNN's version and its limit for dP. From 9.25 on, where dP would exceed the limit, compute capability 9.0
+// has a deterministic backward whose memory is linear in T.
 static void use_fused(const char *version, const char *limit) {
-    attention_close(&dev); // which has asked for them
+    attention_close(&dev); // it has cached the version and the limit
     setenv("EMU_CUDNN_VERSION", version, 1);
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", limit, 1);
 }
@@ -1060,8 +1071,10 @@ static void negative_limit(void *unused) {
     use_fused("92500", "-2");
     fused_takes(shape_of(1, 128, 2, 1, 64), &dev);
 }
+// Checks that backward, which sums dQ in turn: it computes the gradient, in the same bits each time, and is checked
+// before it is chosen.
 static void test_fused_in_turn(void **state) {
-    const struct attention_shape longer = shape_of(2, 4096, 12, 4, 80); // 768 MiB of dP
+    const struct attention_shape longer = shape_of(2, 4096, 12, 4, 80); // dP takes 768 MiB
     skip_without_fused();
     use_fused("92500", "0");
     for (int i = 0; i < 4; i++) {
@@ -1087,7 +1100,7 @@ static void test_fused_in_turn(void **state) {
     const struct attention_demands demands = {0, NULL, false};
     unsetenv("NVTE_FUSED_ATTN");
     for (int i = 0; i < 5; i++) {
-        if (!takes_case(i, 3)) // the default and the order of turns
+        if (!takes_case(i, 3)) // in the short run the default and the order of turns
             continue;
         use_fused(cases[i].version, cases[i].limit);
         const size_t mib = fused_backward_workspace_bytes(longer, false, &dev) >> 20;
@@ -1098,7 +1111,7 @@ static void test_fused_in_turn(void **state) {
         const bool turns = cases[i].order == FUSED_SUM_TURNS;
         if (!strstr(c.reason, turns ? " MiB backward, which sums dQ in turn; " : "fused: its backward takes "))
             fail_msg("case %d: %s", i, c.reason);
-        bool checked = false; // by few tokens, in the order of the model's
+        bool checked = false; // on few tokens, in the model's order of sums
         for (int k = 0; k < dev.fused->planned; k++)
             checked = checked || (dev.fused->plans[k].key.T == FUSED_CHECK_TOKENS && dev.fused->plans[k].key.backward &&
                                   dev.fused->plans[k].key.order == (int64_t)cases[i].order);
@@ -1110,19 +1123,20 @@ static void test_fused_in_turn(void **state) {
     setenv("EMU_CAPABILITY", "9.0", 1);
     assert_fails(negative_limit, NULL, "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=-2|expected bytes");
     attention_close(&dev);
-    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main sets it
     unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
     unsetenv("EMU_CUDNN_VERSION");
 }
 #endif
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
-// Whether the forward plan of a shape that was run is of one operation.
+// Whether the plan by which a shape's forward ran is of one operation.
 static bool was_one_operation(struct attention_shape s) {
     const struct fused_key key = fused_key_of(s, false, FUSED_SUM_ANY);
     const struct fused_plan *p = fused_plan_for(dev.fused, &key);
     return p->plan && p->operation;
 }
-// Forward as one operation, from 9.21 on, and by a graph of operations before and where it is refused.
+// Checks forward as one operation, from 9.21 on, and by a graph of operations in earlier versions and where the one
+// operation is refused.
 static void test_fused_operation(void **state) {
     static const struct {
         const char *version, *refuse;
@@ -1146,7 +1160,8 @@ static void test_fused_operation(void **state) {
     unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
     unsetenv("EMU_CUDNN_VERSION");
 }
-// What is wrong with the one operation is found before it is chosen, and the graph of operations taken in its place.
+// Checks that a fault of the one operation is found before it is chosen, and that the graph of operations is then
+// taken.
 static void test_choice_of_operation(void **state) {
     static const struct {
         const char *variable, *value, *words;
@@ -1173,18 +1188,19 @@ static void test_choice_of_operation(void **state) {
             fail_msg("%s=%s: \"%s\" without \"%s\"", cases[i].variable, cases[i].value, c.reason, cases[i].words);
     }
     attention_close(&dev);
-    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main sets it
     unsetenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT");
     unsetenv("EMU_CUDNN_VERSION");
 }
 #endif
-// Lengths that end within a tile of 64 or of 128 keys, with the mask and, by a version that takes it, without.
+// Checks lengths that end within a tile of 64 or of 128 keys, with the mask, and without it by a version that takes
+// that.
 static void test_fused_low_scores(void **state) {
     static const int lengths[] = {192 - 31, 192, 704};
     skip_without_fused();
     for (int newer = 0; newer <= !ON_GPU; newer++) {
 #ifdef CUDA_EMULATED
-        attention_close(&dev); // which has asked for the version
+        attention_close(&dev); // it has cached the version
         setenv("EMU_CUDNN_VERSION", newer ? "92600" : "92503", 1);
 #endif
         for (int i = 0; i < 3; i++) {
@@ -1200,7 +1216,7 @@ static void test_fused_low_scores(void **state) {
     unsetenv("EMU_CUDNN_VERSION");
 #endif
 }
-// What fused does not take, of a layer with a window or of a sequence of one token, flash computes in its place.
+// Checks that flash computes what fused does not take: a layer with a window, or a sequence of one token.
 static void check_in_place(struct attention_shape s) {
     uint64_t seed = case_seed = 31;
     double *exact, *dexact;
@@ -1226,10 +1242,10 @@ static void assert_refuses(const char *why, size_t version, int major, struct at
     else if (!strstr(reason, why))
         fail_msg("cuDNN %d, compute capability %d: \"%s\" instead of \"%s\"", (int)version, major, reason, why);
 }
-// What versions and GPUs can't do, by the conditions of NVIDIA's frontend and of TransformerEngine.
+// Checks what versions and GPUs can't do, by the conditions of NVIDIA's frontend and of TransformerEngine.
 static void test_fused_refuses(void **state) {
     struct attention_shape s = shape_of(1, 256, 2, 1, 128);
-    static const int oldest[] = {90000, 90000, 90700, 90700, 91801}; // of 8.x to 12.x
+    static const int oldest[] = {90000, 90000, 90700, 90700, 91801}; // for compute capabilities 8.x to 12.x
     for (int major = 8; major <= 12; major++) {
         const char *unproven = major == 8 || major > 10 ? "not proven on compute capability" : NULL;
         assert_refuses(NULL, (size_t)oldest[major - 8], major, s, true);
@@ -1278,7 +1294,8 @@ static void test_fused_refuses(void **state) {
 #endif
 #endif
 
-// A NaN reaches every later query and no earlier one of another block.
+// Checks that a NaN reaches every later query, and no earlier query of another block. clean: the number of tokens
+// before the block of the NaN.
 static void check_nan(struct attention_shape s, int clean) {
     const int at = 100, D = s.head_dim;
     uint64_t seed = case_seed = 4;
@@ -1322,24 +1339,24 @@ static void test_without_lse(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Masks: documents that do not see each other, windows, capped scores. A test for each backend, NAME_..., of the cases
+// Masks: documents that do not see each other, windows, capped scores. Each backend has tests NAME_... of the cases
 // that it takes.
 
-// Where documents begin after the first one, up to a 0; -1 is T - 1. Sequence b takes the list after that of sequence
-// b - 1. Tiles of all backends are 32, 64, 80, 128 or 192 tokens.
+// The tokens at which documents begin after the first one, up to a 0; -1 is T - 1. Each sequence takes the list after
+// its predecessor's. The backends' tiles have 32, 64, 80, 128 or 192 tokens.
 static const int document_lists[][8] = {
-    {1},                // a first document of one token
-    {-1},               // a last one
-    {1, 2, 3, 5},       // several in a row
+    {1},                // the first document has one token
+    {-1},               // the last document has one token
+    {1, 2, 3, 5},       // several such documents in a row
     {32, 64, 128, 192}, // borders of tiles
-    {31, 63, 127, 191}, // one before
-    {33, 65, 129, 193}, // one behind
+    {31, 63, 127, 191}, // one token before
+    {33, 65, 129, 193}, // one token behind
     {79, 80, 81},
     {40, 100, 101, 150}, // inside a tile, and two in one tile
 };
 enum { DOCUMENT_LISTS = sizeof document_lists / sizeof document_lists[0], ONE_DOCUMENT = -1 };
 
-// starts (B, T): the row at which a token's document begins; `moved` is added to the borders.
+// Fills starts (B, T) with the row at which each token's document begins. moved: is added to the borders.
 static void documents_fill(int32_t *starts, int B, int T, int list, int moved) {
     for (int b = 0; b < B; b++) {
         memset(starts + b * T, 0, (size_t)T * sizeof *starts);
@@ -1357,7 +1374,7 @@ static struct attention_shape masked_by(struct attention_shape s, const int32_t 
     s.last_query = last_query;
     return s;
 }
-// list: of document_lists, or ONE_DOCUMENT. The caller unmasks what it gets.
+// Adds a mask to a shape; unmask frees it. list: number of document_lists, or ONE_DOCUMENT.
 static struct attention_shape masked(struct attention_shape s, int list, int window) {
     int32_t *starts = (int32_t *)test_alloc((size_t)(s.B * s.T) * sizeof *starts);
     if (list != ONE_DOCUMENT)
@@ -1383,12 +1400,12 @@ static void check_masked(enum attention_backend which, struct attention_shape s,
         check_backend(which, s, q_scale, k_scale, dropout);
     unmask(s);
 }
-// The i-th of the sizes of a head that the backend takes.
+// Returns the i-th head dim that the backend takes.
 static int some_head_dim(enum attention_backend which, int i) {
     return which == ATTENTION_FLASH_SM90 ? dims[1 + i % 4] : dims[i % DIMS];
 }
 
-// Both tables against the definition.
+// Checks the two tables of spans against the definition.
 static void spans_are_what_a_query_sees(void **state) {
     static const int windows[] = {0, 1, 2, 31, 32, 33, 129, 130, 131};
     enum { B = 3, T = 130 };
@@ -1430,7 +1447,7 @@ static void check_windows(enum attention_backend which) {
                          shape_of(1 + (SLOW != 2 && d % 2), T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
                                   some_head_dim(which, d)),
                          ONE_DOCUMENT, windows[i], 1, 1, 0);
-    for (int d = 1; d < (SLOW > 0 ? 2 : 4); d++) { // tiles that nothing sees
+    for (int d = 1; d < (SLOW > 0 ? 2 : 4); d++) { // so that nothing sees some tiles
         check_masked(which, shape_of(1, 513, 2, 1, some_head_dim(which, d)), ONE_DOCUMENT, 100, 1, 1, 0);
         check_masked(which, shape_of(1, 400, 1, 1, some_head_dim(which, d)), ONE_DOCUMENT, 60, 8, 8, 0);
     }
@@ -1451,9 +1468,9 @@ static void check_documents(enum attention_backend which) {
     check_masked(which, shape_of(1, 217, 1, 1, 64), 7, 0, 20, 20, 0);
     check_masked(which, shape_of(2, 1, 2, 1, 64), 0, 1, 1, 1, 0);
     if (SLOW == 0)
-        check_masked(which, shape_of(1, 1030, 3, 1, 64), 3, 300, 1, 1, 0); // segments of the CPU's backward
+        check_masked(which, shape_of(1, 1030, 3, 1, 64), 3, 300, 1, 1, 0); // the CPU's backward cuts it into segments
 }
-// Queries and keys so large that the cap bends most scores.
+// Checks queries and keys so large that the cap bends most scores.
 static void check_softcap(enum attention_backend which) {
     struct attention_shape s = shape_of(1, 1, 1, 1, 64);
     skip_without(which);
@@ -1467,7 +1484,7 @@ static void check_softcap(enum attention_backend which) {
             check_backend(which, s, 5, 3, i % 3 == 2 ? 0.2f : 0);
         if (takes_case(i + 1, 2))
             check_masked(which, s, i, i % 2 ? 50 : 0, 5, 3, i % 3 == 1 ? 0.2f : 0);
-        s.softcap = 50; // hardly
+        s.softcap = 50; // bends hardly any score
         if (takes_case(i, 3))
             check_backend(which, s, 1, 1, 0);
     }
@@ -1494,7 +1511,7 @@ static void inputs_free(struct inputs x) {
     free(x.qkv);
     free(x.dout);
 }
-// Of queries [begin, end) of sequence b
+// Checks that queries [begin, end) of sequence b have equal results.
 static void assert_rows_equal(struct result a, struct result b, enum attention_backend which, struct attention_shape s,
                               int sequence, int begin, int end) {
     const size_t out_row = (size_t)out_count(s) / (size_t)(s.B * s.T), row = (size_t)qkv_count(s) / (size_t)(s.B * s.T);
@@ -1527,7 +1544,8 @@ static void check_one_document(enum attention_backend which) {
     }
 }
 
-// A document of a packed sequence, alone: the same out, gradients and log-sum-exps; `exact`: to the bit.
+// Checks that a document of a packed sequence gives the same out, gradients and log-sum-exps as by itself. exact: to
+// the bit.
 static void check_alone(struct result packed, struct inputs x, enum attention_backend which, struct attention_shape s,
                         int begin, int end, int window, bool exact) {
     struct attention_shape one = s;
@@ -1538,7 +1556,7 @@ static void check_alone(struct result packed, struct inputs x, enum attention_ba
         one.first_key = one.last_query = NULL;
     const int64_t out_row = out_count(s) / s.T, row = qkv_count(s) / s.T;
     const struct result alone =
-        run(x.qkv + begin * row, x.dout + begin * out_row, which, one, dropout_of(0)); // s.B is 1
+        run(x.qkv + begin * row, x.dout + begin * out_row, which, one, dropout_of(0)); // with s.B = 1
     const floatX *out = packed.out + begin * out_row, *dqkv = packed.dqkv + begin * row;
     if (exact) {
         assert_memory_equal(alone.out, out, (size_t)out_count(one) * sizeof *out);
@@ -1583,11 +1601,12 @@ static void check_packed_equals_alone(enum attention_backend which) {
     static const int begins[] = {0, 1, 2, 40, 72, 136, 199, 200}, tiles[] = {0, 384, 768}, more[] = {0, 128, 512, 640};
     skip_without(which);
     for (int d = 1; d < 5; d++)
-        if (takes_case(d, 3) || takes_case(d, 4)) // with a window and without
+        if (takes_case(d, 3) || takes_case(d, 4)) // without a window and with one
             check_packed(which, shape_of(1, 200, 4, 2, some_head_dim(which, d)), begins, 7, d % 2 ? 0 : 30, false);
-    if (which == ATTENTION_UNFUSED) // its products sum over all keys in an order of their own
+    if (which == ATTENTION_UNFUSED) // its products sum over all keys, in another order
         return;
-    // 384 is a multiple of all tiles for heads of 64, 128 of those for heads of 128; few segments on the CPU, then one.
+    // 384 is a multiple of all tiles for heads of 64; 128, of all tiles for heads of 128. First few segments on the
+    // CPU, then one.
     if (takes_case(1, 2))
         check_packed(which, shape_of(1, 768, 2, 1, 64), tiles, 2, 0, true);
     check_packed(which, shape_of(1, 640, 1, 1, 128), more, 3, SLOW == 2 ? 90 : 0, true);
@@ -1595,7 +1614,7 @@ static void check_packed_equals_alone(enum attention_backend which) {
         check_packed(which, shape_of(1, 640, 64, 32, 128), more, 3, 200, true);
 }
 
-// All of a token's row, and of its gradient's, changes in one document.
+// Checks that only one document's results change where all of a token's row, and of its gradient's, changes.
 static void check_apart(enum attention_backend which, struct attention_shape s, int list, int sequence, int at) {
     s = masked(s, list, 0);
     const struct inputs x = inputs_of(s, 35);
@@ -1628,7 +1647,8 @@ static void check_documents_apart(enum attention_backend which) {
                 check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
 }
 
-// With tables that are wrong at one edge, `run` misses the bounds of the naive form: the comparison sees such faults.
+// Checks that the comparison with the naive form sees faults: with tables that are wrong at one edge, `run` misses the
+// bounds.
 static void check_fault(enum attention_backend which, struct attention_shape s, const struct naive reference,
                         const struct naive plain, struct inputs x, bool expected) {
     const struct result r = run(x.qkv, x.dout, which, s, dropout_of(0));
@@ -1643,7 +1663,7 @@ static void check_fault(enum attention_backend which, struct attention_shape s, 
                  expected ? "not seen" : "seen without a fault", out.error, out.allowed, dv.error, dv.allowed);
     result_free(r, which, s);
 }
-// last_query that belongs to first_key
+// Fills last_query (T) so that it belongs to first_key (T).
 static void refill_last_query(int32_t *last_query, const int32_t *first_key, int T) {
     for (int j = 0; j < T; j++)
         for (int t = j; t < T; t++)
@@ -1658,7 +1678,8 @@ static void check_mask_faults(enum attention_backend which) {
         for (int i = 0; i < ROWS; i++) {
             if (!takes_case(i + (window > 0), 4))
                 continue;
-            // Without a window a document begins at the row; with it the row's window ends one key earlier or later.
+            // Without a window a document begins at the row; with a window, the row's window ends one key too early or
+            // too late.
             const struct attention_shape s = shape_of(1, T, 1, 1, 64);
             int32_t *starts = (int32_t *)test_alloc(T * sizeof *starts);
             for (int t = 0; t < T; t++)
@@ -1706,7 +1727,7 @@ static void check_masked_bits(enum attention_backend which) {
         check_bits(which, s, i == 1 && which != ATTENTION_FLASH_SM90 ? 0.1f : 0);
         unmask(s);
     }
-    if (SLOW == 0) { // whole KV heads for each thread
+    if (SLOW == 0) { // so that threads take whole KV heads
         const struct attention_shape s = masked(shape_of(4, 200, 8, 8, 32), 4, 0);
         if (backend_takes(which, s, 0))
             check_bits(which, s, 0);
@@ -1729,8 +1750,8 @@ MASK_TESTS_OF(flash, ATTENTION_FLASH)
 MASK_TESTS_OF(unfused, ATTENTION_UNFUSED)
 #ifdef TARGET_CUDA
 MASK_TESTS_OF(sm90, ATTENTION_FLASH_SM90)
-// Tiles of keys that all of a tile's rows see, between those that the diagonal and those that the first keys cut; a
-// document that begins with the last row of a warpgroup.
+// Checks tiles of keys that all rows of a tile see, between tiles that the diagonal cuts and tiles that the first keys
+// cut; and a document that begins with a warpgroup's last row.
 static void sm90_visits_whole_tiles(void **state) {
     static const int begins[] = {40, 255}, lengths_of[] = {450, 300}, windows[] = {260, 0};
     skip_without(ATTENTION_FLASH_SM90);
@@ -1756,9 +1777,9 @@ static void sm90_visits_whole_tiles(void **state) {
         cmocka_unit_test(name##_mask_faults_are_seen), cmocka_unit_test(name##_repeats_masked_bits)
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The amax of out and of dqkv. Every run compares both with what was stored; here they are what is hard to get right.
+// The amaxes of out and of dqkv. Every run compares them with what was stored; these tests have the hard cases.
 
-// An amax is not cleared: what is larger before stays.
+// Checks that a call does not clear an amax: a larger one stays.
 static void amax_keeps_what_is_larger(void **state) {
     const struct attention_shape s = shape_of(1, 40, 2, 1, 64);
     uint64_t seed = case_seed = 51;
@@ -1776,8 +1797,8 @@ static void amax_keeps_what_is_larger(void **state) {
     free(qkv);
     free(exact);
 }
-// Every query sees little but the first key, whose value is small; rows past T, which are not stored, would have the
-// mean of all values. Tiles hold 8 to 128 tokens and 8 to 256 columns.
+// Checks that rows past T, which are not stored, do not count. Every query sees little but the first key, whose value
+// is small, while rows past T would have the mean of all values. Tiles hold 8 to 128 tokens and 8 to 256 columns.
 static void amax_leaves_out_rows_past_T(void **state) {
     static const int sizes[] = {40, 64, 96, 128, 256};
     for (int i = 0; i < 5; i++) {
@@ -1802,8 +1823,9 @@ static void amax_leaves_out_rows_past_T(void **state) {
         free(exact);
     }
 }
-// Where one element of out, or of dv, stands out, whichever it is: a thread that is left out is seen. Where a query
-// sees its own key alone, out is v, dv is the sum of its group's dout, and dq and dk are 0.
+// Checks that every element counts, so that a thread that was left out would be seen: one element of out, or of dv, is
+// the largest, each in turn. As each query sees only its own key, out is v, dv is the sum of its group's dout, and dq
+// and dk are 0.
 static void amax_sees_every_element(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     for (int i = 0; i < 5; i++) {
@@ -1829,7 +1851,7 @@ static void amax_sees_every_element(void **state) {
         }
     }
 }
-// Infinities and NaNs in a value or in a gradient stand on top.
+// Checks that infinities and NaNs in a value or a gradient are in the amax.
 static void amax_carries_overflow(void **state) {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
     for (int i = 0; i < 6; i++) {
@@ -1853,7 +1875,8 @@ static void amax_carries_overflow(void **state) {
         free(dexact);
     }
 }
-// The amax of dqkv is that after RoPE is undone, be the largest element one of q and k, whose angles raise it, or of v.
+// Checks that the amax of dqkv is taken after RoPE is undone. In one case the largest element is of q or k, where
+// angles make it larger; in the other it is of v.
 static void amax_is_of_what_rope_leaves(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     enum { T = 70 };
@@ -1941,7 +1964,8 @@ static void test_choice(void **state) {
 static void test_choice_of_flash(void **state) {
     struct attention_choice c;
     skip_without_flash();
-    const struct attention_shape s = shape_of(1, 8, 2, 1, 40); // no heads for the backend of compute capability 9.0
+    // a head dim that the backend of compute capability 9.0 does not take
+    const struct attention_shape s = shape_of(1, 8, 2, 1, 40);
     c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     assert_int_equal(c.backend, ATTENTION_FLASH);
     assert_non_null(strstr(c.reason, "flash"));
@@ -1959,8 +1983,8 @@ static void test_fused_leaves_to_flash(void **state) {
     check_in_place(windowed);
     unmask(windowed);
 }
-// On compute capability 9.0 the faster flash backend, unless there is dropout or the heads have another size; the
-// reason says which it is, and why not the other.
+// Checks that compute capability 9.0 gets its faster flash backend, unless there is dropout or the head dim is another
+// one. The reason says which backend it is, and why not the other.
 static void test_choice_of_sm90(void **state) {
     struct attention_choice c;
     skip_without_sm90();
@@ -1986,11 +2010,11 @@ static void test_choice_of_sm90(void **state) {
     assert_non_null(strstr(c.reason, "wgmma bf16 needs compute capability 9.0, not 8.0"));
 #endif
 }
-// Fused is taken where it is asked for, where flash is ruled out and, by auto, where our kernels are known to be
-// slower; what it can't do is said.
+// Chooses a backend for a head dim. Fused is taken where it is asked for, where flash is ruled out and, by auto, where
+// our kernels are known to be slower.
 static struct attention_choice choose_fused(enum attention_backend wanted, struct attention_demands demands,
                                             int head_dim) {
-    attention_close(&dev); // which has asked for the GPU's compute capability
+    attention_close(&dev); // it has cached the GPU's compute capability
     return attention_choose(wanted, shape_of(1, 128, 2, 1, head_dim), demands, &dev);
 }
 static void choose_fused_alone(void *demands) {
@@ -2026,7 +2050,7 @@ static void test_choice_of_fused(void **state) {
         int head_dim;
         bool any_order;
         enum attention_backend backend;
-        const char *version; // of cuDNN
+        const char *version; // cuDNN's
     } cases[] = {{"8.0", 64, false, ATTENTION_FLASH, "91900"},  {"8.9", 80, false, ATTENTION_FLASH, "91900"},
                  {"9.0", 80, false, ATTENTION_FUSED, "91900"},  {"9.0", 64, false, ATTENTION_FLASH_SM90, "91900"},
                  {"10.0", 64, true, ATTENTION_FUSED, "91900"},  {"10.0", 64, false, ATTENTION_FUSED, "91900"},
@@ -2041,7 +2065,7 @@ static void test_choice_of_fused(void **state) {
         c = choose_fused(ATTENTION_AUTO, demands, cases[i].head_dim);
         if (c.backend != cases[i].backend)
             fail_msg("compute capability %s, heads of %d: %s", cases[i].capability, cases[i].head_dim, c.reason);
-        char why_own[64]; // of kernels of ours that could take fused's place
+        char why_own[64]; // why our own kernels are taken
         snprintf(why_own, sizeof why_own, "fused: %s",
                  cases[i].head_dim == 256 ? "cuDNN 9.19.0: takes heads of up to 128" : "not taken by auto on ");
         const char *fused = c.backend == ATTENTION_FUSED ? "by published figures faster" : why_own;
@@ -2087,7 +2111,7 @@ static void test_choice_of_fused(void **state) {
         assert_int_equal(c.backend, ATTENTION_FLASH);
         assert_non_null(strstr(c.reason, faults[i][1]));
     }
-    demands.any_order = true; // the last fault is none then
+    demands.any_order = true; // then the last fault is none
     assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 80).backend, ATTENTION_FUSED);
     unsetenv("EMU_CUDNN_FAULT");
     setenv("EMU_CUDNN_VERSION", "91001", 1);
@@ -2095,9 +2119,10 @@ static void test_choice_of_fused(void **state) {
     unsetenv("EMU_CUDNN_VERSION");
     attention_close(&dev);
 #endif
-    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main sets it
 }
-// Where flash can't do it, auto falls to unfused and says why; asked for, that is an error with every reason.
+// Asks for flash where there is none. Auto falls back on unfused there, and says why; asking for flash is an error that
+// has every reason.
 static void choose_flash(void *unused) {
     struct attention_choice c;
     choose(ATTENTION_FLASH, NULL, NULL, &c);
@@ -2123,7 +2148,7 @@ static void test_choice_without_flash(void **state) {
 #endif
 
 int main(void) {
-    setenv("NVTE_FUSED_ATTN", "0", 1); // for the choice between our own
+    setenv("NVTE_FUSED_ATTN", "0", 1); // for the choice between our own backends
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 1);
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);

@@ -1,4 +1,4 @@
-// Attention of one new token per sequence against a KV cache: against a naive loop in double.
+// Attention of one new token per sequence against a KV cache, compared with a naive loop in double.
 #include "kernels/attention/decode.cuh"
 #include "test/testing.h"
 
@@ -19,7 +19,7 @@ static int64_t token_elements(struct attention_shape s) {
     return (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
 }
 
-// The attention of every token to the `window` keys up to its own.
+// Returns the attention (B, T, H D) of every token to the `window` keys up to its own one; the caller frees it.
 static double *naive_attention(const double *qkv, struct attention_shape s, int window) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim;
     const int64_t W = token_elements(s);
@@ -35,7 +35,7 @@ static double *naive_attention(const double *qkv, struct attention_shape s, int 
                     score += s.scale * q[d] * k[d - back * W];
                 if (s.softcap > 0)
                     score = s.softcap * tanh(score / s.softcap);
-                sum += p[back] = exp(score); // inputs in [-1, 1): no score overflows
+                sum += p[back] = exp(score); // inputs are in [-1, 1): no score overflows
             }
             for (int back = 0; back < count; back++)
                 for (int d = 0; d < D; d++)
@@ -45,7 +45,8 @@ static double *naive_attention(const double *qkv, struct attention_shape s, int 
     return out;
 }
 
-// The result is rounded once. A score is a sum of D products in fp32, whose error enters its weight; sums are over T.
+// Returns the tolerance. A result is rounded once. A score is a sum of D products in fp32, whose error enters its
+// weight; sums are over T keys.
 static double bound_of(struct attention_shape s) {
     const double score = s.scale * s.head_dim;
     return FLOATX_ROUNDING + 4 * (0x1p-24 * (sqrt(s.head_dim) * score + sqrt(s.T) + 4) + 4e-7);
@@ -69,10 +70,10 @@ static void guarded_free(void *memory, size_t bytes) {
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-// Keys and values of a cache, whose slots hold NaNs until they are stored to.
+// A cache of keys and values, whose slots hold NaN until something is stored there.
 struct cache {
     floatX *keys, *values;
-    size_t bytes; // of each
+    size_t bytes; // of the keys, and of the values
 };
 static struct cache cache_of(struct attention_shape s, int capacity) {
     struct cache c;
@@ -85,8 +86,8 @@ static void cache_free(struct cache c) {
     guarded_free(c.keys, c.bytes);
     guarded_free(c.values, c.bytes);
 }
-// Appends `tokens` rows of each sequence from position starts[b] on, or as many of them as there are up to ends[b]:
-// rows that follow, as after a prompt that is shorter than another, are NaNs. starts, ends: as kv_cache_append's.
+// Appends `tokens` rows of each sequence, from position starts[b] on and at most to ends[b]. Rows behind ends[b], as
+// behind a prompt that is shorter than another, are NaN. starts, ends: as kv_cache_append's.
 static void append(struct cache c, const floatX *qkv, struct attention_shape s, const int32_t *starts,
                    const int32_t *ends, int tokens, int capacity) {
     const int64_t W = token_elements(s);
@@ -100,7 +101,7 @@ static void append(struct cache c, const floatX *qkv, struct attention_shape s, 
     kv_cache_append(c.keys, c.values, rows, starts, ends, capacity, s, &dev);
     free(rows);
 }
-// Which slots a cache has after the last of s.T positions is the same whatever the steps in which they came.
+// Checks that a cache's slots after the last of s.T positions do not depend on the steps in which the positions came.
 static void assert_same_cache(struct cache a, struct cache b, struct attention_shape s, int capacity) {
     const int64_t head = (int64_t)capacity * s.head_dim;
     const size_t bytes = (size_t)least(s.T, capacity) * (size_t)s.head_dim * sizeof(floatX);
@@ -110,8 +111,8 @@ static void assert_same_cache(struct cache a, struct cache b, struct attention_s
     }
 }
 
-// The first prompts[b] tokens of sequence b are fed at once (0 in all: none are), the others one by one: each row of
-// these equals that of attention over a whole sequence, in which a query sees `capacity` keys.
+// Checks decoding. The first prompts[b] tokens of sequence b are fed at once (if all prompts are 0, none are), the
+// others one by one. Each result equals attention over a whole sequence, in which a query sees `capacity` keys.
 static void check_decode(struct attention_shape s, int capacity, const int *prompts) {
     const int64_t W = token_elements(s), C = (int64_t)s.num_heads * s.head_dim;
     uint64_t seed = 6;
@@ -136,7 +137,7 @@ static void check_decode(struct attention_shape s, int capacity, const int *prom
     one.T = 1;
     for (int step = 0; step < s.T - shortest; step++) {
         for (int b = 0; b < s.B; b++) {
-            positions[b] = least(prompts[b] + step, s.T - 1); // at its end a sequence waits for the others
+            positions[b] = least(prompts[b] + step, s.T - 1); // a sequence that is at its end waits for the others
             memcpy(token + b * W, qkv + ((int64_t)b * s.T + positions[b]) * W, (size_t)W * sizeof *token);
         }
         append(fed, qkv, s, positions, NULL, 1, capacity);
@@ -173,9 +174,9 @@ static void decoding_equals_forward(void **state) {
     check_decode(shape_of(3, 70, 6, 2, 24), 80, some);
     check_decode(shape_of(1, 129, 2, 1, 64), 129, none);
     check_decode(shape_of(1, 1, 1, 1, 256), 1, none);
-    check_decode(shape_of(1, 700, 1, 1, 8), 700, none); // more than a run of keys
+    check_decode(shape_of(1, 700, 1, 1, 8), 700, none); // more keys than a run has
 }
-// A ring of the window's size, with prompts that end before, at and after each turn of it.
+// Checks a ring of the window's size, with prompts that end before, at and after each turn of the ring.
 static void decoding_in_a_ring_equals_a_window(void **state) {
     static const int windows[] = {1, 2, 7, 32, 33};
     for (int i = 0; i < 5; i++) {
@@ -185,9 +186,9 @@ static void decoding_in_a_ring_equals_a_window(void **state) {
         check_decode(shape_of(2, 3 * W + 2, 3, 3, 40), W, none);
     }
     static const int behind[2] = {520, 1030};
-    check_decode(shape_of(2, 1040, 1, 1, 8), 513, behind); // more than a run of keys
+    check_decode(shape_of(2, 1040, 1, 1, 8), 513, behind); // more keys than a run has
 }
-// Scores that are large enough for the cap to bend them.
+// Checks scores so large that the cap bends them.
 static void decoding_caps_scores(void **state) {
     static const int prompts[3] = {9, 40, 1}, one[1] = {1000};
     struct attention_shape s = shape_of(3, 70, 6, 2, 64), run = shape_of(1, 1100, 1, 1, 8);

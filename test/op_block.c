@@ -1,6 +1,5 @@
-// The block in every form that options give it: recomputation changes no bit, gradients are those of the loss,
-// generation by prompts and KV cache gives the losses of whole sequences, and packed documents those of the documents
-// alone.
+// The block in every form that options give it: recomputation changes no bit; gradients are the loss's; prompts and KV
+// cache give the losses of whole sequences; packed documents give the losses and gradients of single documents.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/forms.h"   // the forms of the block
@@ -15,7 +14,7 @@ static int64_t trained_elements(const struct gpt *m) {
         count += m->table.tensors[i].count;
     return count;
 }
-// An option that is accepted and forgotten on its way would leave the model as it is without the option.
+// Checks that each option of a form changes the model: an option that is accepted but lost on its way would not.
 static void each_option_of_a_form_changes_it(void **state) {
     for (int i = 0; i < FORMS; i++) {
         char less[FORM_OPTIONS];
@@ -32,8 +31,8 @@ static void each_option_of_a_form_changes_it(void **state) {
         setup_free(&form);
     }
 }
-// Holds the flops of the activations' rows, which the predicted time and MFU count, to each matrix of a layer and to
-// attention's two products.
+// Checks the flops in the table of activations, which the predicted time and MFU count, against each matrix of a layer
+// and attention's two products.
 static void the_table_counts_the_flops_of_every_product(void **state) {
     for (int i = 0; i < FORMS; i++) {
         struct setup s = setup_of(form_options(&forms[i]), "");
@@ -50,7 +49,8 @@ static void the_table_counts_the_flops_of_every_product(void **state) {
         setup_free(&s);
     }
 }
-// A matrix of a layer beside the linear layers' would have no adapter under all-linear, and no FP8.
+// Checks that every matrix of a layer belongs to a linear layer: else it would have no adapter under all-linear, and no
+// FP8.
 static void each_matrix_of_a_layer_is_a_linear_layers(void **state) {
     for (int i = 0; i < FORMS; i++) {
         struct setup s = setup_of(form_options(&forms[i]), "");
@@ -68,7 +68,7 @@ static void each_matrix_of_a_layer_is_a_linear_layers(void **state) {
 static void policies_change_no_bit(const char *shape, bool all) {
     static const char *const policies[] = {
         "--recompute-granularity selective --recompute-modules " MODULE_LIST,
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", // 2 does not divide 5 or 3
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", // 2 divides neither 5 nor 3
         "--recompute-granularity full",
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -100,16 +100,17 @@ static void recomputation_changes_no_bit(void **state) {
 
 // ---- the MLP in chunks of tokens ----
 
-// The tokens of a chunk do not divide those of a batch: the last chunk is shorter.
+// A number of tokens that does not divide the tokens of a batch: the last chunk is shorter.
 #ifdef CUDA_EMULATED
 #define CHUNK "--mlp-chunk-tokens 17 "
 #else
 #define CHUNK "--mlp-chunk-tokens 40 "
 #endif
 #define CHUNKS_FULL CHUNK "--recompute-granularity full "
-// A micro-step's gradients of each tensor, by chunks and at once, within the rounding of the gradients of activations.
+// Checks that a micro-step by chunks gives each tensor's gradients as at once, within the rounding of the activations'
+// gradients.
 static void assert_gradients_of_chunks(const char *shape, const char *options) {
-    const double tolerance = sizeof(floatX) == 2 ? 3e-2 : 1e-5; // as op_gpt.c's for accumulation
+    const double tolerance = sizeof(floatX) == 2 ? 3e-2 : 1e-5; // as in op_gpt.c for accumulation
     char chunked[512];
     snprintf(chunked, sizeof chunked, CHUNKS_FULL "%s", options);
     struct setup whole = setup_of(shape, options), chunks = setup_of(shape, chunked);
@@ -143,10 +144,10 @@ static void chunks_of_the_mlp_have_its_gradients(void **state) {
     }
     assert_gradients_of_chunks(ROTARY, "--norm-placement sandwich --hidden-dropout 0.2 --residual-multiplier 0.7");
     assert_gradients_of_chunks(ROTARY, "--parallel-residual --hidden-dropout 0.2 --add-mlp-bias");
-    // without dropout norms leave the sums of biases on a GPU
+    // Without dropout, norms leave the sums of biases on a GPU.
     assert_gradients_of_chunks(GPT2, "--hidden-dropout 0 --attention-dropout 0");
 }
-// A chunk computes what it needs again, whatever else is recomputed, and reads no memory that is dead.
+// Checks that a chunk computes again what it needs, whatever else is recomputed, and reads no memory that is dead.
 static void policies_that_drop_the_mlp_give_chunks_the_same_bits(void **state) {
     static const char *const policies[] = {
         CHUNK "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
@@ -162,7 +163,7 @@ static void policies_that_drop_the_mlp_give_chunks_the_same_bits(void **state) {
             continue;
         struct outcome full = outcome_of(shapes[k], CHUNKS_FULL);
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
-            if (!takes_case((int)(k / 2 + i), 4)) // each shape with a policy of its own
+            if (!takes_case((int)(k / 2 + i), 4)) // each shape has policies of its own
                 continue;
             struct setup s = setup_of(shapes[k], policies[i]);
             watch_phases(s.model, poison);
@@ -177,9 +178,8 @@ static void policies_that_drop_the_mlp_give_chunks_the_same_bits(void **state) {
 
 // ---- gradients ----
 
-// For each form of the block and each activation, and each kind of tensor: along the gradient the loss changes as the
-// gradient says, by central differences. In fp32 the loss is known to about 2^-24 of itself, and a step of `h` changes
-// it by 2 h |gradient|.
+// Checks each kind of tensor by central differences: along its gradient the loss changes as the gradient says. In fp32
+// the loss is known to about 2^-24 of itself, and a step of `h` changes it by 2 h |gradient|.
 static void assert_gradients(const char *shape, const char *options) {
     struct setup s = setup_of(shape, options);
     struct gpt *m = s.model;
@@ -194,8 +194,8 @@ static void assert_gradients(const char *shape, const char *options) {
         norm = sqrt(norm);
         float *before = (float *)test_alloc((size_t)tensor->count * sizeof *before);
         memcpy(before, p, (size_t)tensor->count * sizeof *before);
-        // A step that changes the loss by little, so that the loss bends little along it; where it bends, a smaller
-        // one.
+        // A step that changes the loss by little, so that the loss is nearly linear along it; where it is not, a
+        // smaller step follows.
         bool good = false;
         for (double h = fmin(8e-3, 2e-2 / norm); norm > 1e-5 && !good && h > fmin(8e-3, 2e-2 / norm) / 100; h /= 4) {
             double loss[2];
@@ -224,7 +224,7 @@ static void each_tensor_has_its_gradient(void **state) {
     };
     static const char no_dropout[] = "--hidden-dropout 0 --attention-dropout 0 --num-layers 2";
     const char *const shapes[] = {GPT2, LLAMA};
-    if (sizeof(floatX) != sizeof(float)) // a parameter in bf16 can't be moved by a little
+    if (sizeof(floatX) != sizeof(float)) // a parameter in bf16 can't be changed by little
         return;
     for (size_t i = 0; i < 2 * sizeof activations / sizeof *activations; i++) {
         char options[160];
@@ -250,8 +250,8 @@ static void each_tensor_has_its_gradient_in_chunks(void **state) {
 
 // ---- generation ----
 
-// Prompts of different lengths, fed whole, and then one token of each sequence at a time through the KV cache give the
-// losses of the whole sequences at once.
+// Checks that prompts of different lengths, fed whole, and then one token of each sequence at a time through the KV
+// cache give the losses of whole sequences.
 static void generation_equals_forward_of(const char *shape) {
     static const int lengths[] = {PROMPT_TOKENS, 1, 12};
     struct setup s = setup_of(shape, "--separate-documents=false");
@@ -259,7 +259,7 @@ static void generation_equals_forward_of(const char *shape) {
     const int B = s.config.training.micro_batch_size, T = s.config.model.seq_length, V = s.config.model.vocab_size,
               Vp = m->shape.Vp;
     assert_true(B == s.config.evaluation.sample_count && B <= 3 && m->generation.prompt_tokens == PROMPT_TOKENS);
-    int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of the latest tokens
+    int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of each sequence's latest token
     double *losses = test_doubles((int64_t)B * T), whole[3 * 37];
     for (int b = 0; b < B; b++) {
         positions[b] = lengths[b] - 1;
@@ -281,7 +281,7 @@ static void generation_equals_forward_of(const char *shape) {
             for (int v = 0; v < V; v++)
                 total += exp((double)to_float(logits[b * Vp + v]));
             losses[b * T + t] = log(total) - (double)to_float(logits[b * Vp + s.targets[b * T + t]]);
-            positions[b] = t + 1 < T ? t + 1 : t; // one that is at its end is fed the last token again
+            positions[b] = t + 1 < T ? t + 1 : t; // a sequence at its end is fed its last token again
             tokens[b] = s.inputs[b * T + positions[b]];
         }
     }
@@ -290,7 +290,7 @@ static void generation_equals_forward_of(const char *shape) {
     setup_free(&s);
 }
 static void generation_equals_forward(void **state) {
-#ifdef CUDA_EMULATED // where op_zoo goes through the architectures
+#ifdef CUDA_EMULATED // op_zoo goes through the architectures there
     enum { EACH = 5 };
 #else
     enum { EACH = 1 };
@@ -299,7 +299,7 @@ static void generation_equals_forward(void **state) {
         if (takes_case(i, 2))
             generation_equals_forward_of(form_options(&forms[i]));
 }
-// The cache of a windowed layer holds the window alone.
+// Checks that a windowed layer's cache holds only the window.
 static void a_windowed_layer_caches_its_window(void **state) {
     struct setup s = setup_of(ROTARY "--window-size 11 --window-attn-skip-freq 0,1,0", "");
     for (int l = 0; l < 3; l++) {
@@ -312,7 +312,7 @@ static void a_windowed_layer_caches_its_window(void **state) {
 
 // ---- documents ----
 
-// The gradients of a batch, and the losses of its tokens.
+// A batch's gradients, and its tokens' losses.
 struct result {
     double *grads, *losses;
 };
@@ -323,7 +323,7 @@ static struct result result_of(struct setup *s, struct batch batch) {
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
     const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     r.losses = floats_to_doubles(evaluated, s->tokens);
-    gpt_micro_step(m, 0, batch, (double)s->tokens); // of the sum of the losses
+    gpt_micro_step(m, 0, batch, (double)s->tokens); // so that the gradients are of the sum of the losses
     device_synchronize(m->dev);
     r.grads = floats_to_doubles(fp32_gradients(m), m->table.trained.flat);
     return r;
@@ -332,8 +332,8 @@ static void result_free(struct result *r) {
     free(r->grads);
     free(r->losses);
 }
-// Moves the documents of a packed batch apart, each into a sequence of its own, which a model of T tokens sees alone;
-// the rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
+// Computes a packed batch's documents separately: each becomes a sequence of its own, whose remaining tokens count for
+// nothing. Returns the sum of the gradients, and the losses at their places in the batch.
 static struct result alone(struct setup *s, struct batch batch) {
     const int T = s->config.model.seq_length, B = s->config.training.micro_batch_size;
     const int64_t flat = s->model->table.trained.flat;
@@ -367,7 +367,7 @@ enum { PACKED = sizeof packed / sizeof *packed };
 
 static void packed_documents_equal_documents_alone(void **state) {
     for (int i = 0; i < 2 * PACKED; i++) {
-        if (!takes_case(i, 5)) // the first form by the first backend, the last by the second
+        if (!takes_case(i, 5)) // the first form by the first backend, the last one by the second
             continue;
         const char *backend = i % 2 ? "--attention-backend unfused" : "";
         struct setup s = setup_of(packed[i / 2], backend);
@@ -384,7 +384,7 @@ static void packed_documents_equal_documents_alone(void **state) {
     }
 }
 
-// Another token in one document changes no bit of another document's losses.
+// Checks that another token in one document changes no bit of another document's losses.
 static void documents_do_not_see_each_other(void **state) {
     for (int i = 0; i < 2 * PACKED; i++) {
         if (!takes_case(i + 3, 5)) // the second form
@@ -411,7 +411,8 @@ static void documents_do_not_see_each_other(void **state) {
     }
 }
 
-// A target of -1 changes neither loss nor gradient, and the step is of the mean over the others.
+// Checks that a target of -1 changes neither loss nor gradient, and that the step is of the mean over the other
+// targets.
 static void targets_that_do_not_count(void **state) {
     struct setup s = setup_of(LLAMA, "");
     struct gpt *m = s.model;
@@ -432,7 +433,7 @@ static void targets_that_do_not_count(void **state) {
     double squares = 0;
     for (int64_t i = 0; i < m->table.trained.flat; i++)
         squares += (double)fp32_gradients(m)[i] * fp32_gradients(m)[i];
-    // of the two micro-batches only the first lacks targets
+    // Of the two micro-batches only the first one lacks targets.
     const double mean = 2.0 * (double)s.tokens / (double)(counted + s.tokens);
     const double norm = update_norm(m, 1, 1e-3);
     assert_near(norm, mean * sqrt(squares), 1e-6 * norm, 0);
@@ -442,7 +443,7 @@ static void targets_that_do_not_count(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-#ifndef CUDA_EMULATED // there training runs hold it (test_cuda_engine.py)
+#ifndef CUDA_EMULATED // training runs test these on the emulator (test_cuda_engine.py)
         cmocka_unit_test(each_option_of_a_form_changes_it),
         cmocka_unit_test(the_table_counts_the_flops_of_every_product),
         cmocka_unit_test(each_matrix_of_a_layer_is_a_linear_layers),

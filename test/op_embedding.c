@@ -1,8 +1,8 @@
-// kernels/embedding.cuh against sums in double, with tokens that repeat, with positions that restart with documents,
-// with a factor and with dropout, and its backward by finite differences of those sums.
+// kernels/embedding.cuh against sums in double: tokens that repeat, positions that restart with documents, a factor,
+// dropout. Its backward against finite differences of these sums.
 //
-// Tolerances. fp32: an addition and two products, and in backward up to some tens of additions at one place: 1e-6.
-// bf16: one rounding of the result forward, and a tenth; backward sums in fp32.
+// Tolerances. fp32: an addition and two products, and in backward some tens of additions at one place: 1e-6. bf16:
+// forward rounds the result once, and a tenth more; backward sums in fp32.
 #include "kernels/embedding.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -12,7 +12,7 @@ static const double FP32_SUMS = 1e-6;
 static struct device device = {2, NULL};
 enum { V = 11, MAX_T = 48 };
 
-// Documents begin at each multiple of `document`, less the sequence's number; 0: there are none.
+// Documents begin at each multiple of `document`, less the sequence's number; 0: there are no documents.
 struct shape {
     int B, T, start, C, document;
     float scale;
@@ -24,7 +24,8 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static int document_start(int document, int b, int t) {
     return document && t >= document - b ? (t + b) / document * document - b : 0;
 }
-// (B, T), NULL where there are no documents; the caller frees it.
+// Returns the row (B, T) at which each token's document begins, which the caller frees; NULL where there are no
+// documents.
 static int32_t *document_starts(int document, int B, int T) {
     int32_t *starts = document ? (int32_t *)test_alloc(sizeof *starts * (size_t)(B * T)) : NULL;
     for (int row = 0; row < B * T && starts; row++)
@@ -85,7 +86,8 @@ static void forward(void **state) {
         }
 }
 
-// What a table's gradient holds before: sums of earlier micro-steps, or, where those are overwritten, NaN.
+// Fills a table's gradient (n) with what it holds before: sums of earlier micro-steps or, where these are overwritten,
+// NaN.
 static void table_begin(float *sums, double *expected, int64_t n, bool add) {
     for (int64_t i = 0; i < n; i++) {
         expected[i] = add ? 0.25 * (double)(i % 3) : 0;
@@ -93,7 +95,7 @@ static void table_begin(float *sums, double *expected, int64_t n, bool add) {
     }
 }
 
-// d / d w of sum(dout * out), by differences of the reference, which is linear in the weights.
+// Computes d/dw of sum(dout * out) by differences of the reference, which is linear in the weights.
 static void differences(double *dweights, double *weights, int64_t count, const double *dout, const int32_t *tokens,
                         const double *wte, const double *wpe, struct shape s, struct dropout dropout) {
     const int64_t n = (int64_t)s.B * s.T * s.C;
@@ -153,14 +155,14 @@ static void backward(void **state) {
         }
 }
 
-// Rows enough for several tiles of a sort, of which one token has half: its sum has thousands of terms of one size, and
-// so random-walks over sqrt(5000) 2^-24 = 4e-6.
+// Checks rows enough for several tiles of a sort, half of them of one token. That token's sum has thousands of terms of
+// one size, whose roundings walk randomly over sqrt(5000) 2^-24 = 4e-6.
 static void many_rows_of_a_token(void **state) {
     const int shapes[][3] = {{1, 64, 8}, {1, 65, 8}, {1, 320, 8}, {3, 700, 33}, {2, 4800, 24}}; // B, T, C
     for (int k = 0; k < 5; k++)
         for (int variant = 0; variant < 4; variant++) {
             const int B = shapes[k][0], T = shapes[k][1], C = shapes[k][2];
-            const int document = variant == 1 ? 67 : variant == 3 ? 1 : 0; // each row its own, in the last variant
+            const int document = variant == 1 ? 67 : variant == 3 ? 1 : 0; // in the last variant each row is a document
             const struct dropout dropout = test_dropout(variant == 1);
             uint64_t random = (uint64_t)k;
             test_case_shape(random, B, T, C, true, dropout);
@@ -177,7 +179,8 @@ static void many_rows_of_a_token(void **state) {
             table_begin(dwpe, expected_positions, T * C, false);
             const struct table_gradient dwte_of = {dwte, V, false}, dwpe_of = {dwpe, T, false};
             for (int row = 0; row < B * T; row++) {
-                if (T == 320) // tokens of 62, 63, ... 66 rows, about the size from which the sum is made otherwise
+                // tokens of 62, 63, ... 66 rows, about the number from which the sum is computed in another way
+                if (T == 320)
                     tokens[row] = (row >= 62) + (row >= 125) + (row >= 189) + (row >= 254);
                 else if (variant == 2 || row % 2 == 0)
                     tokens[row] = V - 2; // of all rows, or of half of them

@@ -1,8 +1,9 @@
 // --recompute-granularity auto on the model: what it chooses fits, is kept in options that plan the same, and takes the
-// time that is predicted.
+// predicted time.
 #include <time.h> // clock_gettime
 
-// A clock that other processes' work does not advance: the processor's time of this process, and what it would have slept.
+// What a clock shows beside this process's CPU time: the time that it would have slept. So other processes do not
+// advance the clock.
 static double slept_s;
 static inline double work_clock_s(void) {
     struct timespec time;
@@ -21,11 +22,11 @@ static inline void work_sleep_until(double at_s) {
 #include "test/fails.h" // assert_fails
 #include "test/setup.h" // setup_of
 
-#define H200 "--plan-gpu H200 " // one word, and the bus of an H100
+#define H200 "--plan-gpu H200 " // one word; and an H100's bus
 #define LLAMA_8B "--preset llama3-8b --seq-length 2048 --micro-batch-size 3 --global-batch-size 255 "
 static const double GIB = 0x1p30;
 
-// A choice by options that --plan takes.
+// A choice that auto makes, for options that --plan takes.
 struct auto_case {
     struct device dev;
     struct config config;
@@ -55,9 +56,9 @@ static double predicted_s(const struct auto_case *a) {
     return time.step_s;
 }
 
-#define AUTO "--recompute-granularity auto --memory-budget 1GiB " // which the tests' limits replace
+#define AUTO "--recompute-granularity auto --memory-budget 1GiB " // the tests replace the budget
 
-// With and without room in the host's memory: what is chosen fits, and a larger budget never costs time.
+// Checks, with and without room in the host's memory, that a choice fits, and that a larger budget never costs time.
 static void a_choice_fits_and_more_memory_never_costs_time(void **state) {
     struct auto_case a;
     auto_open(&a, "--preset gpt2-124m", "");
@@ -85,7 +86,7 @@ static void a_choice_fits_and_more_memory_never_costs_time(void **state) {
     }
 }
 
-// A model, a batch and a card by chance.
+// Draws a model, a batch and a card, and writes their options (n bytes).
 static void random_case(char *options, size_t n, uint64_t *random) {
     static const char *const shapes[] = {
         "--preset gpt2-124m --seq-length 512 ",
@@ -106,7 +107,7 @@ static void random_case(char *options, size_t n, uint64_t *random) {
 static double random_up_to(uint64_t *random, double most) {
     return floor(most * (double)(test_random(random) % 100001) / 100000);
 }
-// Budgets of the device's and the host's memory that grow by chance, in turns.
+// Lets the budgets of the device's and the host's memory grow in turn, by random steps.
 static void grow_budgets(struct fit_auto *a, const char *options, uint64_t *random) {
     const struct fit_choice nothing = {0, 0, 0, 0, 0, 0};
     const struct fit_outcome most = fit_plan_choice(a, &nothing, true);
@@ -127,7 +128,7 @@ static void grow_budgets(struct fit_auto *a, const char *options, uint64_t *rand
         *(k % 2 ? &a->space.device : &a->space.host) *= 1 + random_up_to(random, 1000) / 5000;
     }
 }
-// The least of a memory, beside the other as it is: it fits, and a byte less does not.
+// Checks the least budget of one memory, where the other one's budget stays: it fits, and a byte less does not.
 static void check_least(struct fit_auto *a, const char *options, enum fit_objective objective) {
     double *limit = objective == FIT_DEVICE ? &a->space.device : &a->space.host, was = *limit;
     const struct fit_found least = fit_search(&a->space, objective, 0);
@@ -142,7 +143,8 @@ static void check_least(struct fit_auto *a, const char *options, enum fit_object
                  *limit + 1, fits == 0 ? "which do not fit" : "and a byte less fits");
     *limit = was;
 }
-// What the search rests on: the time that is estimated for a choice, by its group's plans and without, is below its plan's.
+// Checks what the search relies on: the time that it estimates for a choice, with and without the plans of its group,
+// is less than the time of the choice's plan.
 static void check_estimates(const struct fit_auto *a, const char *options, uint64_t *random) {
     static struct fit_queue q;
     memset(&q, 0, sizeof q);
@@ -198,7 +200,8 @@ static double cpu_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// 6 bytes a parameter on the device, the states on the host: 1.5 s of a step of half a million tokens.
+// Checks that Llama 3 8B fits into 80 GB: 6 bytes a parameter on the device, the states on the host, which costs 1.5 s
+// of a step of half a million tokens.
 static void llama3_8b_fits_80_gb_with_its_states_on_the_host(void **state) {
     struct auto_case a;
     auto_open(&a, LLAMA_8B, H200 AUTO);
@@ -216,7 +219,7 @@ static void llama3_8b_fits_80_gb_with_its_states_on_the_host(void **state) {
     auto_close(&a);
 }
 
-// What the user gave stays as it is, and the rest is chosen around it.
+// Checks that options that the user gave stay, and that the rest is chosen accordingly.
 static void options_that_were_given_stay(void **state) {
     struct auto_case a;
     auto_open(&a, "--preset gpt2-124m",
@@ -227,12 +230,12 @@ static void options_that_were_given_stay(void **state) {
     assert_true(a.config.states.offload_gradients && a.config.states.exp_avg_dtype == MOMENT_BF16);
     auto_close(&a);
     auto_open(&a, "--preset gpt2-124m", AUTO "--optimizer-cpu-offload --optimizer-offload-fraction 0.333");
-    auto_choose(&a, (size_t)(1.9 * GIB), SIZE_MAX); // which is no whole percentage
+    auto_choose(&a, (size_t)(1.9 * GIB), SIZE_MAX); // no whole percentage
     assert_true(a.config.states.optimizer_cpu_offload && a.config.states.optimizer_offload_fraction == 0.333);
     auto_close(&a);
 }
 
-// Options as text, as config.json has them, plan what was chosen.
+// Checks that the options in config.json plan what was chosen.
 static void what_is_kept_plans_the_same(void **state) {
     static const double budgets[] = {1.2, 1.6, 2.0, 2.4, 2.8};
     for (size_t i = 0; i < sizeof budgets / sizeof *budgets; i++)
@@ -275,7 +278,7 @@ static void choose_too_little(void *unused) {
     auto_open(&a, "--preset gpt2-124m", AUTO);
     auto_choose(&a, 200 << 20, 64 << 20);
 }
-// Too little of the host's memory for anything: batches lie there too.
+// Chooses with too little of the host's memory for anything: batches lie there too.
 static void choose_far_too_little(void *unused) {
     struct auto_case a;
     auto_open(&a, "--preset gpt2-124m", AUTO);
@@ -300,7 +303,7 @@ static double step_s(struct setup *s, int step) {
     device_synchronize(s->model->dev);
     return work_clock_s() - begin;
 }
-// The fastest steps of two models so far, in turns, after a first one.
+// Measures the fastest step so far of two models, in turns, after a first step of each.
 static void measure_steps(struct setup *a, struct setup *b, double *a_s, double *b_s) {
     for (int step = 0; step < 5; step++) {
         const double a_took = step_s(a, step), b_took = step_s(b, step);
@@ -308,7 +311,8 @@ static void measure_steps(struct setup *a, struct setup *b, double *a_s, double 
         *b_s = step > 0 && b_took < *b_s ? b_took : *b_s;
     }
 }
-// The relative error of a step's prediction, by rates at which one without offload takes as long as it did.
+// Returns the relative error of a step's predicted time, by rates at which the step without offload takes as long as it
+// did.
 static double prediction_error(struct setup *none, struct setup *s, const char *options, double none_s, double took_s) {
     struct fit_rates rates = {100e9, 100e9 / fit_flops_per_byte(s->dev), 1e9 * s->config.states.bus_gbps, ""};
     const double factor = fit_predict(none->model, &rates).step_s / none_s;
@@ -321,11 +325,11 @@ static double prediction_error(struct setup *none, struct setup *s, const char *
 }
 static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
-    skip(); // a GPU's bus has its own rate, whatever --bus-gbps says
+    skip(); // a GPU's bus has a rate of its own, whatever --bus-gbps says
 #endif
     if (test_slowness() > 1) // under an emulator of a CPU a step takes 100 s
         skip();
-    enum { ROUNDS = 12 }; // at most: other work on the machine takes room in caches, so that the fastest steps count
+    enum { ROUNDS = 12 }; // at most; the fastest steps count, since other work on the machine takes room in caches
     static const char *const cases[] = {
         "--optimizer-cpu-offload",
         "--optimizer-cpu-offload --optimizer-offload-fraction 0.4",
@@ -336,10 +340,10 @@ static void steps_over_a_slow_bus_take_the_predicted_time(void **state) {
         "--offload-weights",
         "--optimizer-cpu-offload --offload-gradients --offload-weights --cpu-offloading-num-layers 3",
     };
-    omp_set_num_threads(1); // one thread, whose processor time is the process's
+    omp_set_num_threads(1); // one thread, so that its CPU time is the process's
     struct setup none = setup_of(TIMED, "");
-    // In fp32, whose steps take longer, every other: the prediction is the same code. Every third in the short run: what an
-    // optimizer's states, activations and weights take.
+    // Every second case in fp32, whose steps take longer: the prediction is the same code. Every third in the short
+    // run: the optimizer's states, activations and weights each occur.
     const size_t every = sizeof(floatX) / 2 * (in_long_run() ? 1 : 3);
     for (size_t i = sizeof(floatX) == 4; i < sizeof cases / sizeof *cases; i += every) {
         struct setup s = setup_of(TIMED, cases[i]);

@@ -1,5 +1,5 @@
-// kernels/activation_fp8.cuh: what an activation writes as FP8 itself has the bits of the op, fp8_amax and fp8_cast one
-// after the other. Codes, scales, counts and the sums of columns are compared byte by byte.
+// kernels/activation_fp8.cuh: where an activation writes FP8 itself, it writes the bits of the op, fp8_amax and
+// fp8_cast one after the other. Codes, scales, counts and the sums of columns are compared byte by byte.
 #include "kernels/activation_fp8.cuh"
 #include "kernels/fp8/tiles.cuh" // FP8_TILE
 #include "kernels/fp8/cast.cuh"  // fp8_cast, fp8_amax
@@ -14,7 +14,7 @@ typedef void backward_fp8_op(struct fp8_cast to, const floatX *dact, const float
 
 struct activation {
     const char *name;
-    pointwise_forward *forward; // NULL: a gated one
+    pointwise_forward *forward; // NULL: it is gated
     pointwise_backward *backward;
     gated_forward *forward_gated;
     gated_backward *backward_gated;
@@ -29,7 +29,7 @@ static const struct activation activations[] = {POINTWISE(gelu), POINTWISE(gelu_
                                                 GATED(swiglu), GATED(geglu)};
 enum { ACTIVATIONS = sizeof activations / sizeof *activations };
 
-// What a cast writes, with all forms in one array so that two casts are compared at once.
+// What a cast writes, all forms in one array, so that two casts can be compared at once.
 struct outputs {
     unsigned char *bytes;
     size_t count;
@@ -57,14 +57,15 @@ static struct outputs outputs_create(int64_t M, int64_t N, enum fp8_format forma
     return o;
 }
 
-// The sign of a NaN depends on the order of a product's operands, which is the compiler's.
+// Gives all NaNs the same sign: it depends on the order of a product's operands, which the compiler chooses.
 static void make_nans_equal(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (isnan(x[i]))
             x[i] = NAN;
 }
 
-// Of 16 elements two are 0, one is tiny and one is large; the last of all is the largest.
+// Returns n values. In each 16, two are 0, one is tiny and one is large; the last of all is the largest. The caller
+// frees them.
 static floatX *inputs(int64_t n, float size, bool finite, uint64_t *random) {
     floatX *x = (floatX *)test_alloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
@@ -83,11 +84,11 @@ struct example {
     int F;
     enum fp8_format format;
     float delayed;
-    uint32_t amax; // that an earlier part of the micro-batch left
+    uint32_t amax; // left by an earlier part of the micro-batch
     bool finite;
 };
 static void check(const struct activation *a, bool backward, const struct example *e) {
-    const int wide = a->forward ? e->F : 2 * e->F; // of fc
+    const int wide = a->forward ? e->F : 2 * e->F; // columns of fc
     const int64_t N = e->N, n = N * e->F, columns = backward ? wide : e->F;
     uint64_t random = (uint64_t)(n + columns);
     test_case(random, "%s %s, %lld x %d, delayed scale %g, amax %08x%s", a->name, backward ? "backward" : "forward",
@@ -136,7 +137,7 @@ static void check_all(bool backward) {
 static void forward_is_op_amax_and_cast(void **state) { check_all(false); }
 static void backward_is_op_amax_and_cast(void **state) { check_all(true); }
 
-// More tiles than the pass for the amax has blocks on a GPU.
+// Checks more tiles than the pass for the amax has blocks on a GPU.
 static void every_tile_counts(void **state) {
     const struct example e = {FP8_TILE * 1100, 16, FP8_E4M3, 0, 0, true};
     check(&activations[2], false, &e);

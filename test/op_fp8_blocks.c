@@ -1,5 +1,5 @@
 // kernels/fp8/blocks.cuh against plain loops in double: scales, codes, padding and counts to the bit, the sums of
-// columns within rounding, and what codes stand for.
+// columns within rounding, and the values that codes are read back as.
 #include "kernels/fp8/blocks.cuh"
 #include "test/fp8_reference.h"
 #include "test/testing.h"
@@ -11,7 +11,7 @@ enum { TILE = 128, GUARD = 64 };
 // ---- The reference ----
 
 static double largest_of(enum fp8_format format) { return format == FP8_E4M3 ? 448 : 57344; }
-// The largest power of two, at most 2^126, by which amax stays in the format's range.
+// Returns the largest power of two, at most 2^126, by which amax stays in the format's range.
 static double scale_of(double amax, enum fp8_format format) {
     int exponent = -126;
     if (!isfinite(amax))
@@ -23,7 +23,7 @@ static double scale_of(double amax, enum fp8_format format) {
     return ldexp(1, exponent);
 }
 
-// A form's element (row, at): in x, and its block's first one, where blocks are of `rows` rows and 128 columns.
+// A form of x (rows, depth), whose element (row, at) is x[row * row_stride + at * depth_stride].
 struct form {
     const floatX *x;
     int64_t rows, depth, row_stride, depth_stride;
@@ -48,22 +48,22 @@ static int64_t form_inverse_place(const struct form *f, int64_t row, int64_t at)
                                          : at / TILE * f->rows + row;
 }
 
-// A value read back is a bf16 number, off by at most half of the distance between neighboring codes.
+// Checks a value that is read back: a bf16 number, off by at most half of the distance between neighboring codes.
 static void check_read_back(double x, fp8 code, double inverse, enum fp8_format format) {
     const double y = fp8_reference_decode(code, format) * inverse;
     const double relative = format == FP8_E4M3 ? 0x1p-4 : 0x1p-3, absolute = format == FP8_E4M3 ? 0x1p-10 : 0x1p-17;
     const double bound = fmax(fabs(x) * relative, absolute * inverse);
     assert_true(fabs(y - x) <= bound);
-    if (fabs(x) >= 0x1.ep+127 && fabs(y) == 0x1p128) // codes round to what is past the range of bf16
+    if (fabs(x) >= 0x1.ep+127 && fabs(y) == 0x1p128) // such codes round to a number past bf16's range
         return;
     assert_true(y == (float)y);
-    // fp32's numbers below bf16's least are multiples of less
+    // In fp32, numbers below bf16's smallest normal one are multiples of a smaller unit.
     if (sizeof(floatX) == 2 || fabs(y) >= 0x1p-126)
         assert_true(bf16_to_float(bf16_from_float((float)y)) == (float)y);
     assert_true((float)y == fp8_decode(code, format) * (float)inverse);
 }
 
-// Codes and scales of one form; returns how many values were flushed.
+// Checks the codes and scales of one form; returns how many values were flushed to 0.
 static int64_t check_form(const struct form *f, const struct fp8_matrix *got) {
     const int64_t count = fp8_inverse_count(f->granularity, f->rows, f->depth);
     double *scales = test_doubles(count);
@@ -96,7 +96,7 @@ static int64_t check_form(const struct form *f, const struct fp8_matrix *got) {
 // ---- The data ----
 
 enum kind { ORDINARY, ZEROS, SUBNORMAL, HUGE_VALUES, NOT_FINITE, ANY_EXPONENT, SOME_ZEROS, AT_THE_LIMIT, KINDS };
-// A tile of one kind; its rows and columns have sizes of their own.
+// Fills a tile with values of one kind, whose rows and columns have different sizes.
 static void fill_tile(floatX *x, int64_t N, enum kind kind, uint64_t *random) {
     int rows[TILE], columns[TILE];
     for (int i = 0; i < TILE; i++) {
@@ -116,7 +116,7 @@ static void fill_tile(floatX *x, int64_t N, enum kind kind, uint64_t *random) {
             case NOT_FINITE: break;
             case ANY_EXPONENT: value = ldexp(unit, (int)(test_random(random) % 270) - 145); break;
             case SOME_ZEROS: value = r == zero_row || c == zero_column ? 0 : ordinary; break;
-            case AT_THE_LIMIT: { // a unit in the last place above and below 1.75 2^k, and that
+            case AT_THE_LIMIT: { // 1.75 2^k, and a unit in the last place above and below it
                 const double step = sizeof(floatX) == 2 ? 0x1p-7 : 0x1p-23;
                 value = c == r ? ldexp(1.75 + step * (double)(r % 3 - 1), rows[r]) : ldexp(unit, rows[r]);
                 break;
@@ -156,7 +156,8 @@ static void matrix_free(struct fp8_matrix *m, int64_t rows, int64_t depth) {
     guarded_free(m->inverse, (size_t)fp8_inverse_count(m->granularity, rows, depth) * sizeof *m->inverse);
 }
 
-// The sums of columns, of which each addition rounds once; what overflows or is not finite is not compared.
+// Checks the sums of columns, in which each addition rounds once. Sums that overflow or are not finite are not
+// compared.
 static void check_dbias(const float *dbias, const floatX *x, int64_t M, int64_t N) {
     for (int64_t n = 0; n < N; n++) {
         double sum = (double)n, size = (double)n;
@@ -234,8 +235,8 @@ static void every_kind_of_data_and_form(void **state) {
             check(128, 128, scalings[k], formats[kind % 2], true, true, (uint64_t)kind);
 }
 
-// Scales near the limit, for all exponents: the largest power of two by which the amax stays in range, of all that
-// rounds down, and normal numbers.
+// Checks the scales of amaxes near the limit, for all exponents: the largest power of two by which the amax stays in
+// range. The scale and its inverse are normal numbers.
 static void scale_is_the_largest_power_of_two(void **state) {
     test_case_without_seed("amaxes around 1.75 2^k, and at the ends");
     for (int f = 0; f < 2; f++) {
@@ -251,7 +252,8 @@ static void scale_is_the_largest_power_of_two(void **state) {
     }
 }
 
-// The two forms of a tile with one scale have the same codes; of one with a scale for 128 elements they need not.
+// Checks that the two forms of a tile with one scale have the same codes. A tile with a scale for each 128 elements
+// need not.
 static void tile_has_the_same_codes_in_both_forms(void **state) {
     enum { M = 256, N = 128 };
     uint64_t random = 9;
@@ -274,7 +276,7 @@ static void tile_has_the_same_codes_in_both_forms(void **state) {
     free(x);
 }
 
-// The sums of columns have the same bits again, and by another number of threads.
+// Checks that the sums of columns have the same bits in a second call, and on another number of threads.
 static void sums_of_columns_are_the_same_again(void **state) {
     enum { M = 640, N = 256 };
     uint64_t random = 4;

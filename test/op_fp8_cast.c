@@ -1,5 +1,5 @@
 // kernels/fp8/fp8.cuh's formats and kernels/fp8/cast.cuh's casts by one scale, against tables of the formats' values in
-// double and plain loops: codes, scales and counts to the bit; the sums of columns within the worst case of their
+// double and plain loops: codes, scales and counts to the bit, the sums of columns within the worst case of their
 // roundings.
 #include "kernels/amax.cuh" // amax_with
 #include "kernels/fp8/cast.cuh"
@@ -68,7 +68,7 @@ static void vectors_have_their_codes(void **state) {
             assert_int_equal(fp8_encode(float_of(0x7f800000u | payload | (uint32_t)f << 31), formats[f / 2]), 0x7f);
 }
 
-// Of 254 and 248 finite codes; sums of magnitudes are exact in double.
+// Checks all codes, of which 254 and 248 are finite; sums of magnitudes are exact in double.
 static void codes_are_decoded_and_encoded_back(void **state) {
     const double expected_sums[] = {10815.75, 720895.99951171875};
     const int expected_finite[] = {254, 248};
@@ -87,20 +87,21 @@ static void codes_are_decoded_and_encoded_back(void **state) {
             } else if (isnan(value))
                 assert_int_equal(fp8_encode(value, formats[f]), 0x7f);
             else
-                assert_int_equal(fp8_encode(value, formats[f]), code - 1); // infinity: the largest finite value
+                assert_int_equal(fp8_encode(value, formats[f]), code - 1); // infinity becomes the largest finite value
         }
         assert_true(sum == expected_sums[f]);
         assert_int_equal(finite, expected_finite[f]);
     }
 }
 
-// FNV-1a of the codes of all bf16 in order, by fp8_encode, and by a cast as it runs on the device.
+// Returns FNV-1a of n bytes.
 static uint64_t fnv(const fp8 *bytes, int n) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int i = 0; i < n; i++)
         hash = (hash ^ bytes[i]) * 0x100000001b3u;
     return hash;
 }
+// Checks the codes of all bf16 in order, by fp8_encode and by a cast on the device, against their hashes.
 static void every_bf16_has_its_code(void **state) {
     enum { COUNT = 65536, SIDE = 256 };
     const uint64_t hashes[] = {0xd8b2feb674a31125u, 0x22c10a2b6f34bb85u};
@@ -125,7 +126,8 @@ static void every_bf16_has_its_code(void **state) {
         free(all[i]);
 }
 
-// Each code's value, the middle between it and the next, and the floats beside these; and floats of any bits.
+// Checks each code's value, the middle between it and the next one, and the floats beside the middle; and floats of any
+// bits.
 static void rounding_is_to_nearest_even(void **state) {
     for (int f = 0; f < FORMATS; f++) {
         const int most = fp8_reference_largest(formats[f]);
@@ -184,7 +186,7 @@ static void amax_is_of_bits(void **state) {
                 *amax = 0;
                 fp8_amax(amax, x, n, &device);
                 assert_int_equal(*amax, expected);
-                *amax = 0x7fffffff; // what is larger stays
+                *amax = 0x7fffffff; // a larger value stays
                 fp8_amax(amax, x, n, &device);
                 assert_int_equal(*amax, 0x7fffffff);
                 *amax = expected > 0 ? expected - 1 : 0;
@@ -201,7 +203,7 @@ enum values { ORDINARY, WIDE, ZEROES, OVERFLOWN, NOT_A_NUMBER };
 static const char *const values_names[] = {"ordinary", "wide", "zeroes", "with an infinity", "with a NaN"};
 enum { VALUES = 5 };
 
-// Wide ones go from below the formats' smallest value to above their largest, by powers of two.
+// Returns a value. Wide ones go by powers of two from below the formats' smallest value to above their largest.
 static float one_value(enum values values, int64_t i, uint64_t *random) {
     const float uniform = (float)test_uniform(random);
     const int kind = (int)(test_random(random) % 16);
@@ -215,7 +217,7 @@ static float one_value(enum values values, int64_t i, uint64_t *random) {
     return 0;
 }
 
-// What a cast writes. Bytes past its end, and forms that are not asked for, stay as they are.
+// What a cast writes. Bytes past its end, and forms that are not asked for, must stay as they are.
 struct outputs {
     fp8 *rows, *columns;
     float *dbias;
@@ -273,7 +275,7 @@ static void outputs_expect(struct outputs *o, const floatX *x, int64_t M, int64_
     o->scale->scale = scale;
     o->scale->inverse = 1 / scale;
 }
-// Sums of M values and what was there: M roundings of at most half a unit each.
+// Checks sums of M values and what was there before: M roundings of at most half a unit each.
 static void check_dbias(const float *dbias, const floatX *x, int64_t M, int64_t N, bool wanted) {
     for (int64_t i = 0; i < N; i++) {
         double sum = (double)(i % 7), size = sum;
@@ -323,7 +325,7 @@ static floatX *matrix(enum values values, int64_t M, int64_t N, uint64_t *random
 }
 
 static void casts_have_the_codes_of_plain_loops(void **state) {
-    const float scales[] = {0, 1, 0.37f, 0x1p20f, 3e-7f}; // 0: of the amax
+    const float scales[] = {0, 1, 0.37f, 0x1p20f, 3e-7f}; // 0: the amax's scale
     for (int s = 0; s < SHAPES; s++)
         for (int v = 0; v < VALUES; v++) {
             const int64_t M = shapes[s][0], N = shapes[s][1];
@@ -354,7 +356,7 @@ static void any_form_may_be_absent(void **state) {
     free(x);
 }
 
-// Values whose products with the scale lie on every middle between two codes, and beside it.
+// Checks values whose products with the scale lie on every middle between two codes, and beside it.
 static void casts_round_as_the_formats_do(void **state) {
     enum { SIDE = 64 };
     const float scales[] = {1, 0x1p-20f, 1.5f, 1.0f / 3};
@@ -376,7 +378,7 @@ static void casts_round_as_the_formats_do(void **state) {
     free(x);
 }
 
-// The sums of columns have the same bits for any number of threads.
+// Checks that the sums of columns have the same bits for any number of threads.
 static void dbias_does_not_depend_on_threads(void **state) {
     const int64_t M = 1040, N = 208;
     const int threads = omp_get_max_threads();

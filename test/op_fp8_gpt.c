@@ -1,13 +1,13 @@
-// Training in FP8, at the level of the model: recomputation changes no bit, evaluation leaves no trace, gradients are
-// near bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps. There
-// is no FP8 with fp32.
+// Training in FP8, on the whole model: recomputation changes no bit, evaluation leaves no trace, gradients are near
+// bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps. There is
+// no FP8 with fp32.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
-// Widths and the tokens of a micro-batch are multiples of 16, in WIDE, which blocks need, of 128.
+// Widths, and the tokens of a micro-batch, are multiples of 16; in WIDE, for blocks, multiples of 128.
 #ifdef CUDA_EMULATED // the emulator's threads are fibers
 #define FP8_BATCH " --micro-batch-size 1 --global-batch-size 2 --seq-length 32 --num-layers 2 "
 #define WIDE_BATCH " --micro-batch-size 1 --global-batch-size 2 --seq-length 128 --num-layers 2 "
@@ -28,7 +28,7 @@
     " --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max --fp8-margin 1 "
 #define BLOCKWISE " --fp8-format e4m3 --fp8-recipe blockwise "
 
-// The forms in sizes of FP8, and ROTARY with some layers in bf16.
+// The forms in sizes for FP8, and ROTARY with some layers in bf16.
 enum { FP8_FORMS_MAX = FORMS + 1 };
 struct fp8_form {
     char options[FORM_OPTIONS + 256];
@@ -43,7 +43,7 @@ static int fp8_forms(struct fp8_form list[FP8_FORMS_MAX]) {
         }
     snprintf(list[count].options, sizeof list->options, ROTARY_FP8 "--activation geglu ");
     list[count++].fp8 = " --first-last-layers-bf16";
-#ifdef CUDA_EMULATED // whose threads are fibers: GPT-2 by tensors, Llama with delayed scales
+#ifdef CUDA_EMULATED // the emulator's threads are fibers: only GPT-2 by tensors, and Llama with delayed scales
     return 2;
 #else
     return count;
@@ -77,14 +77,15 @@ static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
     for (int i = 0; i < WIDE_FORMS; i++)
         f(wide_forms[i], BLOCKWISE);
 }
-// Calls f where each takes long for Llama with delayed scales alone, whose histories are the most that may go wrong.
+// Calls f for every form and recipe or, where a call takes long, only for Llama with delayed scales: its histories are
+// what is most likely to go wrong.
 static void for_each_form_or_delayed(void (*f)(const char *shape, const char *recipe)) {
     if (takes_case(1, 2))
         for_each_form(f);
     else
         f(LLAMA " " FP8_SIZES, DELAYED);
 }
-// Both, in memory that the next call reuses.
+// Returns a and b joined, in memory that the next call reuses.
 static const char *joined(const char *a, const char *b) {
     static char text[1024];
     snprintf(text, sizeof text, "%s %s", a, b);
@@ -93,7 +94,8 @@ static const char *joined(const char *a, const char *b) {
 
 // ---- recomputation and memory ----
 
-// Under each policy the bits of a run that keeps everything, whatever lies in memory that the plan calls dead.
+// Checks that each policy gives the bits of a run that keeps everything, whatever lies in memory that the plan calls
+// dead.
 static void policies_change_no_bit(const char *shape, const char *recipe) {
     static const char *const policies[] = {
         "",
@@ -128,7 +130,7 @@ static void recomputation_and_poisoned_memory_change_no_bit(void **state) {
 #endif
 }
 
-// Bytes of buffers of layers that live through the head's first phase.
+// Returns the bytes of the layers' buffers that are live in the head's first phase.
 static int64_t kept_bytes(const struct gpt *m) {
     const struct plan *plan = &m->timeline.plan;
     int head = 0;
@@ -152,7 +154,8 @@ static void the_plan_keeps_the_table(const char *shape, const char *recipe) {
         setup_free(&s);
     }
 }
-// Per token and layer: GPT-2's 32 C + 4 H + 16 bytes become 26 C + 4 H + 16; in a layer with a gate 2 C + F fewer.
+// Checks the bytes that are kept per token and layer: GPT-2's 32 C + 4 H + 16 become 26 C + 4 H + 16; a layer with a
+// gate keeps 2 C + F fewer.
 static void inputs_are_kept_at_a_byte_an_element(void **state) {
     for_each_form(the_plan_keeps_the_table);
     const struct {
@@ -168,7 +171,7 @@ static void inputs_are_kept_at_a_byte_an_element(void **state) {
     }
 }
 
-// Every preset: the peak is lower than bf16's, and no recipe's plan is above the bound by much.
+// Returns the peak of a preset's plan; checks that it is at most 2 % above the plan's bound.
 static size_t peak_of(const char *preset, const char *recipe, struct device *dev) {
     char options[256];
     snprintf(options, sizeof options, "--preset %s --micro-batch-size 8 %s", preset, recipe);
@@ -206,7 +209,7 @@ static void each_presets_peak_is_below_that_of_bf16(void **state) {
 }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
-// The case of TransformerEngine's issue 1935: delayed scales under full recomputation.
+// Checks the case of TransformerEngine's issue 1935: delayed scales under full recomputation.
 static void steps_allocate_nothing(void **state) {
     struct setup s = setup_of(ROTARY_FP8, DELAYED "--recompute-granularity full");
     struct outcome o = two_steps(&s);
@@ -242,15 +245,16 @@ static void threads_change_no_bit(void **state) {
 
 // ---- values ----
 
-// Gradients beside those of the same model without FP8. Rounding to m bits of mantissa has a relative error of at most
-// 2^-(m+1), evenly spread: sqrt(1/3) of it on average, and two thirds of that over a binade. Errors are independent: on
-// the way to a gradient of L layers there are at most 4 L products, each of a gradient and of an input and a weight.
+// Returns a bound for how far gradients are from the same model's gradients without FP8. Rounding to m bits of mantissa
+// has a relative error of at most 2^-(m+1), evenly spread: on average sqrt(1/3) of it, over a binade two thirds of
+// that. Errors are independent: on the way to a gradient of L layers there are at most 4 L products, each of a gradient
+// and of an input and a weight.
 static double fp8_distance(const struct gpt *m) {
     const double e4m3 = 0x1p-4 * 0.577 * 0.7, gradient = m->fp8.gradients == FP8_E5M2 ? 2 * e4m3 : e4m3;
     const double one = gradient * gradient + 2 * e4m3 * e4m3;
-    return 1.5 * sqrt(4 * m->shape.L * one); // attention subtracts near values, gates multiply two inexact ones
+    return 1.5 * sqrt(4 * m->shape.L * one); // attention subtracts near values, and gates multiply two inexact ones
 }
-// enlarge_parameters undone: among larger logits of attention, errors of q and k turn into other keys altogether.
+// Undoes enlarge_parameters: with larger logits of attention, errors of q and k would choose other keys altogether.
 static void restore_parameters(struct gpt *m) {
     for (int64_t i = 0; i < m->table.trained.flat; i++)
         m->zero.params[i] = to_floatX(to_float(m->zero.params[i]) / 3);
@@ -273,8 +277,8 @@ static void near_without_fp8(const char *shape, const char *recipe) {
         }
         differs = differs || error > 0;
         if (sqrt(error) > fp8_distance(with.model) * sqrt(norm))
-            fail_msg("%s%s: the gradient of %s is %.3f of its norm away from the one without FP8", shape, recipe,
-                     t->name, sqrt(error / norm));
+            fail_msg("%s%s: the gradient of %s is %.3f of its norm away from bf16's", shape, recipe, t->name,
+                     sqrt(error / norm));
     }
     assert_true(differs);
     setup_free(&with);
@@ -282,8 +286,8 @@ static void near_without_fp8(const char *shape, const char *recipe) {
 }
 static void gradients_are_near_those_without_fp8(void **state) { for_each_form(near_without_fp8); }
 
-// A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same
-// bits, though the activations write FP8 themselves where scales are delayed.
+// Checks that a first step, whose histories are empty, casts by the amaxes of its own micro-batch, as tensorwise does.
+// The bits are the same, though with delayed scales the activations write FP8 themselves.
 static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
     static struct fp8_form list[FP8_FORMS_MAX];
     const int count = fp8_forms(list);
@@ -308,8 +312,8 @@ static void step_of(struct setup *s, int step) {
     gpt_update(s->model, step + 1, 1e-3);
     device_synchronize(s->dev);
 }
-// After each step a scale is the largest finite value over the largest amax of the last three steps, halved by the
-// margin; the history has the largest of both micro-batches.
+// Checks that after each step a scale is the largest finite value over the largest amax of the last three steps, halved
+// by the margin. The history has the larger amax of the two micro-batches.
 static void scales_follow_the_history(void **state) {
     enum { LENGTH = 3, STEPS = 5 };
     struct setup s = setup_of(ROTARY_FP8, DELAYED);
@@ -342,7 +346,7 @@ static void scales_follow_the_history(void **state) {
     setup_free(&s);
 }
 
-// Validation between steps changes nothing.
+// Checks that validation between steps changes nothing.
 static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
     struct setup a = setup_of(shape, recipe), b = setup_of(shape, recipe);
     for (int step = 0; step < 3; step++) {
@@ -357,8 +361,8 @@ static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
 }
 static void validation_leaves_no_trace(void **state) { for_each_form_or_delayed(evaluation_leaves_no_trace); }
 
-// A step with an infinite activation updates nothing, neither parameters nor histories, and the steps after it are
-// those of a run that never met it.
+// Checks a step with an infinite activation: it updates neither parameters nor histories, and the steps after it are as
+// in a run without that step.
 static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe) {
     struct setup a = setup_of(shape, recipe), b = setup_of(shape, recipe);
     step_of(&a, 0);
@@ -383,7 +387,8 @@ static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe
 }
 static void skipped_steps_leave_no_trace(void **state) { for_each_form_or_delayed(a_skipped_step_leaves_no_trace); }
 
-// A state that goes through the host's memory into another model gives the same bits there; without it others.
+// Checks that a state that is moved through the host's memory into another model gives the same bits there, and that
+// without it the bits are others.
 static void the_state_of_scales_can_be_moved(void **state) {
     struct setup a = setup_of(ROTARY_FP8, DELAYED);
     float *scales = (float *)test_alloc((size_t)fp8_state_floats(&a.model->fp8) * sizeof *scales);
@@ -404,7 +409,7 @@ static void the_state_of_scales_can_be_moved(void **state) {
     setup_free(&a);
 }
 
-// Each kind of tensor of each layer was cast: its scale is set, and the counts are of all of them.
+// Checks that each kind of tensor of each layer was cast: its scale is set, and the counts are of all these tensors.
 static void each_kind_of_tensor_is_cast(const char *shape, const char *recipe) {
     struct setup s = setup_of(shape, recipe);
     const struct fp8_state *f = &s.model->fp8;
@@ -438,6 +443,6 @@ int main(void) {
         cmocka_unit_test(skipped_steps_leave_no_trace),
     };
     setenv("EMU_CAPABILITY", "9.0", 1); // the emulated GPU's
-    omp_set_num_threads(1);             // ops this small would spend their time in barriers
+    omp_set_num_threads(1);             // barriers would take most of the time of ops this small
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

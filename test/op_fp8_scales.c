@@ -1,5 +1,5 @@
 // kernels/fp8/scales.cuh against a plain model that keeps every step's amaxes, to the bit: scales over steps of several
-// micro-batches and ranks, with steps that are skipped.
+// micro-batches and ranks, some of them skipped.
 #include "kernels/fp8/scales.cuh"
 #include "test/testing.h"
 
@@ -18,7 +18,7 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-// One rank's state, in the device's memory; all ranks' reports, of which amaxes begin at column `first`.
+// One rank's state, in the device's memory, and all ranks' reports, in which amaxes begin at column `first`.
 struct model {
     struct fp8_scale *scales;
     uint32_t *weight_amaxes;
@@ -50,11 +50,11 @@ static struct model model_make(int n, int ranks, struct fp8_delay delay, enum fp
     memset(m.weight_amaxes, 0, (size_t)(n / 3) * sizeof *m.weight_amaxes);
     memset(m.history, 0, history_bytes);
     memset(m.counts, 0, COUNTS * sizeof *m.counts);
-    m.history[(int64_t)n * delay.length] = 77; // what lies behind stays
+    m.history[(int64_t)n * delay.length] = 77; // what lies behind must stay
     m.check->grad_norm = 2;
     m.check->grad_scale = 0.5f;
     m.check->finite = 1;
-    // beside the amaxes there is what must not be taken for one
+    // Columns beside the amaxes hold what must not be taken for an amax.
     for (int64_t i = 0; i < (int64_t)ranks * m.width; i++)
         m.reports[i] = i % 2 ? NAN : 1e30;
     return m;
@@ -78,7 +78,7 @@ static double expected_scale(double amax, int i, const struct model *m) {
     return scale > 0x1p126 ? 0x1p126 : scale < 0x1p-126 ? 0x1p-126 : scale;
 }
 
-// What a tensor's largest element is in a step: zeros, subnormal, tiny, usual and huge numbers.
+// Returns the largest element of a tensor in a step: zero, subnormal, tiny, usual or huge.
 static uint32_t some_amax(uint64_t *random) {
     const double x = fabs(test_uniform(random));
     switch (test_random(random) % 8) {
@@ -90,8 +90,8 @@ static uint32_t some_amax(uint64_t *random) {
     }
 }
 
-// Steps of a random number of micro-batches on several ranks: this rank's amaxes pass through begin and report, others'
-// stand in their reports. Some steps are skipped, by the losses or by an amax of any rank.
+// Checks steps of a random number of micro-batches on several ranks. This rank's amaxes pass through begin and report;
+// the other ranks' stand in their reports. Some steps are skipped, because of the losses or an amax of any rank.
 static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_format gradients, int steps) {
     uint64_t random = (uint64_t)(n + 100 * ranks + 1000 * delay.length + delay.margin);
     test_case(random, "%d scales, %d ranks, history %d, %s, margin %d, %s gradients", n, ranks, delay.length,
@@ -118,7 +118,7 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
                 }
                 assert_int_equal(m.scales[i].amax, 0);
                 assert_int_equal(m.scales[i].step_amax, amax[i]);
-                m.scales[i].amax = some_amax(&random); // of what a forward makes
+                m.scales[i].amax = some_amax(&random); // as a forward leaves it
                 amax[i] = m.scales[i].amax > amax[i] ? m.scales[i].amax : amax[i];
             }
         }
@@ -138,7 +138,8 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
                 report_of(&m, rank)[i] = float_of(other);
                 amax[i] = other > amax[i] ? other : amax[i];
             }
-        const int fault = step % 5 == 2 ? 1 + (int)(test_random(&random) % 3) : 0; // the losses, an infinity, a NaN
+        // 0: none, 1: in the losses, 2: an infinity, 3: a NaN
+        const int fault = step % 5 == 2 ? 1 + (int)(test_random(&random) % 3) : 0;
         m.check->finite = fault != 1;
         if (fault > 1)
             report_of(&m, (int)(test_random(&random) % ranks))[test_random(&random) % n] = fault == 2 ? INFINITY : NAN;
@@ -177,8 +178,8 @@ static void steps_of_micro_batches_and_ranks(void **state) {
     check_steps(MAX_SCALES, 2, with_margin, FP8_E5M2, MAX_STEPS);
 }
 
-// Until a step has entered its history, a cast takes the current amax: delayed is 0, also after steps of zeros and after
-// skipped ones.
+// Checks that a cast takes the current amax until a step has entered its tensor's history: `delayed` is 0, also after
+// steps of zeros and after skipped ones.
 static void first_step(void **state) {
     const struct fp8_delay delay = {3, 0, false};
     struct model m = model_make(3, 2, delay, FP8_E5M2);
@@ -205,7 +206,8 @@ static void first_step(void **state) {
     model_free(&m);
 }
 
-// An amax of zero leaves the scale of before: of the newest step alone, or once the whole history is zero.
+// Checks that an amax of zero leaves the former scale: where only the newest step's is zero, and where the whole
+// history is.
 static void zeros_keep_the_scale(void **state) {
     for (int most_recent = 0; most_recent < 2; most_recent++) {
         const struct fp8_delay delay = {2, 0, most_recent != 0};
@@ -224,8 +226,8 @@ static void zeros_keep_the_scale(void **state) {
     }
 }
 
-// Without a margin a delayed scale is the one that the same amax gives at once, for every exponent and in both formats;
-// with any, it and its inverse are normal numbers.
+// Checks that without a margin a delayed scale is the one that the same amax gives at once, for every exponent and in
+// each format; and that with any margin the scale and its inverse are normal numbers.
 static void delayed_scale_of_any_amax(void **state) {
     uint64_t random = 3;
     test_case(random, "amaxes of every exponent");
@@ -244,8 +246,8 @@ static void delayed_scale_of_any_amax(void **state) {
             }
 }
 
-// A full history, longer than what is moved at once: all entries move by one, and the maximum is of those that are left,
-// wherever it stands.
+// Checks a full history, longer than what is moved at once: all entries move by one, and the maximum is over those that
+// stay, wherever it is.
 static void full_history(void **state) {
     const int lengths[] = {2, 32, 33, 1024, 1025, 5000, 1 << 16};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
@@ -278,7 +280,8 @@ static void full_history(void **state) {
     }
 }
 
-// Infinity and NaN, which a micro-batch before the last one left, are in the report, and zero counts as zero.
+// Checks that infinity and NaN, left by a micro-batch before the last one, are in the report; there zero counts as
+// zero.
 static void report_carries_an_overflow(void **state) {
     const struct fp8_delay delay = {1, 0, false};
     struct model m = model_make(6, 1, delay, FP8_E4M3);
@@ -295,7 +298,7 @@ static void report_carries_an_overflow(void **state) {
     assert_int_equal(m.check->finite, 0);
     for (int i = 0; i < 6; i++)
         assert_true(m.scales[i].delayed == 0 && m.history[i] == 0 && m.scales[i].step_amax == 0);
-    // without scales to delay, a report is of counts alone
+    // Without delayed scales a report has only counts.
     m.counts[0] = 5;
     report_of(&m, 0)[1] = 9;
     fp8_scales_report(report_of(&m, 0), m.counts, NULL, 1, 0, &device);

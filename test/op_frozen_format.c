@@ -1,5 +1,5 @@
-// kernels/frozen_format.cuh: NF4 against what bitsandbytes stores (test/golden/nf4.golden), its levels, borders and map
-// against their definitions, FP8 blocks against plain loops in double, and reading back of any rows of any shape.
+// kernels/frozen_format.cuh. NF4 against what bitsandbytes stores (test/golden/nf4.golden); its levels, borders and map
+// against their definitions; FP8 blocks against plain loops in double; reading back any rows of any shape.
 #include "kernels/frozen_format.cuh"
 #include "test/fails.h"
 #include "test/fp8_reference.h"
@@ -11,7 +11,8 @@ static struct device device = {2, NULL};
 static const enum frozen_format formats[] = {FROZEN_FLOATX, FROZEN_FP8, FROZEN_NF4};
 enum { FORMATS = sizeof formats / sizeof *formats, GUARD = 64 };
 
-// As make_nf4.py makes them: four uniform numbers summed; row 3 is zero, and each 97th element is an outlier.
+// Returns weights as make_nf4.py makes them: four uniform numbers summed; row 3 is zero, and each 97th element is an
+// outlier. The caller frees them.
 static float *weights(int64_t rows, int64_t cols) {
     float *values = (float *)test_alloc((size_t)(rows * cols) * sizeof *values);
     uint64_t random = (uint64_t)rows;
@@ -23,7 +24,7 @@ static float *weights(int64_t rows, int64_t cols) {
     }
     return values;
 }
-// The stored bytes, `chunk` rows at a time; the caller frees them.
+// Returns the stored bytes, quantized `chunk` rows at a time; the caller frees them.
 static char *quantized(const float *values, enum frozen_format format, int64_t rows, int64_t cols, int64_t chunk) {
     const size_t bytes = frozen_bytes(format, rows, cols);
     char *stored = (char *)test_alloc(bytes + GUARD);
@@ -38,7 +39,7 @@ static char *quantized(const float *values, enum frozen_format format, int64_t r
     free(workspace);
     return stored;
 }
-// Rows [first, first + n), between guards; the caller frees them.
+// Returns rows [first, first + n), read back between guards; the caller frees them.
 static floatX *read_back(const void *stored, enum frozen_format format, int64_t rows, int64_t cols, int64_t first,
                          int64_t n) {
     const size_t bytes = (size_t)(n * cols) * sizeof(floatX);
@@ -65,7 +66,7 @@ static void the_map_of_absmaxes_is_its_formula(void **state) {
     }
     assert_true(nf4_map_value(0) == -nf4_map_values[NF4_MAP_ZERO] && nf4_map_code(-1) == 0);
 }
-// Each border itself, and its neighbors, in a block whose absmax is 1.
+// Checks each border and its neighbors, in a block whose absmax is 1.
 static void codes_are_of_the_nearest_level_and_a_tie_has_the_lower(void **state) {
     for (int i = 0; i + 1 < NF4_LEVELS; i++) {
         float x[4] = {1, nf4_border(i), nextafterf(nf4_border(i), 2), nextafterf(nf4_border(i), -2)};
@@ -91,13 +92,13 @@ static void check_golden(const struct golden *g, const char *name) {
     char *stored = quantized(values, FROZEN_NF4, rows, cols, rows);
     const struct nf4_matrix m = frozen_nf4(stored, n),
                             theirs = {(uint8_t *)(uintptr_t)part(g, name, "codes")->ints, NULL, NULL, NULL};
-    for (int64_t i = 0; i < n; i++) // of an odd n the last half of a byte is no element's
+    for (int64_t i = 0; i < n; i++) // of an odd n, the last half byte belongs to no element
         assert_int_equal(nf4_code_at(&m, i), nf4_code_at(&theirs, i));
     assert_memory_equal(m.absmax_codes, part(g, name, "absmax_codes")->ints, (size_t)blocks);
     for (int64_t b = 0; b < nf4_absmax_blocks(n); b++)
         assert_near(m.absmax_scales[b], part(g, name, "absmax_scales")->floats[b], 1e-7, b);
     assert_near(*m.absmax_mean, *part(g, name, "absmax_mean")->floats, 1e-8, 0);
-    // The mean's last bit depends on the order of its sum: read back with theirs, elements are theirs.
+    // The mean's last bit depends on the order of its sum: with their mean, elements are read back as theirs.
     *m.absmax_mean = *part(g, name, "absmax_mean")->floats;
     memcpy(m.absmax_scales, part(g, name, "absmax_scales")->floats, (size_t)nf4_absmax_blocks(n) * sizeof(float));
     floatX *out = read_back(stored, FROZEN_NF4, rows, cols, 0, rows);
@@ -166,7 +167,7 @@ static void bytes(void **state) {
     for (int f = 0; f < FORMATS; f++)
         assert_int_equal(frozen_bytes(formats[f], 0, 7) / 512, 0);
 }
-// Of rows that are read back in any runs, and stored in chunks and by any number of threads.
+// Checks rows that are read back in any groups, and stored in any chunks and on any number of threads.
 static void check_rows(enum frozen_format format, int64_t rows, int64_t cols) {
     test_case_without_seed("format %d: %lld rows, %lld columns", format, (long long)rows, (long long)cols);
     float *values = weights(rows, cols);

@@ -1,16 +1,16 @@
 // The engine against PyTorch: logits, loss, every gradient and ten AdamW steps of the golden models, with each
 // attention backend; logits through the KV cache as well.
 //
-// A tensor is compared by the norm of its difference over its norm, a number by its relative difference. In fp32 all of
-// them are within 1e-5: PyTorch's own fp32 is within 1.5e-6 of the golden values (test/golden/README.md).
+// A tensor is compared by the norm of its difference over its norm, a number by its relative difference. In fp32 every
+// result is within 1e-5: PyTorch's own fp32 is within 1.5e-6 of the golden values (test/golden/README.md).
 //
 // In bf16 the bounds are computed: the double-precision reference runs with a random relative error, uniform within one
-// unit roundoff either way, on every number that the engine stores as bf16 (Monte Carlo arithmetic: Parker, "Monte
-// Carlo Arithmetic", UCLA CSD-970002, 1997). The root mean square of what that does to a result over DRAWS runs is the
-// standard deviation of what bf16 does to it; each result has to be within three of them. Rounding to nearest is milder
-// than those errors by a factor of about sqrt(2): its relative error is that large at the lower end of a binade only.
-// The norm over a tensor varies little from draw to draw, so that few draws tell it. A loss is one number, whose
-// deviation a few draws tell to a quarter: all steps take the largest deviation of the ten.
+// unit roundoff up or down, on every number that the engine stores as bf16 (Monte Carlo arithmetic: Parker, "Monte
+// Carlo Arithmetic", UCLA CSD-970002, 1997). The root mean square of a result's change over DRAWS runs is the standard
+// deviation of what bf16 does to this result. Each result must be within three of these deviations. Rounding to nearest
+// is milder than such errors by a factor of about sqrt(2): its relative error is as large only at the lower end of a
+// binade. A tensor's norm varies little from draw to draw, so that a few draws are enough. A loss is one number, whose
+// deviation a few draws tell only to a quarter: all steps take the largest deviation of the ten.
 
 #include "test/model.h"            // before gpt.cuh, which it looks into
 #include "test/golden.h"           // golden_open, golden_tensor
@@ -23,8 +23,8 @@
 enum { DRAWS = 8 };
 static const double FP32_BOUND = 1e-5, DEVIATIONS = 3;
 
-// What is compared, as places in an array: the logits, then loss and gradient norm of each step, then each gradient in
-// the order of the file's tensors.
+// The number of results that are compared. In an array they are: the logits; each step's loss and gradient norm; each
+// gradient, in the order of the file's tensors.
 static int comparisons(const struct golden *g) { return 1 + 2 * golden_int(g, "train_steps") + (int)g->num_tensors; }
 static int place_of_loss(int step) { return 1 + 2 * step; }
 static int place_of_norm(int step) { return 2 + 2 * step; }
@@ -41,7 +41,7 @@ static const char *comparison_name(const struct golden *g, int place, char *text
     return text;
 }
 
-// What a comparison found: the error that is held against a bound, and where the largest difference lies.
+// A comparison's result: the error that is held against a bound, and where the largest difference lies.
 struct comparison {
     double error;
     struct difference largest;
@@ -94,7 +94,7 @@ static void reference_errors(struct comparison *errors, const struct golden *g, 
     reference_destroy(r);
 }
 
-// From every second place on: the losses, or the gradient norms.
+// Sets every second bound, of the losses or of the gradient norms, to the largest one of all steps.
 static void widen_to_largest_step(double *bounds, int steps) {
     double largest = 0;
     for (int step = 0; step < steps; step++)
@@ -158,7 +158,7 @@ static struct config config_of(const struct golden *g) {
     return c;
 }
 
-// Fills in the golden parameters. Rows that pad the vocabulary become ones, which must have no effect.
+// Loads the golden parameters. Rows that pad the vocabulary become ones, which must have no effect.
 static void load_parameters(struct gpt *m, const struct golden *g) {
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
@@ -174,7 +174,7 @@ static void load_parameters(struct gpt *m, const struct golden *g) {
         free(padded);
         free(rounded);
     }
-    assert_int_equal(g->num_tensors, 2 * m->table.num_tensors + 5); // no parameter of the file is left over
+    assert_int_equal(g->num_tensors, 2 * m->table.num_tensors + 5); // so the model has every parameter of the file
 }
 
 static void engine_gradient_errors(struct comparison *errors, const struct gpt *m, const struct golden *g) {
@@ -194,7 +194,7 @@ static void engine_gradient_errors(struct comparison *errors, const struct gpt *
         }
 }
 
-// The logits that evaluation leaves behind, where one chunk holds them all.
+// Compares the logits of an evaluation in which one chunk holds all of them.
 static struct comparison evaluation_error(struct gpt *m, const struct golden *g) {
     const int V = m->shape.V, Vp = m->shape.Vp;
     const int64_t N = extent_of(m, PASS_EVALUATE).N;
@@ -211,7 +211,7 @@ static struct comparison evaluation_error(struct gpt *m, const struct golden *g)
     return error;
 }
 
-// The same logits token by token, through the KV cache.
+// Compares the logits that come token by token through the KV cache.
 static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
     const int B = m->config.training.micro_batch_size, T = m->config.model.seq_length, V = m->shape.V, Vp = m->shape.Vp;
     const int32_t *batch = golden_batch(g, "tokens", 0);
@@ -272,7 +272,7 @@ static void check(const struct comparison *errors, const double *bounds, const s
 static struct gpt *engine_create(struct device *dev, const struct golden *g, const struct config *config,
                                  enum attention_backend backend) {
     memset(dev, 0, sizeof *dev);
-    dev->threads = 1; // ops this small would spend their time in barriers
+    dev->threads = 1; // barriers would take most of the time of ops this small
     omp_set_num_threads(dev->threads);
     device_open(dev, 0, false);
     dev->matmul = matmul_create(dev);
@@ -288,7 +288,8 @@ static void engine_destroy(struct gpt *m) {
     matmul_destroy(dev->matmul);
     device_close(dev);
 }
-// The logits are those of evaluation or of decoding: a training step overwrites its own by their gradients.
+// Compares one backend. The logits are of evaluation or of decoding: a training step overwrites its logits by their
+// gradients.
 static void compare_backend(const struct golden *g, const double *bounds, enum attention_backend backend,
                             int loss_chunk_tokens, const char *what) {
     struct device dev;
@@ -320,7 +321,7 @@ static void qwen2_equals_pytorch(void **state) { equals_pytorch("test/golden/qwe
 
 // ---- z-loss --------------------------------------------------------------------------------------------------------
 
-// The reference after forward and backward of the first batch. seed: of its rounding; NULL: it does not round.
+// Returns the reference after forward and backward of the first batch. seed: of its rounding; NULL: it does not round.
 static struct reference *reference_with_z_loss(const struct golden *g, double z_loss, uint64_t *seed) {
     struct reference *r = reference_of(g);
     r->z_loss = z_loss;
@@ -332,7 +333,8 @@ static struct reference *reference_with_z_loss(const struct golden *g, double z_
     reference_activations_destroy(a);
     return r;
 }
-// (num_tensors) of each tensor's gradient, in the order of the reference's; the caller frees them.
+// Returns a bound for each tensor's gradient (num_tensors), in the order of the reference's tensors; the caller frees
+// them.
 static double *z_loss_bounds(const struct golden *g, const struct reference *exact, double z_loss) {
     double *bounds = test_doubles(exact->num_tensors);
     for (uint64_t draw = 0; sizeof(floatX) == 2 && draw < DRAWS; draw++) {
@@ -349,9 +351,9 @@ static double *z_loss_bounds(const struct golden *g, const struct reference *exa
         bounds[i] = sizeof(floatX) == 2 ? DEVIATIONS * sqrt(bounds[i]) : FP32_BOUND;
     return bounds;
 }
-// With a z-loss the reported losses are those without it, to the bit, and each gradient is that of their sum.
+// Checks that a z-loss changes no bit of the reported losses, and that each gradient is of the sum of loss and z-loss.
 static void z_loss_has_the_gradients_of_the_reference(const char *path) {
-    const double z_loss = 0.1; // as large a part of the gradients as the cross entropy
+    const double z_loss = 0.1; // so that it is as large a part of the gradients as the cross entropy
     struct golden *g = golden_open(path);
     struct config config = config_of(g);
     struct device dev;

@@ -1,5 +1,4 @@
-// The whole model: accumulation, the memory plan against what runs, sampling. Equality with PyTorch is
-// op_golden.c's subject.
+// The whole model: accumulation, the memory plan against what runs, sampling. op_golden.c compares it with PyTorch.
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
@@ -23,7 +22,7 @@ static void every_module_drops_an_activation(void **state) {
         assert_string_equal(modules_text(text, sizeof text, module), module_names[i]);
         if (dropped == 0)
             fail_msg("no row of activations names the module %s", module_names[i]);
-        // What is dropped is recomputed: from forward to backward nothing of it stays.
+        // What is dropped is recomputed, and so none of it stays from forward to backward.
         struct recompute_policy policy = policy_selective(1, module, &shape);
         assert_true((policy.kept[0] & dropped) == 0 && (policy_missing(&policy, 0, &shape) & dropped) == dropped);
         policy_free(&policy);
@@ -34,9 +33,9 @@ static void every_module_drops_an_activation(void **state) {
     assert_true(recompute_modules_of("") == recompute_modules_of(RECOMPUTE_MODULES_DEFAULT));
 }
 
-// The bytes a token that a layer keeps, by the formula of the modern transformer layer: 4h norm inputs, 4h norm
-// outputs, 2d(a + 2kv) q, k, v, 2ad attention output, 4a log-sum-exps, 4f GELU or 6f SwiGLU, and the norms' statistics;
-// in 16 bits.
+// Checks the bytes that a layer keeps for a token, by the formula of the modern transformer layer, in 16 bits: 4h norm
+// inputs, 4h norm outputs, 2d(a + 2kv) q, k, v, 2ad attention output, 4a log-sum-exps, 4f GELU or 6f SwiGLU, and the
+// norms' statistics.
 static void test_activation_bytes(void **state) {
     static const struct {
         int h, a, kv, f;
@@ -44,7 +43,7 @@ static void test_activation_bytes(void **state) {
     } shapes[] = {
         {768, 12, 12, 3072, false}, {768, 12, 3, 3072, false}, {768, 12, 1, 2048, true}, {4096, 32, 8, 14336, true}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int wide = 1; wide <= 2; wide++) { // fp32 doubles all but the log-sum-exps and the statistics
+        for (int wide = 1; wide <= 2; wide++) { // fp32 doubles everything except log-sum-exps and statistics
             const int h = shapes[i].h, a = shapes[i].a, kv = shapes[i].kv, f = shapes[i].f, d = h / a;
             const bool swiglu = shapes[i].swiglu;
             const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, "act", swiglu ? 1 : 2, false, true};
@@ -75,8 +74,8 @@ static void test_activation_bytes(void **state) {
         }
 }
 
-// Llama3-8B's layer at 16 bits is 34h, log-sum-exps and statistics apart; Megatron's and the paper's unfused attention
-// keeps the probabilities too.
+// Checks known figures: in 16 bits Llama3-8B's layer keeps 34h, without log-sum-exps and statistics. Megatron's and the
+// paper's unfused attention also keeps the probabilities.
 static void test_activation_bytes_known(void **state) {
     const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, "swiglu", 1, false, true};
     assert_int_equal(activation_bytes(ACT_ALL, &llama), 34 * 4096 + 4 * 32 + 8);
@@ -84,8 +83,8 @@ static void test_activation_bytes_known(void **state) {
     assert_int_equal(activation_bytes(ACT_ALL, &unfused), 32 * 768 + 2 * 12 * 1024 + 16);
 }
 
-// What the plan keeps from the last forward to the first backward is the table's sum, and nothing is stored twice: the
-// input of a layer is the output of the one before.
+// Checks that the plan keeps, from the last forward to the first backward, the table's sum, and stores nothing twice: a
+// layer's input is the output of the layer before.
 static void test_plan_keeps_what_the_table_says(void **state) {
     static const char *const policies[] = {"", "--recompute-granularity full", "--recompute-granularity selective"};
     for (int i = 0; i < 3; i++) {
@@ -115,7 +114,7 @@ static void poisoned_memory_changes_no_bit(const char *shape) {
         "--attention-backend unfused"};
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
         if (!takes_case((int)i + (strcmp(shape, GPT2) == 0),
-                        2)) // GPT-2 under the second and the last, Llama the others
+                        2)) // GPT-2 under the second policy and the last one, Llama under the others
             continue;
         struct outcome plain = outcome_of(shape, policies[i]);
         struct setup s = setup_of(shape, policies[i]);
@@ -131,7 +130,8 @@ static void poisoned_memory_changes_no_bit(const char *shape) {
 static void test_poison_gpt2(void **state) { poisoned_memory_changes_no_bit(GPT2); }
 static void test_poison_llama(void **state) { poisoned_memory_changes_no_bit(LLAMA); }
 
-// Every preset and policy: the peak is within 2 % of the largest live sum. Planning a model allocates none of it.
+// Checks every preset and policy: the peak is within 2 % of the largest live sum. Planning allocates nothing of a
+// model.
 static void test_plans_are_tight(void **state) {
     static const char *const names[] = {"gpt2-124m", "gpt2-350m",    "gpt2-774m",    "gpt2-1558m", "llama3.2-1b",
                                         "llama3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "demo"};
@@ -162,8 +162,8 @@ static void test_plans_are_tight(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// At 128k tokens the MLP's activations and their gradients are most of the peak under full recomputation; in chunks
-// they are not.
+// Checks that chunks of the MLP lower the peak of long sequences. At 128k tokens under full recomputation the MLP's
+// activations and their gradients are most of the peak; in chunks they are not.
 static void chunks_lower_the_peak_of_long_sequences(void **state) {
     struct device dev;
     size_t peak[2];
@@ -195,9 +195,9 @@ static void chunks_lower_the_peak_of_long_sequences(void **state) {
 
 // ---- the step ----
 
-// k micro-batches with scale 1/k equal one batch of k: losses and gradients, within rounding.
+// Checks that k micro-batches with scale 1/k equal one batch of k: losses and gradients, within rounding.
 static void accumulation_equals_batch(const char *shape) {
-    const double tolerance = sizeof(floatX) == 2 ? 3e-2 : 1e-5; // bf16: gradients of a token are rounded to 2^-8
+    const double tolerance = sizeof(floatX) == 2 ? 3e-2 : 1e-5; // bf16: a token's gradients are rounded to 2^-8
     char options[160];
     snprintf(options, sizeof options, "--hidden-dropout 0 --attention-dropout 0");
     struct setup one = setup_of(shape, options);
@@ -227,7 +227,7 @@ static void test_same_bits_again(void **state) {
 
 // ---- every row of a table is used ----
 
-// A step writes each state of the optimizer, for each tensor that has it.
+// Checks that a step writes each state of the optimizer, for each tensor that has it.
 static void step_updates_each_state(const char *options) {
     struct setup s = setup_of(LLAMA, options);
     struct gpt *m = s.model;
@@ -257,7 +257,7 @@ static void a_step_updates_each_state(void **state) {
     step_updates_each_state("--optimizer muon --ema-decay 0.9");
 }
 
-// Padded rows of the vocabulary are zero at the start, get no gradient, and stay zero.
+// Checks that padded rows of the vocabulary are zero at the start, get no gradient, and stay zero.
 static void test_padding_is_invisible(void **state) {
     struct setup s = setup_of(LLAMA, "");
     struct outcome o = two_steps(&s);
@@ -275,7 +275,7 @@ static void test_padding_is_invisible(void **state) {
     setup_free(&s);
 }
 
-// The gradient norm of a step of one micro-batch, after one of `before`.
+// Returns the gradient norm of a step of one micro-batch, after a step of `before` micro-batches.
 static double norm_of_one(struct setup *s, int before) {
     for (int i = 0; i < before; i++)
         setup_micro_step(s, i % 2, 1.0 / before);
@@ -285,13 +285,13 @@ static double norm_of_one(struct setup *s, int before) {
     setup_micro_step(s, 0, 1);
     return update_norm(s->model, 2, 1e-3);
 }
-// A step of fewer micro-batches than are planned is that of a model with the smaller batch, to the bit; what larger
-// steps left behind does not count, but for stochastic rounding, which depends on the step, and for delayed scales: those
-// of a larger step, whose micro-batches have smaller gradients, saturate.
+// Checks that a step of fewer micro-batches than planned equals, to the bit, a step of a model with the smaller batch.
+// What larger steps left behind counts only in two ways. Stochastic rounding depends on the step. And delayed scales of
+// a larger step, whose micro-batches have smaller gradients, saturate.
 static void steps_of_fewer_micro_batches_are_those_of_a_smaller_batch(void **state) {
     static const struct {
         const char *options;
-        double tolerance; // after a larger step; INFINITY: not held
+        double tolerance; // after a larger step; INFINITY: any difference will do
     } cases[] = {
         {"", 0},
         {"--offload-gradients", 0},
@@ -319,8 +319,8 @@ static void steps_of_fewer_micro_batches_are_those_of_a_smaller_batch(void **sta
     }
 }
 
-// With --zero-init-projections a model of any depth begins as one of a single layer, to the bit; all other parameters
-// begin as without the option.
+// Checks that with --zero-init-projections a model of any depth begins as a model of one layer, to the bit, and that
+// all other parameters begin as without the option.
 static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
     static const char *const shapes[] = {GPT2, LLAMA, LLAMA " --norm-placement sandwich"};
     for (int k = 0; k < 3; k++) {
@@ -347,9 +347,9 @@ static void projections_that_begin_at_0_make_blocks_the_identity(void **state) {
 }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
-// From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes
-// as a thread enters a loop, which another thread than the measuring one may still hold: there one of several rounds
-// has to find the heap as it was, which none does where a step keeps memory.
+// Checks that from the second step on the heap's size stays. LLVM's OpenMP runtime allocates 512 bytes as a thread
+// enters a loop, and a thread other than the measuring one may still hold these. So one of several rounds must find the
+// heap unchanged, which none does if a step keeps memory.
 static void test_steps_allocate_nothing(void **state) {
 #ifdef __clang__
     enum { ROUNDS = 10 };
@@ -376,7 +376,7 @@ static void test_steps_allocate_nothing(void **state) {
 }
 #endif
 
-// The model learns: a fixed batch's loss falls by a lot.
+// Checks that the model learns: on a fixed batch the loss falls by a lot.
 static void test_overfits_a_batch(void **state) {
     struct setup s = setup_of(LLAMA, "");
     double first = 0, last = 0;
@@ -401,7 +401,7 @@ static void test_sampling(void **state) {
     for (int v = 3; v < 6; v++)
         assert_near(counts[v] / 1000.0, exp(v - 5) / sum, 0.002, v); // u takes each thousandth once
     assert_int_equal(sample_token(logits, 6, 1, 0, 1, 0.9999999, scratch), 5);
-    // Of all six, the last has the probability 0.634 and the last two 0.867.
+    // Of all six, the last one has the probability 0.634, and the last two have 0.867.
     int seen[6] = {0};
     for (int i = 0; i < 1000; i++) {
         assert_int_equal(sample_token(logits, 6, 1, 0, 0.63, i / 1000.0, scratch), 5);
@@ -416,7 +416,7 @@ static int descending(const void *a, const void *b) {
     const float x = *(const float *)a, y = *(const float *)b;
     return (x < y) - (x > y);
 }
-// The selections against sorted values, many of them equal; draws against sums from the first weight on.
+// Checks selections against sorted values, many of them equal, and draws against sums from the first weight on.
 static void selections_and_draws_equal_those_of_sorted_weights(void **state) {
     enum { N = 1000 };
     float x[N], sorted[N], scratch[N];
@@ -430,7 +430,7 @@ static void selections_and_draws_equal_those_of_sorted_weights(void **state) {
         memcpy(sorted, x, sizeof x);
         qsort(sorted, N, sizeof *sorted, descending);
         for (int i = 0; i < N && sorted[i] > 0; i++) {
-            reached += sorted[i]; // whole numbers: sums are exact
+            reached += sorted[i]; // integers, whose sums are exact
             assert_true(smallest_of_share(x, N, (reached - 0.5) / sum, scratch) == sorted[i]);
             memcpy(scratch, x, sizeof x);
             assert_true(kth_largest(scratch, N, i + 1) == sorted[i]);
@@ -453,7 +453,7 @@ int main(void) {
         cmocka_unit_test(test_plan_keeps_what_the_table_says),
         cmocka_unit_test(test_plans_are_tight),
         cmocka_unit_test(chunks_lower_the_peak_of_long_sequences),
-#ifndef CUDA_EMULATED // there training runs hold these (test_cuda_engine.py)
+#ifndef CUDA_EMULATED // training runs test these on the emulator (test_cuda_engine.py)
         cmocka_unit_test(test_overfits_a_batch),
 #endif
 #ifndef TARGET_CUDA
@@ -470,6 +470,6 @@ int main(void) {
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
     };
-    setenv("EMU_CAPABILITY", "8.9", 1); // the emulated GPU's: FP8
+    setenv("EMU_CAPABILITY", "8.9", 1); // the emulated GPU's: it has FP8
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,10 @@
-// Models from elsewhere and back: folders that transformers wrote, and llm.c's checkpoints, give the logits that it
-// computes; what is saved comes back as the same bits.
+// Models from elsewhere and back. Folders that transformers wrote, and llm.c's checkpoints, give the logits that
+// transformers computes; what is saved is loaded as the same bits.
 //
 // Logits are compared by the largest difference over the largest logit. In fp32 that is within 1e-5: transformers' own
-// fp32 is within 1e-6 (test/golden/README.md). The bound of bf16 is computed as op_golden.c does: the double-precision
+// fp32 is within 1e-6 (test/golden/README.md). The bound of bf16 is computed as in op_golden.c: the double-precision
 // reference runs on the same parameters with a random relative error, uniform within one unit roundoff, on every number
-// that the engine stores as bf16; three times the root mean square of what that does to the logits.
+// that the engine stores as bf16; the bound is three times the root mean square of the logits' changes.
 
 #include "test/model.h"     // before gpt.cuh, which it looks into
 #include "run/load.cuh"     // under test
@@ -23,13 +23,13 @@ static const double FP32_BOUND = 1e-5, DEVIATIONS = 3;
 // ---- A model -------------------------------------------------------------------------------------------------------
 
 struct setup {
-    char *words; // the config points into it
+    char *words; // the config points into these
     struct device *dev;
     struct config config;
     struct gpt *m;
 };
 
-// From an option line, as from the command line. All of evaluation and generation is planned too.
+// Opens the model that a line of options describes. Evaluation and generation are planned too.
 static struct setup setup_of(const char *options) {
     char *words[MAX_WORDS];
     int n = 0;
@@ -41,13 +41,13 @@ static struct setup setup_of(const char *options) {
         words[n++] = word;
     words[n] = NULL;
     s.config = config_read(n, words, NULL);
-    config_given(&s.config, evaluation.sample_tokens) = false; // as long as the sequence
+    config_given(&s.config, evaluation.sample_tokens) = false; // so that it is as long as the sequence
     start_find(&s.config);
     config_resolve(&s.config);
     s.config.evaluation.val_every = 1;
     s.dev = (struct device *)calloc(1, sizeof *s.dev);
     assert_non_null(s.dev);
-    s.dev->threads = 1; // ops this small would spend their time in barriers
+    s.dev->threads = 1; // barriers would take most of the time of ops this small
     omp_set_num_threads(s.dev->threads);
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
@@ -69,12 +69,12 @@ static struct setup setup_from(const char *path, int T, const char *more) {
     return setup_of(options);
 }
 
-// Exact values of the parameters, which the caller frees.
+// Returns the exact values of the parameters, which the caller frees.
 static float *exact(const struct gpt *m) { return state_values(m, STATE_MASTER); }
 
 // ---- Logits --------------------------------------------------------------------------------------------------------
 
-// Those that evaluation leaves behind, where one chunk holds them all: (T, V).
+// Returns the logits (T, V) of an evaluation in which one chunk holds all of them; the caller frees them.
 static double *evaluated(struct gpt *m, const int32_t *tokens) {
     const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.model.seq_length;
     assert_int_equal(m->loss_chunk, T);
@@ -87,7 +87,7 @@ static double *evaluated(struct gpt *m, const int32_t *tokens) {
             result[t * V + v] = to_float(logits[t * Vp + v]);
     return result;
 }
-// The same token by token, through the KV cache.
+// Returns the logits (T, V) that come token by token through the KV cache; the caller frees them.
 static double *decoded(struct gpt *m, const int32_t *tokens) {
     const int V = m->shape.V, T = m->config.model.seq_length;
     double *result = test_doubles((int64_t)T * V);
@@ -217,7 +217,7 @@ static void llmc_equals_transformers(void **state) {
 
 // ---- Saved and loaded ----------------------------------------------------------------------------------------------
 
-static char folder[TEST_PATH]; // where the tests write
+static char folder[TEST_PATH]; // the folder that the tests write to
 
 static int make_folder(void **state) { return mkdtemp(test_template(folder, "op_huggingface")) ? 0 : -1; }
 static int remove_folder(void **state) {
@@ -229,7 +229,7 @@ static int remove_folder(void **state) {
     return failed;
 }
 
-// Random moments, stored as the model stores them; what is behind the visible rows stays 0.
+// Fills the moments with random values, stored as the model stores them. Behind the visible rows they stay 0.
 static void randomize_moments(struct gpt *m) {
     uint64_t random = 8;
     struct optimizer *o = &m->optimizer;
@@ -253,7 +253,7 @@ static void randomize_moments(struct gpt *m) {
         free(native);
     }
 }
-// Values that no initialization gives, in all that a checkpoint holds. Padding stays zero.
+// Fills all that a checkpoint holds with values that no initialization gives. Padding stays zero.
 static void randomize(struct gpt *m) {
     uint64_t random = 7;
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -294,7 +294,7 @@ static const char SMALL[] = "--vocab-size 67 --num-layers 2 --hidden-size 32 --n
 static const struct {
     const char *name, *options;
     enum architecture architecture;
-    bool of_others; // more than the reference of these tests computes
+    bool of_others; // of a model that the reference of these tests does not compute
 } shapes[] = {
     {"gpt2", "", ARCHITECTURE_GPT2},
     {"gpt2 with 2 KV heads", "--num-query-groups 2", ARCHITECTURE_GPT2},
@@ -363,7 +363,7 @@ static void resumes_from_shards(void **state) {
     snprintf(path, sizeof path, "%s/checkpoints/step_00000000/model.safetensors.index.json", folder);
     assert_int_equal(access(path, R_OK), 0);
 }
-// As a run saves that goes on meanwhile: from a copy, which later changes don't reach.
+// Checks a save as of a run that goes on meanwhile: from a copy, which later changes don't reach.
 static void saves_from_a_copy(void **state) {
     struct error_text error;
     char path[256];
@@ -386,7 +386,7 @@ static void saves_from_a_copy(void **state) {
     snprintf(path, sizeof path, "%s/checkpoints/step_00000077", folder);
     problem = model_load_checkpoint(b.m, path, &error);
     assert_string_equal(problem ? problem : "", "");
-    // In bf16 model.safetensors is bf16 and the exact values are the optimizer's.
+    // In bf16, model.safetensors has bf16, and the exact values are in the optimizer's file.
     float *loaded = exact(b.m);
     assert_true(same_bits(kept, loaded, n, sizeof(float)));
     free(loaded);
@@ -416,7 +416,8 @@ static const char *const muon_options[] = {
 };
 enum { MUON_OPTIONS = sizeof muon_options / sizeof *muon_options };
 
-// The bytes of each state of a model as they are stored, visible elements alone: padding's may differ where both are 0.
+// Checks that each state of two models is stored as the same bytes. Only visible elements count: padding's bytes may
+// differ where each stands for 0.
 static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
     for (int id = 0; id < STATE_COUNT; id++)
         for (int i = 0; i < a->table.num_tensors && optimizer_holds(&a->optimizer, (enum optimizer_state)id); i++) {
@@ -435,7 +436,8 @@ static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
             free(y);
         }
 }
-// The values that a checkpoint of `a` has in a model that stores them in other formats: those of `a`, rounded once.
+// Checks what a checkpoint of `a` becomes in `b`, a model that stores states in other formats: a's values, rounded
+// once.
 static void assert_converted(struct gpt *a, struct gpt *b, const char *what) {
     for (int id = 0; id < STATE_COUNT; id++)
         for (int i = 0; i < a->table.num_tensors && optimizer_state_rows[id].start != STATE_FROM_PARAMETERS; i++) {
@@ -459,7 +461,7 @@ static void assert_converted(struct gpt *a, struct gpt *b, const char *what) {
             free(got);
         }
 }
-// From every format into every format: the same one to the bit, with the states anywhere.
+// Checks resuming from every format in every format, with the states anywhere; in the same format, to the bit.
 static void resume_in_every_format(const char *const *options, int count, int shapes, int step) {
     char path[256], what[400];
     struct error_text error;
@@ -490,8 +492,8 @@ static void states_resume_in_every_format(void **state) {
     resume_in_every_format(state_options, STATE_OPTIONS, 2, 0);
     resume_in_every_format(muon_options, MUON_OPTIONS, 1, 20);
 }
-// A checkpoint of the other optimizer lacks a state, which is named; averages that it has take the parameters' place where
-// they are asked for.
+// Checks that a checkpoint of the other optimizer is refused by the name of the missing state; and that averages of
+// such a checkpoint take the parameters' place where the user asks for averages.
 static void states_of_the_other_optimizer_are_missed(void **state) {
     char path[256];
     struct error_text error;
@@ -521,7 +523,8 @@ static void states_of_the_other_optimizer_are_missed(void **state) {
     setup_free(&c);
 }
 
-// The files of a checkpoint whose states are of 8 bits, changed in one thing each.
+// Writes optimizer.safetensors of a checkpoint whose states have 8 bits anew, without tensor `omitted`, and with codes
+// of `retyped` as another type or, where it is of floats, with a NaN. "": no tensor.
 static void copy_without(const char *path, const char *omitted, const char *retyped) {
     char name[300];
     struct safetensors file;
@@ -542,7 +545,7 @@ static void copy_without(const char *path, const char *omitted, const char *rety
         if (strcmp(entries[count].name, retyped) == 0 && entries[count].dtype == SAFETENSORS_U8)
             entries[count].dtype = SAFETENSORS_I8;
         else if (strcmp(entries[count].name, retyped) == 0)
-            memset(data[i], 0xff, 4); // a NaN
+            memset(data[i], 0xff, 4); // NaN
         count++;
     }
     assert_null(safetensors_lay_out(&layout, entries, count, NULL, 0, name, &error));
@@ -586,8 +589,8 @@ static void bad_states_are_refused(void **state) {
     }
 }
 
-// By its config.json alone a checkpoint is a model that computes the same; a GPT-2's KV heads are then as many as its
-// heads, and its absent biases are zeros.
+// Checks that a checkpoint's config.json describes a model that computes the same results. A GPT-2 has as many KV heads
+// as heads there, and its missing biases are zeros.
 static void begins_as_the_same_model(void **state) {
     char path[256];
     struct error_text error;
@@ -617,7 +620,7 @@ static void begins_as_the_same_model(void **state) {
 
 // ---- A tied model's output layer -----------------------------------------------------------------------------------
 
-// Adds lm_head.weight to the one file of a tied model's folder: the embedding's values, but for the last if `other`.
+// Adds lm_head.weight to the file of a tied model's folder: the embedding's values, with another last value if `other`.
 static void add_head(const char *path, bool other) {
     char name[300];
     struct safetensors file;
@@ -676,7 +679,8 @@ static void a_tied_head_has_the_values_of_the_embedding(void **state) {
 
 // ---- A parameter that an architecture has no tensor for ------------------------------------------------------------
 
-// The list of tensors, as if the architecture were `argument`, of a model with learned positions, which Llama has not.
+// Lists tensors of a model with learned positions as if its architecture were `argument`, such as Llama, which has
+// none.
 static void list_tensors(void *argument) {
     struct setup s = setup_of_shape(0, "");
     struct huggingface_tensors tensors =

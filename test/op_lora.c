@@ -1,6 +1,6 @@
-// LoRA and frozen parameters in the model: adapters beside frozen weights compute what the merged weights do, forward
-// and backward; freezing changes no bit of what is trained; recomputation, offload and dead memory change no bit of
-// either; the plan holds no gradient and no state of what is frozen.
+// LoRA and frozen parameters in the model. Adapters beside frozen weights compute what merged weights compute, forward
+// and backward. Freezing changes no bit of what is trained. Neither recomputation nor offload nor dead memory changes a
+// bit. The plan holds no gradient and no state of frozen parameters.
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/forms.h"   // the forms of the block
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
@@ -15,7 +15,7 @@ static const unsigned SOME = LORA_Q | LORA_V | LORA_UP;
 static const unsigned SEPARATE = LORA_Q | LORA_K | LORA_V | LORA_ATT_PROJ | LORA_GATE | LORA_UP | LORA_MLP_PROJ,
                       FUSED = LORA_QKV | LORA_ATT_PROJ | LORA_FC | LORA_MLP_PROJ;
 
-// A model with adapters whose B is not zero.
+// Opens a model with adapters whose B is not zero.
 static struct setup adapted(const char *shape, const char *options, unsigned modules) {
     setup_lora_modules = modules;
     struct setup s = setup_of(shape, options);
@@ -38,10 +38,11 @@ static struct setup adapted(const char *shape, const char *options, unsigned mod
 static const floatX *values_of(const struct gpt *m, const struct tensor *t) {
     return (t->frozen ? m->frozen.params : m->zero.params) + t->offset;
 }
-// Visits each adapted part: the rows of W, B and A that are its own.
+// An adapted part: its own rows of W, B and A.
 struct visited {
     const struct tensor *w, *a, *b;
-    int first, rows, above_a, above_b; // outputs of W; the rows of A and of B above the part's
+    // first, rows: outputs of W; above_a, above_b: the rows of A and of B above the part's
+    int first, rows, above_a, above_b;
 };
 static void visit_parts(const struct gpt *m, void (*visit)(const struct visited *, void *), void *context) {
     const struct lora_shape *lora = &m->shape.lora;
@@ -67,9 +68,9 @@ struct pair {
     const struct gpt *adapted;
     struct gpt *merged;
     double scale;
-    double *da, *db; // (flat of the adapters) from the merged weights' gradients
+    double *da, *db; // (flat of the adapters) computed from the merged weights' gradients
 };
-// W + s B A into the merged model.
+// Adds s B A of a part to W in the merged model.
 static void merge_part(const struct visited *v, void *context) {
     const struct pair *p = (const struct pair *)context;
     const struct tensor *to = parameters_find(&p->merged->table, v->w->layer, v->w->parameter);
@@ -84,7 +85,7 @@ static void merge_part(const struct visited *v, void *context) {
             w[(int64_t)(v->first + row) * k + c] += (float)(p->scale * sum);
         }
 }
-// dA = s B^T dW, dB = s dW A^T.
+// Computes dA = s B^T dW and dB = s dW A^T of a part.
 static void chain_part(const struct visited *v, void *context) {
     const struct pair *p = (const struct pair *)context;
     const struct tensor *from = parameters_find(&p->merged->table, v->w->layer, v->w->parameter);
@@ -133,11 +134,11 @@ static void adapters_compute_what_merged_weights_do(void **state) {
 }
 #endif
 
-// Whatever is frozen: what is trained has the gradients that it has where nothing is.
+// Checks that what is trained has the same gradients whatever is frozen.
 static void freezing_changes_no_gradient(void **state) {
     static const char *const freezes[] = {
         "transformer.h.[01].*,transformer.w?e.weight", // backward ends at layer 2
-        "*.attn.c_attn.weight,transformer.h.2.*",      // within a layer
+        "*.attn.c_attn.weight,transformer.h.2.*",      // matrices within layers
         "*ln_*,*.mlp.c_fc.*",                          // norms, the MLP
         "transformer.h.*,transformer.w?e.weight",      // all but the final norm
         "transformer.wte.weight",                      // the tied head
@@ -152,7 +153,7 @@ static void freezing_changes_no_gradient(void **state) {
         const double loss = setup_micro_step(&whole, 0, 0.5);
         setup_micro_step(&whole, 1, 0.5);
         for (int i = 0; i < 5; i++) {
-            if (!takes_case(policy + i, 3)) // each freeze under one policy
+            if (!takes_case(policy + i, 3)) // each set of frozen parameters under one policy
                 continue;
             char options[2 * OPTIONS];
             snprintf(options, sizeof options, "%s --freeze %s", base, freezes[i]);
@@ -176,7 +177,8 @@ static void freezing_changes_no_gradient(void **state) {
     }
 }
 
-// Nothing changes a bit of the adapters' training: recomputation, offload, memory that the plan calls dead.
+// Checks that neither recomputation nor offload nor memory that the plan calls dead changes a bit of the adapters'
+// training.
 static void policies_change_no_bit(void **state) {
     static const char *const shapes[] = {GPT2 LORA "--lora-dropout 0.2", LLAMA LORA "--lora-dropout 0.1"};
     static const char *const policies[] = {
@@ -202,7 +204,7 @@ static void policies_change_no_bit(void **state) {
     }
 }
 
-// Sets the frozen weights of a model to what those of another, in FP8 or NF4, are read back as.
+// Sets the frozen weights of `to` to the values that from's, stored in FP8 or NF4, are read back as.
 static void set_read_back(struct gpt *to, const struct gpt *from) {
     for (int i = from->table.num_tensors; i < from->table.num_tensors + from->table.num_frozen; i++) {
         const struct tensor *t = &from->table.tensors[i], *other = parameters_find(&to->table, t->layer, t->parameter);
@@ -222,7 +224,8 @@ static void set_read_back(struct gpt *to, const struct gpt *from) {
         free(back);
     }
 }
-// Training beside weights in FP8 or NF4 is to the bit that beside the weights that these are read back as.
+// Checks that training beside weights in FP8 or NF4 has, to the bit, the results of training beside the weights that
+// they are read back as.
 static void stored_weights_are_those_that_they_are_read_back_as(void **state) {
     static const char *const shapes[] = {GPT2 LORA, LLAMA LORA "--recompute-granularity full --mlp-chunk-tokens 30"};
     static const char *const formats[] = {"--frozen-weights-format nf4", "--frozen-weights-format fp8"};
@@ -248,7 +251,8 @@ static void stored_weights_are_those_that_they_are_read_back_as(void **state) {
     }
 }
 
-// In every form a step moves each matrix of adapters and leaves the base as it is, which has no gradient to write to.
+// Checks that in every form a step changes each matrix of adapters, and leaves the base, which has no gradient in
+// memory, as it is.
 static void adapters_train_in_every_form(void **state) {
     for (int i = 0; i < FORMS; i++) {
         if (!takes_case(i, 3))
@@ -274,7 +278,7 @@ static void adapters_train_in_every_form(void **state) {
     }
 }
 
-// Frozen parameters are planned in floatX alone.
+// Checks that the plan has only floatX for frozen parameters.
 static void the_plan_holds_no_state_of_the_frozen(void **state) {
     struct setup s = adapted(LLAMA, LORA, SEPARATE);
     const struct plan *plan = &s.model->timeline.plan;

@@ -1,12 +1,12 @@
-// kernels/loss.cuh against the formula in double, its gradient by finite differences, logits that are scaled and
+// kernels/loss.cuh against the formula in double, its gradient against finite differences; logits that are scaled and
 // capped, targets that do not count, and logits that are huge or broken.
 //
-// Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of
-// numbers of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once
-// before the exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row,
-// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A factor adds the rounding of the product, 2^-24
-// of the largest. A cap adds what its tanh errs by, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which
-// may be small.
+// Tolerances. The loss is an fp32 sum of exponentials, each off by one unit, its logarithm, and a difference of numbers
+// as large as the largest logit's distance: 1e-6 of (1 + loss). The gradient in fp32: x - shift is rounded once before
+// the exponential, and |x - shift| <= 34 for all terms that count: 34 * 2^-24 = 2e-6 relative, random over the row, and
+// the rest is smaller: 2e-6. In bf16: one rounding, and a tenth more. A factor adds the rounding of the product, 2^-24
+// of the largest. A cap adds its tanh's error, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which may be
+// small.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
@@ -18,7 +18,7 @@ static double reference_z(double logit, struct logit_transform t) {
     const double z = (double)t.scale * logit, cap = t.softcap;
     return cap > 0 ? cap * tanh(z / cap) : z;
 }
-// dz/dlogit / scale
+// Returns dz/dlogit / scale.
 static double reference_slope(double logit, struct logit_transform t) {
     const double tangent = t.softcap > 0 ? tanh((double)t.scale * logit / (double)t.softcap) : 0;
     return 1 - tangent * tangent;
@@ -31,12 +31,12 @@ static double reference_loss(const double *logits, int target, int V, struct log
         sum += exp(reference_z(logits[i], t) - max);
     return max + log(sum) - reference_z(logits[target], t);
 }
-// The loss and z_loss times the square of the logarithm of the sum.
+// Returns the loss plus z_loss times the squared logarithm of the sum, for logits (V).
 static double reference_objective(const double *logits, int target, int V, struct logit_transform t, double z_loss) {
     const double loss = reference_loss(logits, target, V, t), log_sum = loss + reference_z(logits[target], t);
     return loss + z_loss * log_sum * log_sum;
 }
-// What z errs by.
+// Returns the error of z.
 static double z_error(double largest, struct logit_transform t) {
     return t.softcap > 0 ? 3.2e-7 * (double)t.softcap : t.scale != 1 ? 0x1p-24 * (double)t.scale * largest : 0;
 }
@@ -48,7 +48,7 @@ struct problem {
     int32_t *targets;
     float *losses;
 };
-// The padded columns hold what would spoil every sum that reads them.
+// Makes a problem whose padded columns hold what would spoil every sum that reads them.
 static struct problem problem_create(int N, int V, int Vp, double scale, double shift, double slope) {
     struct problem p;
     uint64_t random = (uint64_t)(V + N);
@@ -147,8 +147,8 @@ static void sizes(void **state) {
         check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0);
 }
 
-// Rows that begin anywhere: the same as at an aligned place. To the bit where a thread takes the same columns either
-// way.
+// Checks rows that begin anywhere: they have the results of rows at aligned places; the same bits where a thread takes
+// the same columns either way.
 static void rows_anywhere(void **state) {
     enum { V = 1003, VP = 1009, N = 3 };
     struct problem p = problem_create(N, V, VP, 8, 0, 0);
@@ -164,7 +164,7 @@ static void rows_anywhere(void **state) {
     problem_free(p);
 }
 
-// Many losses: more than the threads of a block.
+// Checks sums of more losses than a block has threads.
 static void sums_of_losses(void **state) {
     const int64_t sizes[] = {0, 1, 2, 31, 1000, 1024, 1025, 20011};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
@@ -185,7 +185,7 @@ static void sums_of_losses(void **state) {
     }
 }
 
-// Logits of 1e4 and -1e4: the loss is a difference of numbers near each other.
+// Checks logits of 1e4 and -1e4: the loss is a difference of numbers near each other.
 static void huge_logits(void **state) {
     const double scale = sizeof(floatX) == 2 ? 64 : 4; // bf16's spacing at 1e4 is 64
     check(4, 300, 384, scale, 1e4, 0);
@@ -193,8 +193,8 @@ static void huge_logits(void **state) {
     check(4, 300, 384, 1e4, 0, 0);
 }
 
-// Logits that grow or fall along the row, so that the shift of the running sum must move: now and then, often, at each
-// block.
+// Checks logits that grow or fall along the row, so that the shift of the running sum must move: now and then, often,
+// or at each block.
 static void growing_logits(void **state) {
     const double per_thousand[] = {12, 25, 40, 300, 1e5, -12, -300};
     for (size_t i = 0; i < sizeof per_thousand / sizeof *per_thousand; i++)
@@ -203,7 +203,7 @@ static void growing_logits(void **state) {
 
 static const struct logit_transform transforms[] = {{1, 0}, {0.125f, 0}, {1, 2.5f}, {3, 4}};
 
-// The reference gradient by central differences of the reference loss: 1e-10 for truncation and rounding at h = 1e-5.
+// Checks the reference's gradient by central differences of its loss: 1e-10 for truncation and rounding at h = 1e-5.
 static void gradient_by_finite_differences(void **state) {
     enum { V = 23 };
     for (int k = 0; k < 8; k++) {
@@ -235,8 +235,8 @@ static void gradient_by_finite_differences(void **state) {
     }
 }
 
-// Whether the target's logit is the largest: rows with one largest logit anywhere, with equal ones, with NaN and
-// without a target; padded columns, which hold larger numbers, do not count.
+// Checks whether the target's logit counts as the largest: in rows with one largest logit anywhere, with several equal
+// ones, with NaN, and without a target. Padded columns, which hold larger numbers, do not count.
 static void targets_with_the_largest_logit(void **state) {
     const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
     for (int k = 0; k < 5; k++) {
@@ -271,7 +271,7 @@ static void targets_with_the_largest_logit(void **state) {
     }
 }
 
-// Where a cap is far above the logits, near them and below them; rows of all sizes, and rows whose shift moves.
+// Checks caps far above the logits, near them and below them, in rows of all sizes and rows whose shift moves.
 static void scaled_and_capped_logits(void **state) {
     const int shapes[][3] = {{1, 1, 1}, {4, 9, 128}, {3, 17, 17}, {5, 100, 128}, {5, 1025, 1152}, {4, 50257, 50304}};
     const struct logit_transform all[] = {{0.125f, 0}, {12, 0}, {1, 30}, {1, 5}, {0.25f, 50}, {2, 4}};
@@ -283,8 +283,8 @@ static void scaled_and_capped_logits(void **state) {
     }
 }
 
-// z-losses of PaLM's size and far larger, with the logarithm of the sum above and below 0, where they shrink and grow
-// the softmax's part; no bit of the losses depends on them.
+// Checks z-losses of PaLM's size and far larger ones, with the logarithm of the sum above and below 0, where they
+// reduce or enlarge the softmax's part. No bit of the losses depends on them.
 static void gradients_of_z_losses(void **state) {
     const int shapes[][3] = {{2, 2, 128}, {3, 17, 17}, {5, 100, 128}, {5, 1025, 1152}, {4, 50257, 50304}};
     const float z_losses[] = {1e-4f, 0.01f, 0.5f};
@@ -296,7 +296,8 @@ static void gradients_of_z_losses(void **state) {
             }
 }
 
-// logits_transform gives what cross_entropy takes the softmax of, and leaves the padded columns as they are.
+// Checks that logits_transform gives the logits that cross_entropy takes the softmax of, and leaves padded columns as
+// they are.
 static void transformed_logits(void **state) {
     const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
     for (int k = 0; k < 4; k++)
@@ -322,8 +323,8 @@ static void transformed_logits(void **state) {
         }
 }
 
-// Rows whose target is negative have a loss and a gradient of 0, whatever their logits are; the others are as without
-// them.
+// Checks that rows with a negative target have a loss and a gradient of 0, whatever their logits are, and that the
+// other rows do not depend on them.
 static void targets_that_do_not_count(void **state) {
     enum { N = 7, V = 1003, VP = 1024 };
     for (int k = 0; k < 4; k++) {
@@ -358,7 +359,7 @@ static void targets_that_do_not_count(void **state) {
     }
 }
 
-// A NaN or an infinity anywhere in a row, the target's column or not, makes the loss of this row, and no other, not
+// Checks that a NaN or an infinity anywhere in a row, in the target's column or not, makes only this row's loss not
 // finite.
 static void broken_logits(void **state) {
     enum { V = 2100, VP = 2176 };
@@ -378,7 +379,7 @@ static void broken_logits(void **state) {
                     assert_true(to_float(p.logits[i]) == 0);
                 problem_free(p);
             }
-    // -infinity is the logit of a probability of 0: allowed, unless it is the target's.
+    // -infinity is the logit of a probability of 0. It is allowed, except for the target.
     struct problem p = problem_create(2, V, VP, 8, 0, 0);
     for (int i = 0; i < 1500; i++)
         p.logits[i] = p.logits[VP + i] = to_floatX(-INFINITY);

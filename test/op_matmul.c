@@ -1,6 +1,6 @@
 // matmul_forward, matmul_backward_input and matmul_backward_weight of every backend that is compiled in, against naive
-// double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
-// operands, and for any number of threads where the backend promises them.
+// double loops: values, accumulation, writes out of bounds, reads of memory that was not given, equal bits for the same
+// operands and, where the backend promises them, for any number of threads.
 #ifdef TARGET_CUDA
 #include "kernels/gpu_sizes.cuh"    // GPU_MATMUL_BYTES
 #include "kernels/matmul/matmul.cu" // the plans and choices under test
@@ -19,23 +19,24 @@ struct shape {
     int64_t M;
     int N, K;
 };
-// Awkward sizes; depths beyond every backend's depth block, in each of the three calls; columns beyond a panel; rows
-// beyond what the parts of dbias are summed of at once.
+// Awkward sizes; depths beyond every backend's depth block, in each of the three calls; more columns than a panel has;
+// more rows than one part of dbias's sum has.
 static const struct shape shapes[] = {{1, 1, 1},     {1, 5, 3},      {33, 17, 65},  {64, 384, 100}, {257, 129, 770},
                                       {7, 40, 1700}, {1700, 31, 40}, {5, 1700, 65}, {20, 33, 2100}, {20, 2100, 33},
                                       {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33}, {9000, 40, 3}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-// A sum of K products of random signs has a standard deviation of s sqrt(K); its K roundings, each at most 2^-24 of a
-// partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are
-// for the product and for what the sum is added to; then one rounding to the output.
+// Returns the tolerance, relative to the result. A sum of K products of random signs has a standard deviation of s
+// sqrt(K). Its K roundings, each at most 2^-24 of a partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2),
+// which is sqrt(K) 2^-24 of the sum. Two more are for the product and for what the sum is added to; and one is the
+// rounding to the output.
 static double tolerance(int64_t depth, double output_rounding) {
     return (sqrt((double)depth) + 2) * 0x1p-24 + output_rounding;
 }
-// Tensor cores cut a sum off where others round it, after each block of a depth of 8: by at most 2^-23 of it, half of
-// that on average, and always towards 0, so that these errors add up (Fasi, Higham, Mikaitis and Pranesh, "Numerical
-// behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). They show where the output is fp32: in
-// dweight.
+// What tensor cores add to the tolerance. They cut a sum off where others round it, after each block of a depth of 8:
+// by at most 2^-23 of it, on average by half of that, and always towards 0, so that these errors add up (Fasi, Higham,
+// Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). They show
+// only where the output is fp32: in dweight.
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
 static const double CUT_OFFS = sizeof(floatX) == 2 ? 1.0 / 8 : 0; // for each product of a sum
 #else
@@ -86,7 +87,7 @@ static void naive_free(struct naive *x) {
         free(all[i]);
 }
 
-// One shape's inputs and what the naive loops make of them.
+// One shape's inputs, and what naive loops compute from them.
 struct problem {
     struct shape shape;
     floatX *in, *weight, *bias, *dout;
@@ -118,7 +119,7 @@ static void problem_free(struct problem *p) {
     naive_free(&p->naive);
 }
 
-// What a backend makes of a problem; outputs and sums start as NaN, as does the workspace of each call.
+// What a backend computes from a problem's inputs. Outputs, sums and each call's workspace are NaN before.
 struct result {
     floatX *out, *out_without_bias, *din;
     float *dweight, *dbias;
@@ -186,9 +187,8 @@ static struct result run(const struct problem *p, int backward_weight_calls, str
     return r;
 }
 
-// Whether the backend has no way to compute all of a problem. cuBLASLt promises none for any shape: it is asked, and a
-// shape that it refuses is reported and passed over, unless it is one of a usual model, whose widths are multiples of
-// 8.
+// Whether a backend can't compute all of a problem. cuBLASLt promises no shape: it is asked, and a shape that it
+// refuses is printed and skipped, unless it is of a usual model, whose widths are multiples of 8.
 #ifdef TARGET_CUDA
 static bool refused(const struct problem *p, struct device *dev) {
     const struct shape s = p->shape;
@@ -230,7 +230,7 @@ static void assert_same_as_naive(const struct result *r, const struct problem *p
         free(all[i]);
 }
 
-// Slow where tiles are emulated: once is enough.
+// Whether a shape is slow where tiles are emulated: once is enough.
 static bool is_large(struct shape s) { return s.M * s.N * s.K > 10000000; }
 
 static void check_values(struct device *dev, const struct matmul_backend *backend) {
@@ -252,7 +252,7 @@ static void test_values(void **state) {
 }
 
 #ifndef TARGET_CUDA
-// Of the table of backends; and its description is that backend's.
+// Checks that the table's first backend for this machine is taken, and that the description names the same backend.
 static void the_first_backend_that_is_there_is_taken(void **state) {
     struct device dev = {1, NULL};
     struct matmul_library *chosen = matmul_create(&dev), *first = NULL;
@@ -265,14 +265,14 @@ static void the_first_backend_that_is_there_is_taken(void **state) {
 }
 #endif
 
-// The first call overwrites what is there, NaN, and later ones add to it: dweight in each, dbias where it is asked for.
+// Checks that the first call overwrites NaN, and later ones add: dweight in each call, dbias where it is asked for.
 static void check_accumulates_at(struct shape s, struct device *dev) {
     struct problem p = problem_make(s, 77);
     if (refused(&p, dev)) {
         problem_free(&p);
         return;
     }
-    struct result r = run(&p, 3, dev); // dbias in the first and the third only
+    struct result r = run(&p, 3, dev); // dbias only in the first and the third
     double *dweight = floats_to_doubles(r.dweight, (int64_t)s.N * s.K), *dbias = floats_to_doubles(r.dbias, s.N);
     for (int i = 0; i < s.N * s.K; i++)
         p.naive.dweight[i] *= 3;
@@ -323,7 +323,7 @@ static void test_threads(void **state) { for_each_backend(1, check_threads); }
 
 #ifndef TARGET_CUDA // cuBLASLt chooses its algorithm by the operands' alignment
 
-// A problem whose inputs, and a result and a workspace, begin `offset` elements later than malloc's memory.
+// A problem whose inputs, a result and a workspace each begin `offset` elements after memory of malloc.
 struct moved {
     struct problem problem;
     struct result result;
@@ -377,8 +377,8 @@ static void moved_destroy(struct moved *m) {
     moved_free(m->workspace, workspace_offset(m->offset));
 }
 
-// Called again, and with operands, results and workspace elsewhere in memory: a layer that is computed again in
-// backward has to give what forward gave.
+// Checks a second call, and calls with operands, results and workspace elsewhere in memory: a layer that is computed
+// again in backward must give what forward gave.
 static void check_same_bits_of(const struct problem *p, struct device *dev) {
     static const int offsets[] = {0, 1, 8};
     struct result first = run(p, 2, dev);
@@ -395,7 +395,7 @@ static void check_same_bits_of(const struct problem *p, struct device *dev) {
     result_free(&first);
 }
 static void check_same_bits(struct device *dev, const struct matmul_backend *backend) {
-    static const struct shape split = {4096, 64, 64}; // whose dweight oneDNN sums in parts, one a thread
+    static const struct shape split = {4096, 64, 64}; // oneDNN sums its dweight in parts, one for each thread
     for (int i = 0; i <= SHAPES; i++) {
         if (i < SHAPES && is_large(shapes[i]))
             continue;
@@ -422,7 +422,8 @@ static bool open_onednn(struct device *dev) {
     return dev->matmul != NULL;
 }
 
-// So running allocates none. Where oneDNN has no fast primitive for a product, the product is computed in fp32.
+// Checks that planning makes the primitives that running takes, so that running allocates none. Where oneDNN has no
+// fast primitive for a product, the product is computed in fp32.
 static void planning_makes_the_primitives_that_running_takes(void **state) {
     struct device dev = {2, NULL};
     if (!open_onednn(&dev))
@@ -448,7 +449,7 @@ static void planning_makes_the_primitives_that_running_takes(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// More products than are kept.
+// Checks more products than are kept: a primitive that was dropped is made again, with the same bits.
 static void a_dropped_primitive_is_made_again_with_the_same_bits(void **state) {
     enum { FEWEST = FEW_ROWS_MAX + 1, MAX = FEW_ROWS_MAX + ONEDNN_PRODUCTS + 10, N = 8, K = 16 };
     static const struct shape largest = {MAX, N, K};
@@ -477,7 +478,7 @@ static void a_dropped_primitive_is_made_again_with_the_same_bits(void **state) {
 
 #endif
 
-// A NaN or an infinity in one input element reaches exactly the outputs that depend on it.
+// Checks that a NaN or an infinity in one input element reaches exactly the outputs that depend on it.
 static void check_nonfinite_at(struct shape s, struct device *dev) {
     struct problem p = problem_make(s, 5);
     if (refused(&p, dev)) {
@@ -510,10 +511,10 @@ static void test_nonfinite(void **state) { for_each_backend(2, check_nonfinite);
 
 // ---- products of matrices whose rows lie apart ----
 
-// Columns [first, first + cols) of a matrix (rows, ld); the other columns are NaN.
+// Columns [first, first + cols) of a matrix (rows, ld), whose other columns are NaN.
 struct part {
     floatX *data;
-    double *start; // (rows, cols): its first values
+    double *start; // (rows, cols) its values at first
     int64_t rows, cols, ld;
     int first;
 };
@@ -542,7 +543,7 @@ static void part_check_gaps(const struct part *x) {
             if (j < x->first || j >= x->first + x->cols)
                 assert_memory_equal(&memory[i * x->ld + j], untouched, sizeof untouched);
 }
-// The values are the first ones, where `add`, + product (rows, cols).
+// Checks a part's values: product (rows, cols), added to the first values where `add`.
 static void part_check_values(const struct part *x, const double *product, bool add, int64_t depth) {
     double *values = test_doubles(x->rows * x->cols), *expected = test_doubles(x->rows * x->cols);
     for (int64_t i = 0; i < x->rows * x->cols; i++) {
@@ -559,8 +560,8 @@ struct strides {
     int64_t ld_in, ld_out;
     int first_in, first_out;
 };
-// Thin on either side, as the products of adapters of rank 1 to 256 are, at odd places too; few rows; then products
-// that are not thin, with rows, columns and depths beyond every backend's blocks.
+// Products that are thin on either side, as adapters' of rank 1 to 256 are, some at odd places; products of few rows;
+// and products that are not thin, with rows, columns and depths beyond every backend's blocks.
 static const struct strides strides[] = {
     {{1, 1, 1}, 3, 2, 1, 1},          {{40, 65, 1}, 3, 130, 2, 65},      {{70, 100, 5}, 5, 333, 0, 17},
     {{33, 128, 8}, 24, 384, 8, 128},  {{65, 97, 16}, 48, 200, 16, 97},   {{64, 64, 64}, 64, 64, 0, 0},
@@ -570,7 +571,7 @@ static const struct strides strides[] = {
     {{1100, 66, 70}, 210, 67, 70, 0}, {{40, 1700, 72}, 72, 1711, 0, 11},
 };
 enum { STRIDES = sizeof strides / sizeof *strides };
-// Slow by naive loops: their values are checked, which is enough.
+// Whether a shape is slow by naive loops: then only its values are checked.
 static bool is_slow(struct shape s) { return s.M * s.N * s.K > 1000000; }
 
 struct strided {
@@ -610,7 +611,7 @@ static struct strided strided_make(struct strides strides, uint64_t seed) {
     return x;
 }
 static void strided_free(struct strided *x) {
-    x->in.start = x->dout.start = NULL; // naive_free's
+    x->in.start = x->dout.start = NULL; // naive_free frees them
     struct part *const parts[] = {&x->in, &x->dout, &x->out, &x->din};
     for (int i = 0; i < 4; i++)
         part_free(parts[i]);
@@ -638,7 +639,7 @@ static void strided_run(struct strided *x, bool add, struct device *dev) {
 }
 
 #ifdef TARGET_CUDA
-// As `refused`, of the products that strided_run asks for.
+// Whether a backend refuses the products that strided_run asks for, as `refused`.
 static bool strided_refused(const struct strided *x, bool add, struct device *dev) {
     const struct shape s = x->strides.shape;
     const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
@@ -718,8 +719,9 @@ static void check_strides_threads(struct device *dev, const struct matmul_backen
 }
 static void rows_apart_give_the_same_bits_for_any_threads(void **state) { for_each_backend(1, check_strides_threads); }
 
-// What is added to the product's rounded negative is what rounding took from the product, unless that was rounded
-// before, as cuBLASLt's kernels for Hopper (nvjet, algorithm 66) do: on a GPU the difference may be all of that.
+// Where cuBLASLt rounds a product before it adds: its kernels for Hopper do (nvjet, algorithm 66). Then adding the
+// product's rounded negative does not leave exactly what rounding took from the product: on a GPU the difference may be
+// all of that.
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
 enum { ROUNDS_TWICE = 1 };
 #else
@@ -741,7 +743,7 @@ static void check_rounded_once(struct device *dev, const struct matmul_backend *
             }
         if (!strided_refused(&x, true, dev)) {
             strided_run(&x, true, dev);
-            // relative to what is left, the product's rounding, or to the product
+            // o = 0: relative to what is left, the product's rounding; 1: relative to the product
             for (int o = 0; o < 2; o++) {
                 const struct part *p = outputs[o];
                 const int64_t depth = o == 0 ? s.K : s.N;
@@ -766,8 +768,8 @@ static void a_sum_onto_an_output_is_rounded_once(void **state) {
     for_each_backend(2, check_rounded_once);
 }
 
-// The naive backward is the derivative of the naive forward: out is linear in each input, so that a difference quotient
-// with any step is exact but for the rounding of doubles.
+// Checks that the naive backward is the derivative of the naive forward. out is linear in each input, so that a
+// difference quotient with any step is exact but for the rounding of doubles.
 static void test_naive_by_differences(void **state) {
     const struct shape s = {3, 4, 5};
     struct problem p = problem_make(s, 9);
@@ -791,8 +793,8 @@ static void test_naive_by_differences(void **state) {
 
 #ifdef TARGET_CUDA
 
-// More shapes than the table of plans holds: a plan that was dropped is made again, with the same bits; one that was
-// not is found.
+// Checks more shapes than the table of plans holds: a plan that was dropped is made again, with the same bits; another
+// plan is found.
 static void test_plans(void **state) {
     enum { ROUNDS = 2, MAX = MATMUL_PLANS + 10, DEPTH = 8, BIASES = 8 * (MAX / 64 + 1) };
     struct device dev = {2, NULL};
@@ -800,7 +802,7 @@ static void test_plans(void **state) {
     struct problem p = problem_make(shapes[3], 1);
     struct result r[ROUNDS] = {result_make(p.shape), result_make(p.shape)};
     void *workspace = test_alloc(matmul_workspace_bytes(8 * 64, BIASES, DEPTH, &dev));
-    // the second call of a shape brings another bias, as well aligned
+    // The second call of a shape has another bias, aligned as well.
     char *memory = (char *)test_alloc(4 * MATMUL_ALIGNMENT);
     floatX *bias[2];
     for (int i = 0; i < 2; i++) {
@@ -831,7 +833,7 @@ static void test_plans(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// Views that begin at any element, of rows of any length, beside whole buffers of the same shape.
+// Checks views that begin at any element, of rows of any length, against whole buffers of the same shape.
 static void test_alignment(void **state) {
     struct device dev = {2, NULL};
     dev.matmul = matmul_create(&dev);
@@ -859,7 +861,8 @@ static void test_alignment(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// A plan of a training run asks how much scratch memory the products take where there is no GPU; no handle is made.
+// Checks that the plan of a training run can ask for the products' scratch memory where there is no GPU; no handle is
+// made.
 static void test_without_gpu(void **state) {
     struct device dev = {2, NULL};
     dev.matmul = matmul_create(&dev);
@@ -876,7 +879,8 @@ static void test_without_gpu(void **state) {
 #endif
 #ifdef CUDA_EMULATED
 
-// A product that the library has no algorithm for ends a run by a message that names it and what to change.
+// Runs a product that the library has no algorithm for: the run ends with a message that names the product and what to
+// change.
 static void run_refused(void *argument) {
     const struct problem *p = (const struct problem *)argument;
     struct device dev = {1, NULL};
@@ -909,7 +913,8 @@ static void test_refused(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// The stand-in for cuBLASLt ends the program where the library would fail, or would go wrong without a word.
+// A misuse, at which the stand-in for cuBLASLt ends the program where the library would fail, or give a wrong result
+// without an error.
 struct misuse {
     struct matmul_library *library;
     struct problem problem;
@@ -984,7 +989,7 @@ static void test_stand_in(void **state) {
         if (!strstr(message, words[m.which]))
             fail_msg("expected '%s', got: %s", words[m.which], message);
     }
-    assert_int_equal(run_in_child(misuse, &m, message, sizeof message), 0); // MISUSES: none
+    assert_int_equal(run_in_child(misuse, &m, message, sizeof message), 0); // MISUSES: no misuse
     free(m.workspace);
     result_free(&m.result);
     problem_free(&m.problem);

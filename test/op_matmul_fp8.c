@@ -1,6 +1,6 @@
 // matmul_fp8 and matmul_fp8_sum of every backend that is compiled in, against double loops over the decoded values: all
-// scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
-// number of threads where the backend promises them.
+// combinations of scalings, each format, bias, accumulation, scales that are NaN, writes out of bounds, and equal bits
+// for any number of threads where the backend promises them.
 #ifdef TARGET_CUDA
 #include "kernels/gpu_sizes.cuh"    // GPU_MATMUL_BYTES
 #include "kernels/matmul/matmul.cu" // the plans and choices under test
@@ -19,12 +19,12 @@
 struct shape {
     int64_t M, N, K;
 };
-// Sizes that end within a block of 128; then beyond the cpu target's blocks of each dimension.
+// Sizes that end within a block of 128; then sizes beyond the cpu target's blocks of each dimension.
 static const struct shape shapes[] = {{16, 16, 16},   {48, 80, 272},    {128, 256, 384},
                                       {272, 32, 144}, {1040, 16, 1168}, {16, 1040, 1168}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-// The scalings that meet, and the formats of a and b.
+// The combinations of scalings, and the formats of a and b.
 static const struct kind {
     const char *name;
     enum fp8_granularity a, b;
@@ -37,7 +37,7 @@ static const struct kind {
              {"1x128 by 1x128, e5m2 by e4m3", FP8_1X128, FP8_1X128, FP8_E5M2, FP8_E4M3}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-// INTEGERS: of at most 2, with scales that are powers of two near 1: every sum of products is exact in fp32.
+// INTEGERS: at most 2, with scales that are powers of two near 1, so that every sum of products is exact in fp32.
 enum values { RANDOM, INTEGERS };
 
 // ---- scales, which a GPU reads from its own memory ----
@@ -60,17 +60,17 @@ static void scales_free(float *scales) { guarded_free(scales); }
 struct operand {
     struct fp8_matrix matrix;
     int64_t rows, depth;
-    double *exact; // (rows, depth) what the codes and scales mean
+    double *exact; // (rows, depth) the values of the codes, scaled
 };
 struct problem {
     struct shape shape;
     enum fp8_granularity granularity;
     struct operand a, b;
     floatX *bias;
-    double *sums, *magnitudes; // (M, N) of the products, and of their magnitudes
+    double *sums, *magnitudes; // (M, N) the sums of products, and of their magnitudes
 };
 
-// What multiplies element (row, k).
+// Returns the place of the inverse scale of element (row, k).
 static float *inverse_of(const struct operand *x, int64_t row, int64_t k) {
     const int64_t depth_blocks = (x->depth + 127) / 128;
     switch (x->matrix.granularity) {
@@ -100,7 +100,7 @@ static struct operand operand_make(int64_t rows, int64_t depth, enum fp8_format 
     x.matrix.granularity = granularity;
     x.matrix.codes = (fp8 *)guarded((size_t)n, NAN_BYTE);
     x.matrix.inverse = scales_alloc(scales);
-    for (int64_t i = 0; i < n; i++) // of random signs and sizes, subnormals among them
+    for (int64_t i = 0; i < n; i++) // of random signs and sizes, some of them subnormal
         x.matrix.codes[i] = values == INTEGERS
                                 ? fp8_encode((float)(test_random(seed) % 5) - 2, format)
                                 : fp8_encode((float)(fp8_largest(format) * pow(test_uniform(seed), 5)), format);
@@ -159,7 +159,7 @@ static void problem_free(struct problem *p) {
     free(p->magnitudes);
 }
 
-// What a backend makes of a problem. Outputs start as NaN, `sum` as START; the workspace is NaN before each call.
+// What `sum` holds before a backend computes a problem. Other outputs, and the workspace before each call, are NaN.
 static const float START = 3;
 struct result {
     floatX *out, *without_bias;
@@ -207,9 +207,10 @@ static void result_free(struct result *r) {
 
 // ---- against double precision ----
 
-// Of |err| / sum of |a b|. A sum of K products makes K roundings, each at most 2^-24 of a partial sum that is no larger
-// than the sum of magnitudes, of random signs: sqrt(K) 2^-24. Three more are of the scales' product, its own and the
-// bias's. On a GPU 132 truncations to 13 bits, in a run of 128 of the depth.
+// Returns the tolerance of |err| / sum of |a b|. A sum of K products has K roundings of random signs, each at most
+// 2^-24 of a partial sum, which is no larger than the sum of magnitudes: sqrt(K) 2^-24. Three more are the rounding of
+// the scales' product, the product with it, and the bias. On a GPU a run of 128 of the depth has 132 truncations to 13
+// bits.
 static double tolerance(int64_t K) {
 #if defined TARGET_CUDA && !defined CUDA_EMULATED
     return 132 * 0x1p-13;
@@ -241,7 +242,7 @@ static void assert_exact(const struct problem *p, const struct result *r) {
     }
 }
 
-// cuBLASLt takes blocks as long as all widths are multiples of 128.
+// Whether a width is not a multiple of 128: cuBLASLt takes blocks only where all are.
 static bool is_ragged(struct shape s, struct kind kind) {
     return kind.a != FP8_PER_TENSOR && (s.M % 128 || s.N % 128 || s.K % 128);
 }
@@ -280,7 +281,7 @@ static void check_integers(struct device *dev, const struct matmul_backend *back
 }
 static void products_of_integers_are_exact(void **state) { for_each_backend(2, check_integers); }
 
-// Every code of a format meets 1, with a scale of a block at each end of what is exact.
+// Checks every code of a format times 1, with a block's scale at each end of what is exact.
 static void check_codes(struct device *dev, const struct matmul_backend *backend) {
     const struct shape s = {128, 128, 128};
     const struct kind kind = kinds[4];
@@ -313,7 +314,7 @@ static void check_codes(struct device *dev, const struct matmul_backend *backend
 }
 static void scales_of_blocks_keep_every_code_exact(void **state) { for_each_backend(1, check_codes); }
 
-// An inverse that is NaN makes all of its matrix's or of its rows' outputs NaN, and no others.
+// Checks that an inverse scale that is NaN makes all outputs of its matrix, or its row, NaN, and no others.
 static void check_nan(struct device *dev, const struct matmul_backend *backend) {
     const struct shape s = {128, 256, 384};
     for (int k = 0; k < KINDS; k++)
@@ -351,7 +352,7 @@ static void check_adds(struct device *dev, const struct matmul_backend *backend)
 }
 static void a_second_product_adds_to_the_first(void **state) { for_each_backend(2, check_adds); }
 
-// Products of one shape, which on a GPU share a plan, each with scales and a bias of its own.
+// Checks products of one shape, which share a plan on a GPU, each with scales and a bias of its own.
 static void check_pointers(struct device *dev, const struct matmul_backend *backend) {
     const struct shape s = {128, 128, 256};
     for (int k = 0; k < KINDS; k++) {
@@ -392,7 +393,8 @@ static void check_threads(struct device *dev, const struct matmul_backend *backe
 }
 static void any_number_of_threads_gives_the_same_bits(void **state) { for_each_backend(1, check_threads); }
 
-// Where blocks are whole; what oneDNN's primitives want for a shape is theirs to say.
+// Checks that the workspace does not depend on sizes, where blocks are whole. oneDNN's primitives need what they choose
+// for a shape.
 static void check_workspace(struct device *dev, const struct matmul_backend *backend) {
     const size_t bytes = matmul_fp8_workspace_bytes(2048, 2048, 2048, dev);
     assert_int_equal(matmul_fp8_workspace_bytes(1 << 20, 2048, 2048, dev), bytes);
@@ -434,7 +436,7 @@ static void without_hopper_fp8_is_refused_by_name(void **state) {
             assert_error(said, cases[i].words);
         else
             assert_null(said);
-        dev.open = false; // only planned
+        dev.open = false; // it is only planned
         assert_null(matmul_fp8_refusal(text, sizeof text, cases[i].granularity, &dev));
         unsetenv("EMU_CUBLASLT_VERSION");
     }
@@ -460,7 +462,8 @@ static void what_has_no_algorithm_is_refused_by_name(void **state) {
     setenv("EMU_CAPABILITY", "9.0", 1);
 }
 
-// What fast sums cost on Hopper, by 13 bits of mantissa: their errors grow with the depth.
+// Returns the error of a product with fast sums, or without, by 13 bits of mantissa as on Hopper: with fast sums it
+// grows with the depth.
 static double error_of(const struct problem *p, bool fast, struct device *dev) {
     struct result r = run(p, fast, dev);
     const int64_t n = p->shape.M * p->shape.N;
@@ -488,7 +491,8 @@ static void fast_sums_cost_bits_on_the_emulated_hopper(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// The stand-in for cuBLASLt ends the program where the library would fail, or go wrong without a word.
+// Misuses, at which the stand-in for cuBLASLt ends the program where the library would fail, or give a wrong result
+// without an error.
 enum misuse {
     BOTH_E5M2,
     OTHER_TYPE,
@@ -511,7 +515,7 @@ enum misuse {
     WIDE_MODE,
     OTHER_SPEED,
     LOW_WORKSPACE,
-    ONE_BLOCK, // this and the rest by scales of blocks
+    ONE_BLOCK, // from here on with scales of blocks
     OTHER_MODE,
     TWO_SQUARE_BLOCKS,
     FAST_BLOCKS,
@@ -611,7 +615,7 @@ static void misuse_run(void *argument) {
     if (m->which == BOTH_E5M2)
         a.format = b.format = FP8_E5M2;
     if (m->which == UNPADDED_SCALES) {
-        const int64_t padded = fp8_inverse_count(FP8_128X128, s.N, s.K); // of which no row is as long as this
+        const int64_t padded = fp8_inverse_count(FP8_128X128, s.N, s.K); // no row of the scales is as long as this
         b.inverse = scales_alloc(padded - 1);
     }
     const int64_t N = m->which == ODD_WIDTH ? 24 : s.N, K = m->which == ODD_DEPTH ? 24 : s.K;
@@ -626,7 +630,7 @@ static void misuse_run(void *argument) {
                                 m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0), GPU_MATMUL_BYTES, NULL));
 }
 static void the_stand_in_refuses_what_the_library_refuses(void **state) {
-    const struct shape s = {32, 48, 48}; // so few that the stand-in starts no threads, which a child could not
+    const struct shape s = {32, 48, 48}; // so small that the stand-in starts no threads, which a forked child could not
     struct misused m;
     memset(&m, 0, sizeof m);
     struct device dev = {1, NULL};

@@ -1,8 +1,8 @@
-// Muon's parts: Newton-Schulz iterations (optimizer/orthogonalize.cuh) against singular values in double, the momentum
-// and the step (kernels/muon.cuh) against double, and ten steps of torch.optim.Muon (test/golden/muon.golden).
+// Muon's parts: Newton-Schulz iterations (optimizer/orthogonalize.cuh) against singular values in double; the momentum
+// and the step (kernels/muon.cuh) against double; and ten steps of torch.optim.Muon (test/golden/muon.golden).
 //
-// Tolerances. Of an iteration: three deviations by random roundings (newton_schulz_deviation). Of the elementwise ops:
-// one rounding of each number that is stored, and a few of fp32.
+// Tolerances. An iteration: three deviations by random roundings (newton_schulz_deviation). Elementwise ops: one
+// rounding of each number that is stored, and a few in fp32.
 #include "kernels/amax.cuh" // amax_with
 #include "kernels/muon.cuh"
 #include "optimizer/orthogonalize.cuh"
@@ -35,7 +35,7 @@ static void orthogonalize_once(floatX *x, int rows, int cols, const struct newto
 // ---- Newton-Schulz iterations ----
 
 enum kind { NORMAL, RANK_DEFICIENT, CONDITION_1000, RANK_ONE };
-// A matrix of floatX, and the same in double.
+// Returns a matrix (rows, cols) of floatX, and in *exact the same values in double; the caller frees them.
 static floatX *matrix_of(double **exact, int rows, int cols, enum kind kind, double size, uint64_t *random) {
     const int64_t n = (int64_t)rows * cols;
     const int side = rows < cols ? rows : cols, rank = kind == RANK_DEFICIENT ? (side + 2) / 3
@@ -88,13 +88,14 @@ static void check_iteration(int rows, int cols, enum kind kind, double size, enu
 static void iterations_are_polynomials_of_the_singular_values(void **state) {
     static const int shapes[][2] = {{24, 24}, {24, 40}, {40, 24}, {8, 64}, {33, 17},
                                     {1, 40},  {40, 1},  {1, 1},   {16, 17}};
-    const int kinds = EMULATED ? NORMAL : RANK_ONE; // its threads are fibers
+    const int kinds = EMULATED ? NORMAL : RANK_ONE; // the emulator's threads are fibers
     for (int t = 0; t < TYPES; t += EMULATED ? 2 : 1)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             for (int kind = NORMAL; kind <= kinds; kind++)
                 check_iteration(shapes[s][0], shapes[s][1], (enum kind)kind, 1, types[t], 0);
 }
-// One step tells a wrong coefficient at once; more than the type has repeat its list or its last step.
+// Checks any number of steps: one step shows a wrong coefficient at once; more steps than the type's list has repeat
+// the list or its last step.
 static void any_number_of_steps(void **state) {
     static const int steps[] = {1, 2, 3, 7, 11};
     for (int t = 0; t < TYPES; t++)
@@ -105,7 +106,7 @@ static void any_number_of_steps(void **state) {
     assert_true(newton_schulz_step_of(&quintic, 6).a == quintic.list[1].a);
     assert_true(newton_schulz_step_of(&polar, 6).a == polar.list[4].a);
 }
-// Singular values from 1e-2 of the norm on end near 1 (shared facts of the types: the bounds of each).
+// Checks that singular values from 1e-2 of the norm on end near 1, within the bounds that each type's list gives.
 static void singular_values_end_near_1(void **state) {
     static const double least[TYPES] = {0.68, 0.97, 0.84, 0.99, 0.99}, most[TYPES] = {1.14, 1.04, 1.15, 1.01, 1.01};
     for (int t = 0; t < TYPES; t++) {
@@ -119,7 +120,7 @@ static void singular_values_end_near_1(void **state) {
         }
     }
 }
-// A power of two changes no bit; a factor of any size at most the roundings of U.
+// Checks that a power of two changes no bit, and another factor at most the roundings of U.
 static void size_does_not_matter(void **state) {
     static const double sizes[] = {1e-30, 1e-8, 1e8, 1e30};
     const struct newton_schulz ns = newton_schulz_of(MUON_POLAR_EXPRESS, 0);
@@ -148,7 +149,7 @@ static void zero_stays_zero(void **state) {
         free(x);
     }
 }
-// A momentum whose gradients are 0 from some step on decays through the subnormal floats.
+// Checks a momentum whose gradients are 0 from some step on: it decays through the subnormal floats, and stays finite.
 static void subnormal_stays_finite(void **state) {
     const struct newton_schulz ns = newton_schulz_of(MUON_POLAR_EXPRESS, 0);
     floatX *x = (floatX *)test_alloc(12 * 20 * sizeof *x);
@@ -162,7 +163,7 @@ static void subnormal_stays_finite(void **state) {
 
 // ---- momentum ----
 
-// Three tensors with gaps, one longer than what a thread takes at a time.
+// Three tensors with gaps; one is longer than what a thread takes at a time.
 enum { TENSORS = 3, FLAT = 128 + 256 + 24 * 128 };
 static struct flat_tensors tensors_of(struct flat_tensor rows[TENSORS], uint32_t *amax) {
     static const int64_t begins[TENSORS] = {0, 128, 384}, counts[TENSORS] = {100, 256, 24 * 128 - 5};
@@ -183,7 +184,7 @@ static bool in_a_tensor(const struct flat_tensors *tensors, int64_t at) {
             return true;
     return false;
 }
-// What is left of a rounding to a stored format, relative to the largest of a block.
+// Returns the error of a rounding to a stored format, relative to the largest element of a block.
 static double format_error(enum state_format format) {
     return format == FORMAT_8BIT ? 1.0 / 50 : format == FORMAT_BF16 ? 0x1p-8 : 0x1p-22;
 }
@@ -246,7 +247,7 @@ static void momentum_in_each_format(void **state) {
 
 // ---- the step ----
 
-// Matrices that cut the tensors at any element.
+// Returns matrices that cut the tensors at any element.
 static struct flat_tensors matrices_of(struct flat_tensor rows[5]) {
     static const int64_t begins[5] = {0, 128, 128 + 77, 384, 384 + 1501},
                          ends[5] = {100, 128 + 77, 384, 384 + 1501, 384 + 24 * 128 - 5};
@@ -260,7 +261,7 @@ static struct flat_tensors matrices_of(struct flat_tensor rows[5]) {
     }
     return matrices;
 }
-// A range [begin, end) of the flat buffers.
+// Checks a step of range [begin, end) of the flat buffers.
 static void check_step(bool remainder, bool finite, int begin, int end) {
     struct flat_tensor *rows = (struct flat_tensor *)test_alloc(TENSORS * sizeof *rows),
                        *matrix_rows = (struct flat_tensor *)test_alloc(5 * sizeof *rows);
@@ -331,7 +332,7 @@ static void steps_with_and_without_a_remainder(void **state) {
         check_step(remainder, variant & 2, 384, 384 + 24 * 128 - 5);
     }
 }
-// Without a remainder a bf16 parameter moves by less than its spacing in the mean.
+// Checks that without a remainder a bf16 parameter moves, in the mean, by less than its spacing.
 static void small_steps_are_kept_in_the_mean(void **state) {
     enum { N = 24 * 128 - 5 };
     struct flat_tensor *rows = (struct flat_tensor *)test_alloc(sizeof *rows);
@@ -352,7 +353,7 @@ static void small_steps_are_kept_in_the_mean(void **state) {
     for (int i = 0; i < N; i++)
         sum += to_float(params[i]) - 1.0;
     assert_near(sum / N, 0x1p-10, 5 * 0x1p-7 * 0.5 / sqrt((double)N),
-                0); // 5 deviations of a mean of numbers 2^-7 apart
+                0); // 5 deviations of a mean of numbers that are 2^-7 apart
     free(rows);
     free(params);
     free(factor);
@@ -360,7 +361,7 @@ static void small_steps_are_kept_in_the_mean(void **state) {
 
 // ---- torch.optim.Muon ----
 
-// Ten steps of one matrix of the golden file by the ops; *worst: of the distance to torch's, in updates' sizes.
+// Checks ten steps of a matrix of the golden file by the ops, against torch's.
 static void golden_steps(const struct golden *g, int index) {
     char name[32];
     snprintf(name, sizeof name, "start.%d", index);
@@ -390,7 +391,7 @@ static void golden_steps(const struct golden *g, int index) {
         params[i] = parameter_rounded(start->floats[i]);
         low[i] = split_low(start->floats[i]);
     }
-    double error = 0; // sum over the steps of what rounding does to a factor
+    double error = 0; // the sum over the steps of what rounding does to a factor
     for (int step = 0; step < steps; step++) {
         memcpy(grad, grads->floats + step * n, (size_t)n * sizeof *grad);
         struct muon_momentum_range r = {grad, FORMAT_FP32, momentum, FORMAT_FP32, update, n, 0, 0.95f, true};

@@ -1,19 +1,20 @@
-// Muon in the whole model: which tensor it updates and in which matrices, against the update in double from the model's
-// own gradients; once a step, whatever the number of micro-batches; to the same bits under each policy of
+// Muon in the whole model: which tensors it updates, and in which matrices, against the update in double from the
+// model's own gradients; once a step, whatever the number of micro-batches; to the same bits under each policy of
 // recomputation.
 //
-// Tolerances: three deviations of what random roundings do to an iteration (test/svd.h), and roundings of the
+// Tolerances: three deviations of what random roundings do to an iteration (test/svd.h), and the roundings of the
 // parameters.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "test/setup.h"
 #include "test/svd.h"
 #include "test/testing.h"
 
-// Rows [first, first + rows) of a tensor as a matrix of its own.
+// Rows [first, first + rows) of a tensor, as a matrix of their own.
 struct rows {
     int first, rows;
 };
-// The matrices of a tensor, written down anew; none: AdamW updates it.
+// The number of matrices of a tensor, which go to `list`, written here independently of the engine; 0: AdamW updates
+// it.
 static int expected_matrices(struct rows *list, const struct gpt *m, const struct tensor *t) {
     const struct layer_shape *s = &m->shape.layer;
     const int q = s->H * s->D, kv = s->G * s->D;
@@ -45,7 +46,7 @@ static int expected_matrices(struct rows *list, const struct gpt *m, const struc
     }
     return n;
 }
-// The first update of a matrix: its momentum is a multiple of its gradient.
+// Checks the first update of a matrix, whose momentum is a multiple of its gradient.
 static void check_matrix(const struct gpt *m, const struct tensor *t, struct rows rows, const double *before,
                          const double *after, const double *grads, double lr) {
     const struct newton_schulz ns =
@@ -64,7 +65,7 @@ static void check_matrix(const struct gpt *m, const struct tensor *t, struct row
     double norm = 0;
     for (int64_t i = 0; i < n; i++)
         norm += factor[i] * factor[i];
-    // The momentum is rounded to floatX at another size than the gradient here.
+    // Here the momentum, not the gradient, is rounded to floatX, at another size.
     const double deviation = newton_schulz_deviation(u, factor, rows.rows, t->cols, &ns) + FLOATX_ROUNDING * 10;
     const double stored = 0x1p-23 * largest * sqrt((double)n) / sqrt(norm);
     test_case_without_seed("%s, rows %d to %d", t->name, rows.first, rows.first + rows.rows - 1);
@@ -73,7 +74,7 @@ static void check_matrix(const struct gpt *m, const struct tensor *t, struct row
     free(factor);
     free(expected);
 }
-// The first update by AdamW: the gradient's sign, but for epsilon.
+// Checks the first update by AdamW: the gradient's sign, but for epsilon.
 static void check_adamw(const struct gpt *m, const struct tensor *t, const double *before, const double *after,
                         const double *grads, double grad_scale, double lr) {
     const bool decays = t->cols > 1;
@@ -128,8 +129,8 @@ static void the_first_step_of_qkv_as_one(void **state) {
     check_first_step(LLAMA, MUON "--muon-split-qkv none --muon-coefficient-type simple");
 }
 
-// Gradients that are a power of two as large move the matrices as far: they are clipped before the momentum, which is
-// then orthogonalized.
+// Checks that gradients a power of two as large move the matrices equally far: they are clipped before the momentum,
+// which is then orthogonalized.
 static void the_size_of_gradients_does_not_matter(void **state) {
     struct setup a = setup_of(LLAMA, MUON "--clip-grad 0"), b = setup_of(LLAMA, MUON "--clip-grad 0");
     setup_micro_step(&a, 0, 1);
@@ -152,10 +153,10 @@ static void the_size_of_gradients_does_not_matter(void **state) {
     setup_free(&a);
     setup_free(&b);
 }
-// Two micro-batches and one of both: the matrices are orthogonalized once a step, of the sum.
+// Checks two micro-batches against one with all their samples: matrices are orthogonalized once a step, from the sum.
 static void micro_batches_are_summed_first(void **state) {
     if (sizeof(floatX) == 2)
-        skip(); // rounding of the gradients is what small singular values are made of
+        skip(); // small singular values come from rounding of the gradients
     struct setup one = setup_of(LLAMA, MUON), two = setup_of(LLAMA, MUON "--micro-batch-size " TWO_BATCHES);
     for (int i = 0; i < 2; i++)
         micro_step_loss(one.model, i, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);

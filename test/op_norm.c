@@ -1,12 +1,12 @@
-// kernels/norm.cuh against the formulas in double, finite differences of those formulas, and threads.
+// kernels/norm.cuh against the formulas in double, finite differences of these formulas, and other numbers of threads.
 //
-// Tolerances. fp32: an element passes about five roundings of 2^-24 = 6e-8 each; the sums behind it, where the compiler
-// makes no vector lanes of them, random-walk over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
-// result is rounded once, so that FLOATX_ROUNDING bounds each element's relative error, hence the norm's; a tenth more
-// for the fp32 work before. A row of one element is special: all terms of LayerNorm's dx cancel and what remains is
-// rstd = 316 times their roundings. rstd itself: a lane of the vector, of which the narrowest have four, sums C / 4
-// squares, with a standard deviation of at most sqrt(C / 4) 2^-24; the worst row is within four of that, and the root
-// halves it.
+// Tolerances. fp32: an element has about five roundings of 2^-24 = 6e-8 each. Where the compiler makes no vector lanes
+// of the sums behind it, these walk randomly over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
+// result is rounded once, so that FLOATX_ROUNDING bounds each element's relative error, and so the norm's; a tenth more
+// is for the work in fp32 before. A row of one element is special: all terms of LayerNorm's dx cancel, and what remains
+// is rstd = 316 times their roundings. rstd itself: a lane of the vector, of which the narrowest has four, sums C / 4
+// squares, with a standard deviation of at most sqrt(C / 4) 2^-24; the worst row is within four of these deviations,
+// and the root halves the error.
 #include "kernels/device_queue.cuh" // device_synchronize
 #include "kernels/norm.cuh"
 #include "test/amax.h" // amax_case_set, amax_new, amax_expected
@@ -20,7 +20,7 @@ static double rstd_tolerance(int C) { return fmax(FP32_SUMS, sqrt(C) * 0x1p-24);
 static struct device device = {2, NULL};
 static const double EPS = 1e-5;
 
-// Both kinds, each with the weight as it is and with 1 added to it.
+// LayerNorm and RMSNorm, each with the weight as it is and with 1 added to it.
 enum { VARIANTS = 4 };
 static struct norm_options options_of(int variant) {
     const struct norm_options options = {variant % 2 == 0 ? NORM_LAYERNORM : NORM_RMSNORM, variant >= 2, (float)EPS};
@@ -53,8 +53,8 @@ static void reference_forward(double *out, const double *x, const double *weight
     }
 }
 
-// The derivative of out with respect to x[j], written from the definition (no use of the means that the op computes):
-// d y[c] / d x[j] = rstd * ((c == j) - 1/C) - y[c] y[j] rstd / C.
+// Computes backward from the derivative of out with respect to x[j], which is written from the definition, without the
+// means that the op computes: d y[c] / d x[j] = rstd * ((c == j) - 1/C) - y[c] y[j] rstd / C.
 static void reference_backward(double *dx, double *dweight, double *dbias, const double *dout, const double *x,
                                const double *weight, int N, int C, struct norm_options options) {
     for (int n = 0; n < N; n++) {
@@ -125,14 +125,14 @@ static void check_forward(int N, int C, struct norm_options options, double shif
         assert_close(result, expected, (int64_t)N * C, tolerance);
         assert_close(got_rstd, rstds, N, rstd_tolerance(C));
         if (options.kind == NORM_LAYERNORM) {
-            // The mean of values of size 1 + |shift| may itself be near 0, so its error is absolute.
+            // The mean of values of size 1 + |shift| may be near 0, so its error is absolute.
             for (int n = 0; n < N; n++)
                 assert_near(mean[n], means[n], (1 + fabs(shift)) * 0x1p-21, n);
         }
         free(result);
         free(got_rstd);
     }
-    // Without out only the statistics are made, without them only out: the same bits.
+    // Without out only the statistics are computed, without these only out: the same bits.
     float *alone = (float *)test_alloc((size_t)N * sizeof *alone);
     norm_forward(NULL, NULL, alone, p.x, p.weight, p.bias, N, C, options, &device);
     assert_memory_equal(alone, rstd, (size_t)N * sizeof *alone);
@@ -146,7 +146,7 @@ static void check_forward(int N, int C, struct norm_options options, double shif
     problem_free(p);
 }
 
-// What an op leaves as its partial sums of columns, of x as it stored it, with a number behind them that is left alone.
+// Returns memory for the partial sums of columns that an op leaves, and a number behind them, which must stay.
 static float *partial_new(int64_t chunks, int C) {
     float *partial = (float *)test_alloc(sizeof *partial * (size_t)(chunks * C + 1));
     memset(partial, 0xff, sizeof *partial * (size_t)(chunks * C));
@@ -167,8 +167,8 @@ static void assert_column_sums(const float *partial, int64_t chunks, const float
     free(sums);
 }
 
-// Without a residual, with one elsewhere or in place; overwriting or adding; with sums of dx's columns or not: the same
-// values. What an output holds that is not to be read is NaN.
+// Checks backward without a residual, with one elsewhere or in place; overwriting or adding; with and without sums of
+// dx's columns: the values are always the same. Outputs that must not be read hold NaN.
 static void check_backward_forms(struct problem p, const float *mean, const float *rstd, struct norm_options options,
                                  void *workspace) {
     const int N = p.N, C = p.C;
@@ -217,7 +217,7 @@ static void check_backward(int N, int C, struct norm_options options, double shi
     float *dweight = (float *)test_alloc((size_t)C * sizeof *dweight);
     float *dbias = (float *)test_alloc((size_t)C * sizeof *dbias);
     double *dweight_expected = test_doubles(C), *dbias_expected = test_doubles(C);
-    for (int c = 0; c < C; c++) // both are added to
+    for (int c = 0; c < C; c++) // each is added to
         dweight_expected[c] = dweight[c] = dbias_expected[c] = dbias[c] = 0.5f * (float)(c % 5);
     norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options, &device);
     char *workspace = (char *)test_alloc(norm_backward_workspace_bytes(N, C, &device) + 1);
@@ -248,7 +248,7 @@ static void check_backward(int N, int C, struct norm_options options, double shi
     problem_free(p);
 }
 
-// Rows for a warp and for a block of each size, of whole 16-byte accesses and not; more rows than runs in backward.
+// Rows for a warp and for a block of each size, of whole 16-byte accesses or not; more rows than backward has runs.
 static const int sizes[][2] = {{1, 1},    {1, 5},    {3, 16},   {2, 33},   {7, 48},   {5, 768},  {129, 100},
                                {300, 31}, {3, 1000}, {9, 1024}, {5, 1600}, {3, 4096}, {6, 8192}, {4300, 16}};
 enum { SIZES = sizeof sizes / sizeof *sizes };
@@ -271,7 +271,7 @@ static void backward(void **state) {
                                TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
 }
 
-// Noise of size 1 on a mean of 1000, where fp32's spacing is 6e-5. The noise of bf16 there is a few steps of 4.
+// Checks noise of size 1 on a mean of 1000, where fp32's spacing is 6e-5. bf16's noise there is a few steps of 4.
 static void large_mean(void **state) {
     const double scale = sizeof(floatX) == 2 ? 4096 : 1000;
     check_forward(4, 768, options_of(0), scale, TOLERANCE);
@@ -280,8 +280,8 @@ static void large_mean(void **state) {
     check_backward(4, 100, options_of(0), -scale, TOLERANCE);
 }
 
-// The reference's backward, itself checked by central differences of the reference's forward, in double: h^2 for the
-// truncation and 1e-16 / h for the rounding are both below 1e-9 at h = 1e-5.
+// Checks the reference's backward by central differences of the reference's forward, in double: h^2 for the truncation
+// and 1e-16 / h for the rounding are each below 1e-9 at h = 1e-5.
 static void reference_by_finite_differences(void **state) {
     enum { N = 2, C = 7 };
     for (int variant = 0; variant < VARIANTS; variant++) {
@@ -356,8 +356,8 @@ static void same_bits_for_any_threads(void **state) {
     }
 }
 
-// Forward by the bias, backward by what dx holds before: of each the last element alone is NaN or infinite. amax begins
-// at `before`. Far from 0, so that a row's mean is larger than its results.
+// Checks the amax, which begins at `before`. Only the last element is NaN or infinite: forward, because of the bias;
+// backward, because of what dx holds before. Values lie far from 0, so that a row's mean is larger than its results.
 static void check_amax(int N, int C, struct norm_options options, int amax_case, uint32_t before) {
     struct problem p = problem_create(N, C, options, 100);
     test_case((uint64_t)(N * 1000 + C), "amax, N %d, C %d, %s, %s, from %x", N, C, options_name(options),
@@ -405,7 +405,7 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
     assert_memory_equal(fused[0], fused[1], bytes);
     assert_int_equal(*with_amax.amax, amax_expected(before, fused[1], (int64_t)N * C));
     *with_amax.amax = before;
-    norm_forward(NULL, NULL, rstd, p.x, p.weight, p.bias, N, C, with_amax, &device); // which writes no out
+    norm_forward(NULL, NULL, rstd, p.x, p.weight, p.bias, N, C, with_amax, &device); // it writes no out
     assert_int_equal(*with_amax.amax, before);
     void *all[] = {sum,  out[0], out[1],    dx[0],     dx[1],          fused[0], fused[1],
                    mean, rstd,   gradients, workspace, with_amax.amax, partial};
@@ -418,16 +418,17 @@ static void amax_is_of_what_is_stored(void **state) {
         if (!takes_case(i, 3))
             continue;
         const int *size = i < SIZES ? sizes[i] : long_sizes[i - SIZES];
-        for (int k = 0; k < AMAX_CASES; k++) // of each variant one case, another for each size
+        for (int k = 0; k < AMAX_CASES; k++) // of each variant one case, another one for each size
             check_amax(size[0], size[1], options_of((i + k) % VARIANTS), k, k == AMAX_FINITE ? 0 : 1);
-        check_amax(size[0], size[1], options_of(i % VARIANTS), AMAX_FINITE, 0x7f000000u); // larger than any
+        check_amax(size[0], size[1], options_of(i % VARIANTS), AMAX_FINITE, 0x7f000000u); // larger than any element
     }
     for (int variant = 0; variant < VARIANTS; variant++)
         for (int k = 0; k < AMAX_CASES; k++)
             check_amax(7, 45, options_of(variant), k, 0);
 }
 
-// Decoding and recomputation take a row alone, or among others than training's forward.
+// Checks that a row has the same bits by itself as among others: decoding and recomputation compute a row by itself, or
+// among other rows than training's forward.
 static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
     const int shapes[][2] = {{7, 1}, {7, 45}, {8, 64}, {9, 768}};
     for (int k = 0; k < 4 * VARIANTS; k++) {
@@ -449,7 +450,7 @@ static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
     }
 }
 
-// Arrays that begin anywhere: the same results, but for the order of sums.
+// Checks arrays that begin anywhere: results are the same, but for the order of sums.
 static void misaligned(void **state) {
     enum { N = 5, C = 72 };
     const float SCALE = 0.22f;
@@ -527,11 +528,10 @@ static void residual(void **state) {
                 assert_true(to_float(out[k]) == to_float(to_floatX(to_float(x[k]) + to_float(delta[k]))));
 
             residual_backward(out, NULL, delta, N, C, scale, dropout, &device);
-            device_synchronize(
-                &device); // without dropout it is a copy, which does not block as launches can be made to
+            device_synchronize(&device); // without dropout it is a copy, for which CUDA_LAUNCH_BLOCKING does not wait
             double *result_backward = to_doubles(out, N * C);
             assert_close(result_backward, expected_backward, N * C, TOLERANCE);
-            // In place; backward first, for delta is still whole.
+            // In place; backward comes first, while delta is still intact.
             floatX *copy = (floatX *)test_alloc(sizeof(floatX) * (size_t)(N * C));
             memcpy(copy, delta, sizeof(floatX) * (size_t)(N * C));
             residual_backward(copy, NULL, copy, N, C, scale, dropout, &device);
@@ -566,7 +566,7 @@ static void residual(void **state) {
         }
 }
 
-// The fused op gives the bits of the two apart, whatever is asked for, also in place.
+// Checks that the fused op gives the bits of the two separate ops, whatever is asked for, also in place.
 static void residual_norm(void **state) {
     const int shapes[][2] = {{1, 1}, {3, 5}, {7, 300}, {9, 256}, {5, 1024}, {3, 1600}, {2, 3001}, {2, 6144}};
     for (int i = 0; i < 8; i++)
@@ -608,8 +608,8 @@ static void residual_norm(void **state) {
         }
 }
 
-// 1 + w of small weights: w's digits below 2^-8, which bf16 has no room for beside a 1, are all in the result. It may
-// differ from the reference where that lies next to the middle between two numbers.
+// Checks 1 + w of small weights: w's digits below 2^-8, for which bf16 has no room beside a 1, must all enter the
+// result. It may differ from the reference where that is near the middle between two numbers.
 static void one_plus_is_added_in_fp32(void **state) {
     enum { N = 9, C = 520 };
     struct problem p = problem_create(N, C, options_of(3), 0.1);

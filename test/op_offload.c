@@ -1,5 +1,5 @@
-// Activations in host memory between forward and backward: they change no bit, whatever lies in memory that the plan
-// calls dead and whether copies are early or late, and the plan falls by what left.
+// Activations in host memory between forward and backward. They change no bit, whatever lies in memory that the plan
+// calls dead, and whether copies are early or late. The plan falls by what left the device.
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/forms.h"   // the forms of the block
@@ -16,7 +16,7 @@
 
 #define FP8_DELAYED FP8_LLAMA "--seq-length 32 --fp8-format hybrid --fp8-recipe delayed "
 
-// What is held to every policy_step-th policy, from first_policy on, besides the forms.
+// Cases beside the forms. They are tested under each policy_step-th policy, from first_policy on.
 static const struct offload_case {
     const char *options;
     int first_policy, policy_step;
@@ -37,7 +37,7 @@ static const struct offload_case {
 #endif
     {NULL, 0, 1},
 };
-// The number of cases: the forms that take part, and what is beside them.
+// The number of cases, which go to `cases`: the forms that take part, and the cases beside them.
 static int offload_cases(struct offload_case cases[FORMS + 8]) {
 #ifdef CUDA_EMULATED
     const unsigned takes_part = FORM_OFFLOADED_EMULATED;
@@ -67,7 +67,7 @@ static const char *const policies[] = {
 #endif
 };
 #ifdef CUDA_EMULATED
-enum { FEWEST = 2 }; // offloaded layers
+enum { FEWEST = 2 }; // the fewest offloaded layers
 #else
 enum { FEWEST = 1 };
 #endif
@@ -77,7 +77,7 @@ enum { POLICIES = sizeof policies / sizeof *policies, OPTIONS = 640 };
 
 struct result {
     struct outcome outcome;
-    double norm; // of the last step
+    double norm; // the last step's
     int layers;
 };
 static struct result result_of(struct setup *s) {
@@ -97,10 +97,10 @@ static struct result plain_result(const char *shape, const char *options) {
     setup_free(&s);
     return r;
 }
-// When copies are made: to the host and to the device each as they begin or as they are waited for.
+// When copies run, to the host and to the device: each as it is begun, or as it is waited for.
 enum { ORDERS = 4 };
 static void set_order(struct gpt *m, int order) {
-#ifdef CUDA_EMULATED // its streams are late without the variable
+#ifdef CUDA_EMULATED // without the variable the emulator's streams are late
     static const char *const early[ORDERS] = {"eager", "2", "1", "0"};
     setenv("EMU_STREAMS", early[order], 1);
 #endif
@@ -109,8 +109,8 @@ static void set_order(struct gpt *m, int order) {
     if (order & 2)
         transfers_copy_late(&m->timeline.transfers, TRANSFER_TO_DEVICE);
 }
-// Two steps and an evaluation with `layers` offloaded. watch: what looks at the phases, NULL: nothing does, and
-// micro-steps may be recorded.
+// Checks two steps and an evaluation with `layers` layers offloaded. watch: is called as each phase begins; NULL:
+// nothing is, so that micro-steps may be recorded.
 static void offload_changes_no_bit(const struct result *plain, const char *shape, const char *options, int layers,
                                    int order, void (*watch)(struct gpt *)) {
     char with[OPTIONS + 64];
@@ -127,7 +127,8 @@ static void offload_changes_no_bit(const struct result *plain, const char *shape
     outcome_free(&r.outcome);
 }
 
-// Each form under each of its policies: one layer, some, all of them offloaded; the orders take turns.
+// Checks each form under each of its policies, with one, some and all layers offloaded; the orders of copies take
+// turns.
 static void offload_and_poisoned_memory_change_no_bit(void **state) {
     struct offload_case cases[FORMS + 8];
     const int count = offload_cases(cases);
@@ -144,7 +145,7 @@ static void offload_and_poisoned_memory_change_no_bit(void **state) {
             outcome_free(&plain.outcome);
         }
 }
-// Unwatched, so that on a GPU later micro-steps are graphs.
+// Checks micro-steps that are not watched, so that on a GPU the later ones are graphs.
 static void recorded_micro_steps_change_no_bit(void **state) {
     static const char *const graphs[] = {"--cuda-graphs", "--cuda-graphs=false"};
     struct result plain = plain_result(GPT2, CLIPPED);
@@ -195,10 +196,10 @@ static size_t activations_bound(const struct plan *plan) {
     return plan->lower_bound_bytes - (plan->peak_bytes - plan->arena_bytes[ARENA_ACTIVATIONS]);
 }
 
-// Models of 4 layers and 2 x 32 tokens whose head is the peak. Bytes a token that a layer keeps, of 2-byte and 4-byte
-// elements, by hand. GPT-2: 4 C norm inputs, 4 C norm outputs, 6 C q, k, v, 2 C attention, 16 C MLP; 4 x 4 log-sum-exps,
-// 2 x 8 statistics. Llama, with 2 of 4 heads of 16 for keys and an MLP of 128: 4 C, 4 C, 256 q, k, v, 2 C, 512 gate and
-// up, 256 MLP; 16 log-sum-exps, 2 x 4 statistics.
+// Models of 4 layers and 2 x 32 tokens, whose peak is in the head. The bytes per token that a layer keeps, of elements
+// of 2 bytes and of 4, computed by hand. GPT-2: 4 C norm inputs, 4 C norm outputs, 6 C q, k, v, 2 C attention, 16 C
+// MLP; 4 x 4 log-sum-exps, 2 x 8 statistics. Llama, with 2 KV heads of 16, 4 heads and an MLP of 128: 4 C, 4 C, 256 q,
+// k, v, 2 C, 512 gate and up, 256 MLP; 16 log-sum-exps, 2 x 4 statistics.
 #define PLANNED                                                                                                        \
     "--vocab-size 32768 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                      \
     "--micro-batch-size 2 --global-batch-size 2 --loss-chunk-tokens 64 "
@@ -221,7 +222,8 @@ static void the_plan_falls_by_what_left(void **state) {
             snprintf(options, sizeof options, "--cpu-offloading-num-layers %d", layers);
             struct planned p = plan_of(planned_shapes[i].options, options);
             const struct plan *plan = &p.model->timeline.plan;
-            const size_t left = (size_t)(layers < 4 ? layers : 3) * layer; // the last layer's backward comes next
+            // the last layer's backward comes next, so that it does not leave
+            const size_t left = (size_t)(layers < 4 ? layers : 3) * layer;
             assert_int_equal(plan->arena_bytes[ARENA_HOST_ACTIVATIONS], left);
             assert_int_equal(bytes_of_transfers(plan, TRANSFER_TO_HOST), left);
             assert_int_equal(bytes_of_transfers(plan, TRANSFER_TO_DEVICE), left);
@@ -233,7 +235,7 @@ static void the_plan_falls_by_what_left(void **state) {
     }
 }
 
-// The most outputs of layers, the embedding's too, that are on the device in a phase of training.
+// Finds the largest number of layers' outputs, with the embedding's, that are on the device in a phase of training.
 static int most_outputs(const struct planned *p) {
     const struct plan *plan = &p->model->timeline.plan;
     int most = 0;
@@ -248,8 +250,8 @@ static int most_outputs(const struct planned *p) {
     }
     return most;
 }
-// With full recomputation and all layers offloaded two inputs of layers are on the device, where there were all of
-// them; and no policy's activations grow with the number of layers.
+// Checks full recomputation with all layers offloaded: two inputs of layers are on the device where all of them were.
+// And under no policy do activations on the device grow with the number of layers.
 static void offloaded_layers_take_no_memory(void **state) {
     static const char *const many[] = {"", "--recompute-granularity selective", "--recompute-granularity full",
                                        ("--recompute-granularity full --recompute-method uniform "
@@ -309,7 +311,7 @@ int main(void) {
         cmocka_unit_test(recorded_micro_steps_change_no_bit),
         cmocka_unit_test(offload_and_poisoned_memory_change_no_bit),
     };
-    setenv("EMU_CAPABILITY", "8.9", 1); // the emulated GPU's: FP8
-    omp_set_num_threads(1);             // ops this small would spend their time in barriers
+    setenv("EMU_CAPABILITY", "8.9", 1); // the emulated GPU's: it has FP8
+    omp_set_num_threads(1);             // barriers would take most of the time of ops this small
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

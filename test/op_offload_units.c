@@ -1,6 +1,6 @@
-// Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever
-// lies in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits
-// wherever they lie; and the plan falls by what left. op_zero has the same of several ranks.
+// Parameters and gradients in host memory, a unit at a time on the device, on one rank. They change no bit, whatever
+// lies in memory that the plan calls dead, and whether copies are early or late. Gradients in bf16 have the same bits
+// wherever they lie. The plan falls by what left the device. op_zero tests several ranks.
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
@@ -11,7 +11,7 @@
 #else
 #define THREE_BATCHES "9"
 #endif
-// With the larger vocabulary the stored gradients of head and embeddings are streamed.
+// With the larger vocabulary, stored gradients of head and embeddings are streamed.
 #define LARGE_VOCABULARY " --vocab-size 700 "
 
 static const char *const offloads[] = {
@@ -31,7 +31,7 @@ static const char *const policies[] = {
 static const char *const dtypes[] = {"", "--main-grads-dtype bf16"};
 enum { OFFLOADS = sizeof offloads / sizeof *offloads, POLICIES = sizeof policies / sizeof *policies, OPTIONS = 512 };
 
-// Two steps, whose gradients on the host are what the first micro-step finds there, and an evaluation.
+// What two steps and an evaluation leave. Gradients on the host are what the first micro-step finds there.
 struct result {
     struct outcome outcome;
     double norm, evaluation;
@@ -50,7 +50,8 @@ static struct result result_of(struct setup *s) {
     r.evaluation = loss_mean(gpt_evaluate(s->model, setup_batch(s, 0)));
     return r;
 }
-// late: a direction whose copies are made when they are waited for; TRANSFER_DIRECTIONS: none is.
+// Checks that offload changes no bit of `plain`. late: the direction whose copies run as they are waited for;
+// TRANSFER_DIRECTIONS: none.
 static void offload_changes_no_bit(const struct result *plain, const char *shape, const char *options, int late,
                                    void (*watch)(struct gpt *)) {
     struct setup s = setup_of(shape, options);
@@ -81,7 +82,8 @@ static void same_bits(const char *shape, void (*watch)(struct gpt *)) {
         outcome_free(&plain.outcome);
     }
 }
-// What on emulated hardware is of the long run: of both kinds of models the short one meets units and gradients once.
+// Skips on emulated hardware what only the long run has time for: in the short run each kind of model meets units and
+// gradients once.
 static void skip_where_emulated(void) {
     if (!takes_case(1, 2))
         skip();
@@ -97,7 +99,7 @@ static void streamed_gradients_change_no_bit_llama(void **state) {
     same_bits(LLAMA LARGE_VOCABULARY, poison);
 }
 #if defined(PRECISION_BF16) && !defined(CUDA_EMULATED) // there is no FP8 with fp32
-// The amaxes of weights are then taken as the weights are cast, not by the update.
+// Checks FP8: with offloaded units the amaxes of weights are taken as the weights are cast, not by the update.
 static void offloaded_units_change_no_bit_fp8(void **state) {
     static const char *const recipes[] = {"tensorwise", "delayed"};
     for (int i = 0; i < 2; i++) {
@@ -112,14 +114,16 @@ static void offloaded_units_change_no_bit_fp8(void **state) {
     }
 }
 #endif
-// Unwatched micro-steps are recorded where the target has graphs: in the second of two steps all three.
+// Checks micro-steps that are not watched, and so recorded where the target has graphs: all three, in the second of two
+// steps.
 static void recorded_micro_steps_have_the_same_bits(void **state) {
     if (takes_case(1, 2))
         same_bits(GPT2, NULL);
     same_bits(LLAMA " --global-batch-size " THREE_BATCHES, NULL);
 }
 
-// The device holds less by what left it, and the host has it; buffers of units take a part of that.
+// Checks that the device holds less by what left it, and that the host holds that; units' buffers take back a part on
+// the device.
 static void the_plan_falls_by_what_left(void **state) {
     for (int i = 0; i < 2; i++) {
         char options[OPTIONS];
@@ -144,7 +148,7 @@ static void the_plan_falls_by_what_left(void **state) {
     }
 }
 
-// A step begins to copy as many bytes as is planned, with one micro-step, two and three.
+// Checks that a step with one, two and three micro-steps begins to copy as many bytes as planned.
 static void a_step_copies_what_is_planned(void **state) {
     static const char *const what[] = {
         "--offload-gradients --offload-weights --optimizer-cpu-offload --exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",

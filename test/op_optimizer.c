@@ -1,12 +1,12 @@
-// The optimizer's state in every format, on the device and in the host's memory: an update that streams its state has
-// the bits of one that does not, in pieces of any size, and the plan falls by what left the device.
+// The optimizer's state in every format, on the device and in the host's memory. An update that streams its state, in
+// pieces of any size, has the bits of an update that does not. The plan falls by what left the device.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "test/setup.h"
 #include "test/testing.h"
 #include <string.h>
 
-// One dtype an option: FP32 is the default. 8-bit has bf16 for head and embeddings, of which the shapes have both.
-// The emulator's threads are fibers: a part of the cases there.
+// Each option gives one dtype; the default is FP32. With 8-bit states, head and embeddings have bf16. The emulator's
+// threads are fibers, so it takes only a part of the cases.
 static const char *const formats[] = {
     "",
     "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",
@@ -28,7 +28,7 @@ static const char *const formats[] = {
 #endif
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
-// Fractions at which the cut lies within a layer, within the first tensors, near the end; the last: all.
+// Fractions at which the cut lies within a layer, within the first tensors, or near the end; the last one: everything.
 static const char *const fractions[] = {
     "0.37",
 #ifndef CUDA_EMULATED
@@ -39,7 +39,7 @@ static const char *const fractions[] = {
 };
 enum { FRACTIONS = sizeof fractions / sizeof *fractions };
 
-// What updates leave behind: parameters, and each state as it is stored.
+// What updates leave: parameters, and each state as it is stored.
 struct states {
     struct outcome steps;
     char *native[STATE_COUNT];
@@ -62,7 +62,7 @@ static struct states states_of_now(struct setup *s) {
     }
     return r;
 }
-// After two steps.
+// Returns the states after two steps.
 static struct states states_of(struct setup *s) {
     struct outcome steps = two_steps(s);
     struct states r = states_of_now(s);
@@ -99,7 +99,7 @@ static void same_bits(const char *shape) {
                      fractions[k]);
             struct setup s = setup_of(shape, options);
             assert_true(s.model->optimizer.piece > 0 && s.model->optimizer.cut < s.model->optimizer.elements);
-            for (int direction = 0; direction < k % 4; direction++) // none, one or both directions copied late
+            for (int direction = 0; direction < k % 4; direction++) // none, one or both directions are copied late
                 transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)(direction % 2));
             struct states streamed = states_of(&s);
             assert_same_states(&expected, &streamed, options);
@@ -113,7 +113,7 @@ static void same_bits(const char *shape) {
 static void streamed_updates_have_the_bits_of_whole_ones_gpt2(void **state) { same_bits(GPT2); }
 static void streamed_updates_have_the_bits_of_whole_ones_llama(void **state) { same_bits(LLAMA); }
 
-// Every tensor's state changes in a step, wherever it is.
+// Checks that every tensor's state changes in a step, wherever it lies.
 static void each_state_is_updated_by(const char *optimizer) {
     char options[256];
     snprintf(options, sizeof options, "%s --optimizer-cpu-offload --optimizer-offload-fraction 0.5", optimizer);
@@ -144,8 +144,8 @@ static void each_state_is_updated(void **state) {
     each_state_is_updated_by("--optimizer muon");
 }
 
-// Averages are those of a double after each step, and in the parameters' place they are what the parameters round them
-// to, wherever states and parameters are; a second swap gives every byte back.
+// Checks that averages equal averages in double after each step. In the parameters' place they are what the parameters'
+// type rounds them to, wherever states and parameters lie; a second swap gives every byte back.
 static void check_averages(const char *options) {
     struct setup s = setup_of(LLAMA, options);
     struct gpt *m = s.model;
@@ -193,7 +193,7 @@ static void averages_take_the_parameters_place(void **state) {
         "--ema-decay 0.2 --optimizer muon --optimizer-cpu-offload --optimizer-offload-fraction 0.4 --offload-weights");
 }
 
-// A step with a NaN leaves every byte as it was, in every format.
+// Checks that a step with a NaN leaves every byte as it was, in every format.
 static void a_step_that_is_not_finite_changes_nothing(void **state) {
     for (int f = 0; f < FORMATS; f++)
         for (int offload = 0; offload < 2; offload++) {
@@ -225,7 +225,7 @@ static void a_step_that_is_not_finite_changes_nothing(void **state) {
 
 // ---- Learning-rate multipliers ----
 
-// The master weights after one step.
+// Returns the master weights after one step.
 static float *masters_after_a_step(const char *shape, const char *options, double lr, struct setup *s) {
     *s = setup_of(shape, options);
     for (int i = 0; i < s->model->steps.most; i++)
@@ -233,7 +233,7 @@ static float *masters_after_a_step(const char *shape, const char *options, doubl
     update_norm(s->model, 1, lr);
     return state_values(s->model, STATE_MASTER);
 }
-// The option of a tensor's multiplier, by the tensor's name.
+// Returns the option of a tensor's multiplier, by the tensor's name.
 static const char *multiplier_of(const char *name) {
     if (strcmp(name, "wte") == 0 || strcmp(name, "wpe") == 0)
         return "embedding";
@@ -241,7 +241,7 @@ static const char *multiplier_of(const char *name) {
         return "head";
     return strstr(name, "ln") || strstr(name, "norm") || strstr(name, "bias") ? "vector" : "matrix";
 }
-// With a multiplier of 0.5 the tensors of its group are those of a step with half the learning rate, but for the
+// Checks a multiplier of 0.5: the tensors of its group are as after a step with half the learning rate, but for the
 // rounding of 1 - lr weight_decay; the others have the bits of a step without multipliers.
 static void check_multiplier(const char *shape, const char *group, int expected_tensors) {
     char options[64];
@@ -281,13 +281,13 @@ static void multipliers_are_of_their_groups_alone(void **state) {
     check_multiplier(LLAMA, "vector", 3 * layers + 1);
     check_multiplier(LLAMA, "matrix", 4 * layers);
     setup_lora_modules = LORA_QKV | LORA_MLP_PROJ;
-    check_multiplier(LLAMA " --lora-rank 1", "matrix", 4 * layers); // the adapters alone
+    check_multiplier(LLAMA " --lora-rank 1", "matrix", 4 * layers); // only the adapters
     setup_lora_modules = 0;
 #endif
 }
 
-// What leaves the device is on the host, to the byte, and the device's arena of states falls by it; the slots of the
-// update lie where activations were.
+// Checks that the host has what leaves the device, to the byte, and that the device's arena of states falls by it. The
+// slots of the update lie where activations were.
 static void the_plan_falls_by_what_left(void **state) {
     struct setup whole = setup_of(LLAMA, ""),
                  half = setup_of(LLAMA, "--optimizer-cpu-offload --optimizer-offload-fraction 0.5"),

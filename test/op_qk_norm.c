@@ -1,8 +1,9 @@
-// kernels/qk_norm.cuh against the formulas in double, finite differences of those formulas, and threads.
+// kernels/qk_norm.cuh against the formulas in double, finite differences of these formulas, and other numbers of
+// threads.
 //
-// Tolerances as in op_norm.c. fp32: about five roundings of 2^-24 an element and sums whose errors random-walk over up
-// to 4096 terms of a vector lane's or thread's share: 2e-6. bf16: the result is rounded once, and a tenth more for the
-// fp32 work before.
+// Tolerances as in op_norm.c. fp32: about five roundings of 2^-24 an element, and sums whose errors walk randomly over
+// up to 4096 terms of a vector lane's or thread's share: 2e-6. bf16: the result is rounded once, and a tenth more is
+// for the work in fp32 before.
 #include "kernels/qk_norm.cuh"
 #include "kernels/rope.cuh"       // rope_forward
 #include "kernels/rope_table.cuh" // rope_table
@@ -15,7 +16,7 @@ static struct device device = {2, NULL};
 static const double EPS = 1e-5;
 static const struct qk_norm_rotary no_rotary = {NULL, {NULL, NULL}, 1};
 
-// The elements that share a mean: of a token's row, `count` rows of `width` from element `first` on.
+// Elements that share a mean: of a token's row, `count` rows of `width` from element `first` on.
 struct part {
     int first, count, width;
 };
@@ -50,7 +51,7 @@ static void reference_forward(double *out, double *rstd, const double *qkv, cons
             }
         }
 }
-// From the definition: d out[c] / d x[j] = w[c] * (rstd * (c == j) - x[c] x[j] rstd^3 / width).
+// Computes backward from the definition: d out[c] / d x[j] = w[c] * (rstd * (c == j) - x[c] x[j] rstd^3 / width).
 static void reference_backward(double *dqkv, double *dwq, double *dwk, const double *dout, const double *qkv,
                                const double *wq, const double *wk, int N, struct qk_norm_shape s) {
     const int columns = token_width(s);
@@ -96,7 +97,7 @@ static struct problem problem_create(int N, struct qk_norm_shape s) {
     p.wq = test_floats(&p.wq_exact, p.q_weights, 2, &random);
     p.wk = test_floats(&p.wk_exact, p.k_weights, 2, &random);
     p.dout = test_floats(&p.dout_exact, p.n, 1, &random);
-    // Rows of different sizes, so that one's rstd is not another's.
+    // Rows have different sizes, so that no rstd can stand for another.
     for (int64_t i = 0; i < p.n; i++) {
         p.qkv[i] = to_floatX((float)(p.qkv_exact[i] * (1 + (double)(i / s.D % 5))));
         p.qkv_exact[i] = to_float(p.qkv[i]);
@@ -109,7 +110,7 @@ static void problem_free(struct problem p) {
         free(all[i]);
 }
 
-// Head sizes of whole vectors and not; groups; more tokens than backward has runs; rows of any number of packs.
+// Head sizes of whole vectors or not; groups; more tokens than backward has runs; rows of any number of packs.
 static const int sizes[][4] = {{1, 1, 1, 8},   {3, 4, 2, 24},  {5, 12, 12, 64}, {2, 6, 1, 80},   {3, 3, 3, 96},
                                {2, 9, 3, 128}, {4, 5, 2, 256}, {300, 2, 1, 8},  {700, 3, 1, 16}, {2, 7, 7, 40}};
 enum { SIZES = sizeof sizes / sizeof *sizes, VARIANTS = 4 };
@@ -149,12 +150,13 @@ static void check_forward(int N, struct qk_norm_shape s) {
 static void forward(void **state) {
     for (int i = 0; i < SIZES * VARIANTS; i++)
         check_forward(sizes[i / VARIANTS][0], shape_of(sizes[i / VARIANTS], i % VARIANTS));
-    const int long_row[] = {2, 40, 10, 256}, longer[] = {3, 72, 1, 256}; // of more than a block holds in registers
+    // of more elements than a block holds in registers
+    const int long_row[] = {2, 40, 10, 256}, longer[] = {3, 72, 1, 256};
     check_forward(2, shape_of(long_row, 1));
     check_forward(3, shape_of(longer, 3));
 }
 
-// Overwriting gives what adding to zeros does; what the gradients hold before is NaN.
+// Checks that overwriting gives what adding to zeros gives; the gradients hold NaN before.
 static void check_overwritten_gradients(struct problem p, const float *rstd, void *workspace) {
     const size_t weights = (size_t)(p.q_weights + p.k_weights), bytes = (size_t)p.n * sizeof(floatX);
     float *dw[2];
@@ -226,8 +228,8 @@ static void backward(void **state) {
     check_backward(3, shape_of(longer, 3));
 }
 
-// Central differences of the reference in double: h^2 for the truncation and 1e-16 / h for the rounding are both below
-// 1e-9 at h = 1e-5.
+// Checks the reference by its central differences in double: h^2 for the truncation and 1e-16 / h for the rounding are
+// each below 1e-9 at h = 1e-5.
 static void reference_by_finite_differences(void **state) {
     enum { N = 2, H = 3, HKV = 2, D = 2, COLUMNS = (H + 2 * HKV) * D, MAX = N * COLUMNS + (H + HKV) * D };
     for (int variant = 0; variant < VARIANTS; variant++) {
@@ -297,7 +299,8 @@ static void same_bits_for_any_threads(void **state) {
     }
 }
 
-// The norm that rotates has the bits of the norm and rope_forward apart, elsewhere and in place, at any alignment.
+// Checks that the norm that rotates has the bits of the norm and rope_forward in turn, elsewhere and in place, at any
+// alignment.
 static void check_rotary(int B, int T, struct qk_norm_shape s, int start, bool documents, int shift) {
     struct problem p = problem_create(B * T, s);
     const int N = B * T, position_count = start + B + T;
@@ -313,7 +316,7 @@ static void check_rotary(int B, int T, struct qk_norm_shape s, int start, bool d
            *apart = (floatX *)test_alloc(bytes);
     float *rstd = (float *)test_alloc(sizeof *rstd * (size_t)p.rstds),
           *rstd_apart = (float *)test_alloc(sizeof *rstd * (size_t)p.rstds);
-    // The misaligned sum over a row has another order: both norms write to the same address.
+    // A misaligned row is summed in another order, so each norm writes to the same address.
     qk_norm_forward(out, rstd_apart, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
     memcpy(apart, out, bytes);
     rope_forward(apart, table, rotary.positions, B, T, s.H, s.Hkv, s.D, &device);
@@ -345,7 +348,7 @@ static void rotary_has_the_bits_of_a_pass_of_its_own(void **state) {
         check_rotary(1, long_rows[i][0], shape_of(long_rows[i], 1), 5, false, 0);
 }
 
-// Arrays that begin anywhere: the same results, but for the order of sums.
+// Checks arrays that begin anywhere: results are the same, but for the order of sums.
 static void misaligned(void **state) {
     for (int variant = 0; variant < VARIANTS; variant++) {
         const int size[] = {5, 7, 3, 40};
@@ -391,7 +394,8 @@ static void misaligned(void **state) {
     }
 }
 
-// Decoding takes a token alone; a NaN is seen in its own head, or its own token's q, and nowhere else.
+// Checks that a token has the same bits by itself, as in decoding; and that a NaN is seen only in its own head or, with
+// a full-width norm, in its own token's q.
 static void a_token_has_its_bits_alone_and_keeps_its_nan(void **state) {
     for (int variant = 0; variant < VARIANTS; variant++) {
         const int size[] = {5, 7, 3, 40};

@@ -1,6 +1,5 @@
 // kernels/random.cuh: Random123's known answers, the vector form against the scalar one, and statistics. The bounds of
-// the statistics are in standard deviations of the estimate; data is fixed, so that a test either always passes or
-// never.
+// statistics are in standard deviations of the estimate. Data are fixed, so that a test passes always or never.
 #include "kernels/random.cuh"
 #include "test/testing.h"
 
@@ -15,7 +14,7 @@ static void known_answers(void **state) {
         const struct philox_words four = philox4x32(c[0], c[1], c[2], c[3], c[4], c[5]);
         for (int w = 0; w < 4; w++)
             assert_int_equal(four.word[w], c[6 + w]);
-        // The vector form counts in the lower two words.
+        // The vector form counts in the two lower words.
         uint32_t words[PHILOX_CHUNK];
         const uint64_t block = (uint64_t)c[1] << 32 | c[0];
         philox_chunk(words, block - 5, c[2], c[3], (uint64_t)c[5] << 32 | c[4]);
@@ -45,8 +44,8 @@ static void row_equals_elements(void **state) {
         }
 }
 
-// Dropped below p, kept from p on: p at an element's own number and at the next float, which may lie between two
-// numbers.
+// Checks that elements are dropped below p and kept from p on: p at an element's own number, and at the next float,
+// which may lie between two numbers.
 static void threshold(void **state) {
     for (uint64_t element = 0; element < 1000; element++) {
         const struct philox_words four = philox4x32((uint32_t)(element / 4), 0, 5, 6 << 8 | DROPOUT_ATTENTION, 77, 0);
@@ -72,7 +71,7 @@ static void limits_of_p(void **state) {
 
 enum { MANY = 1 << 18 };
 
-// Two independent masks with keep probability q agree at q^2 + (1-q)^2 of the elements.
+// Returns the share of elements at which two masks agree; for independent masks with keep probability q: q^2 + (1-q)^2.
 static double agreement(struct dropout a, struct dropout b) {
     static float scales_a[MANY], scales_b[MANY];
     dropout_scales(scales_a, a, 0, MANY);
@@ -134,7 +133,7 @@ static void uniform_numbers(void **state) {
     assert_true(random_uniform(9, 1, 5) != random_uniform(9, 1 + ((uint64_t)1 << 32), 5));
 }
 
-// Moments of the standard normal: 0, 1, 0, 3, with the deviations 1, sqrt 2, sqrt 15, sqrt 96 of one draw.
+// Checks the moments of normal numbers: 0, 1, 0, 3, with the deviations 1, sqrt 2, sqrt 15, sqrt 96 of one draw.
 static void normal_numbers(void **state) {
     static float z[MANY];
     random_normal(z, MANY, 2.0f, 5, 6, 0);
@@ -155,7 +154,7 @@ static void normal_numbers(void **state) {
     assert_near((double)beyond_two / MANY, 0.0455003, 4 * sqrt(0.0455 * 0.9545 / MANY), 0);
 }
 
-// A value is a function of its place: any part of a tensor filled alone gives the same bits.
+// Checks that a value depends only on its place: any part of a tensor that is filled by itself has the same bits.
 static void normal_parts(void **state) {
     static float whole[1000], part[1000];
     random_normal(whole, 1000, 0.02f, 77, 3, 0);
@@ -168,7 +167,7 @@ static void normal_parts(void **state) {
         }
 }
 
-// The formula, in double, on the words of the generator.
+// Checks the formula, in double, on the generator's words.
 static void normal_formula(void **state) {
     float z[64];
     random_normal(z, 64, 1.0f, 123, 45, 0);
@@ -178,7 +177,7 @@ static void normal_formula(void **state) {
         for (int pair = 0; pair < 2; pair++) {
             const double u1 = (four.word[2 * pair] + 0.5) / 0x1p32;
             const double angle = 2 * M_PI * (four.word[2 * pair + 1] / 0x1p32);
-            // u2 is rounded to 2^-25, an angle of 2e-7, on top of a few roundings of the radius
+            // u2 is rounded to 2^-25, an angle of 2e-7; beside this, the radius has a few roundings.
             const double radius = sqrt(-2 * log(u1));
             const uint32_t at = 4 * block + 2 * (uint32_t)pair;
             assert_near(z[at], radius * cos(angle), 1e-6 * (1 + radius), at);

@@ -1,8 +1,8 @@
-// kernels/rope.cuh against rotations in double, and the transpose that backward must be, by finite differences; the
-// frequencies of kernels/rope_table.cuh against the reference's formulas, and against its numbers.
+// kernels/rope.cuh against rotations in double, and its backward, which must be the transpose, against finite
+// differences. The frequencies of kernels/rope_table.cuh against the reference's formulas, and against its numbers.
 //
-// Tolerances. fp32: table entries and two products rounded once each: 3e-7. bf16: one rounding of the result, and a
-// tenth.
+// Tolerances. fp32: table entries and two products, each rounded once: 3e-7. bf16: one rounding of the result, and a
+// tenth more.
 #include "kernels/rope.cuh"
 #include "kernels/rope_table.cuh" // rope_table
 #include "test/testing.h"
@@ -10,8 +10,8 @@
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 3e-7)
 static struct device device = {2, NULL};
 
-// Documents begin at each multiple of `document`, less the sequence's number; 0: there are none. RoPE rotates `rotary`
-// elements of a head.
+// Documents begin at each multiple of `document`, less the sequence's number; 0: there are no documents. RoPE rotates
+// `rotary` elements of a head.
 struct shape {
     int B, T, start, H, Hkv, D, document, rotary;
 };
@@ -29,14 +29,16 @@ static void test_case_shape(uint64_t seed, struct shape s) {
 static int document_start(struct shape s, int b, int t) {
     return s.document && t >= s.document - b ? (t + b) / s.document * s.document - b : 0;
 }
-// (B, T), NULL where there are no documents; the caller frees it.
+// Returns the row (B, T) at which each token's document begins, which the caller frees; NULL where there are no
+// documents.
 static int32_t *document_starts(struct shape s) {
     int32_t *starts = s.document ? (int32_t *)test_alloc(sizeof *starts * (size_t)(s.B * s.T)) : NULL;
     for (int row = 0; row < s.B * s.T && starts; row++)
         starts[row] = document_start(s, row / s.T, row % s.T);
     return starts;
 }
-// yarn with a factor of 1 scales no frequency, and gives rotated pairs an amplitude.
+// Returns a table by yarn with a factor of 1, which scales no frequency, and gives rotated pairs an amplitude. The
+// caller frees it.
 static float *test_table(struct shape s) {
     const int T = s.start + s.B + s.T;
     float *table = (float *)test_alloc((size_t)T * (size_t)s.D * sizeof *table);
@@ -50,7 +52,7 @@ static float *test_table(struct shape s) {
     return table;
 }
 
-// rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in both halves.
+// Computes rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in each half.
 static void reference(double *out, const double *in, struct shape s) {
     const int heads = s.H + 2 * s.Hkv;
     for (int b = 0; b < s.B; b++)
@@ -82,7 +84,7 @@ static void forward(void **state) {
         rope_forward(qkv, table, positions, s.B, s.T, s.H, s.Hkv, s.D, &device);
         double *result = to_doubles(qkv, n);
         assert_close(result, expected, n, TOLERANCE);
-        // v is not touched
+        // v is not touched.
         for (int64_t token = 0; token < (int64_t)s.B * s.T; token++)
             for (int i = (s.H + s.Hkv) * s.D; i < (s.H + 2 * s.Hkv) * s.D; i++)
                 assert_true(result[token * (s.H + 2 * s.Hkv) * s.D + i] == exact[token * (s.H + 2 * s.Hkv) * s.D + i]);
@@ -92,7 +94,8 @@ static void forward(void **state) {
     }
 }
 
-// dqkv[j] = sum_i dout[i] d out[i] / d in[j]. The op is linear, so that a central difference is exact but for rounding.
+// Checks dqkv[j] = sum_i dout[i] d out[i] / d in[j]. The op is linear, so that a central difference is exact but for
+// rounding.
 static void backward(void **state) {
     const struct shape s = {2, 5, 0, 2, 1, 6, 3, 4};
     enum { COUNT = 2 * 5 * 4 * 6 };
@@ -124,7 +127,7 @@ static void backward(void **state) {
         free(all[i]);
 }
 
-// An array that begins anywhere; nothing beside it is written.
+// Checks an array that begins anywhere; nothing beside it is written.
 static void misaligned(void **state) {
     const struct shape s = {2, 3, 1, 5, 2, 64, 0, 64};
     enum { COUNT = 2 * 3 * 9 * 64 };
@@ -148,7 +151,7 @@ static void misaligned(void **state) {
         free(all[i]);
 }
 
-// The angle of a far position is right to fp32 although it is many rotations.
+// Checks that the angle of a far position is right to fp32, though it is many rotations.
 static void far_positions(void **state) {
     enum { T = 131072, D = 4 };
     test_case_without_seed("table of T %d, heads of %d", T, D);
@@ -179,14 +182,16 @@ static struct rope_settings settings_of(int rotary, double theta, enum rope_scal
     return s;
 }
 
-// Numbers that transformers 5.23.0 computed, modeling_rope_utils.ROPE_INIT_FUNCTIONS, in fp32: 2e-6.
+// Checks frequencies against numbers that transformers 5.23.0 computed in fp32
+// (modeling_rope_utils.ROPE_INIT_FUNCTIONS): 2e-6.
 static void assert_frequencies(const struct rope_settings *s, double amplitude, const int pairs[4],
                                const double frequencies[4]) {
     assert_near(rope_amplitude(s), amplitude, 1e-8 * amplitude, -1);
     for (int i = 0; i < 4; i++)
         assert_near(rope_frequency(s, pairs[i]), frequencies[i], 2e-6 * frequencies[i], pairs[i]);
 }
-// The numbers as they are published of Llama 3.2 1B and 3.1 8B, Qwen3, OLMo 3; Phi-4-mini but for its long factors.
+// Checks the frequencies of published models: Llama 3.2 1B and 3.1 8B, Qwen3, OLMo 3; Phi-4-mini without its long
+// factors.
 static void published_models(void **state) {
     {
         const struct rope_settings s = settings_of(64, 500000, ROPE_LLAMA3, 32, 8192);
@@ -236,7 +241,8 @@ static void published_models(void **state) {
     assert_true(rope_amplitude(&s) == 1.25);
 }
 
-// What these settings turn: yarn's limits, which are rounded or not, are within R - 1 and not equal, and its amplitude.
+// Checks what yarn's settings change: its limits, which are rounded or not, lie within R - 1 and differ, and its
+// amplitude.
 static void yarn_settings(void **state) {
     const int pairs[] = {20, 24, 29, 32}, all[] = {0, 1, 2, 3};
     struct rope_settings s = settings_of(128, 1e6, ROPE_YARN, 4, 32768);
@@ -248,7 +254,7 @@ static void yarn_settings(void **state) {
     s.beta_slow = 2;
     s.mscale = 1.3;
     const double betas[] = {0.0133352149, 0.00562341325, 0.00152007618, 0.000590909098};
-    assert_frequencies(&s, 1.13862944, pairs, betas); // mscale needs mscale_all_dim
+    assert_frequencies(&s, 1.13862944, pairs, betas); // mscale counts only with mscale_all_dim
     s.mscale_all_dim = 0.7;
     assert_frequencies(&s, 1.07582004, pairs, betas);
     s.attention_factor = 1.5;
@@ -258,10 +264,10 @@ static void yarn_settings(void **state) {
     s.beta_fast = 300;
     const double limited[] = {1, 0.562341332, 0.316227764, 0.151153743};
     assert_frequencies(&s, 1.13862944, all, limited);
-    s = settings_of(8, 10, ROPE_YARN, 4, 6); // both limits are 0
+    s = settings_of(8, 10, ROPE_YARN, 4, 6); // each limit is 0
     const double equal[] = {1, 0.140585333, 0.079056941, 0.0444569848};
     assert_frequencies(&s, 1.13862944, all, equal);
-    s = settings_of(8, 10000, ROPE_YARN, 0, 4000); // the factor is 6, of the model's length
+    s = settings_of(8, 10000, ROPE_YARN, 0, 4000); // the factor follows from the model's length: 6
     const double derived[] = {1, 0.1, 0.00583333336, 0.000166666665};
     assert_frequencies(&s, 1.17917595, all, derived);
     s.factor = 6;
@@ -272,7 +278,7 @@ static void yarn_settings(void **state) {
     assert_true(rope_amplitude(&s) == 1);
 }
 
-// The reference's own way of writing the formulas: by wavelengths in llama3, a mean of two frequencies in yarn.
+// Returns llama3's frequency in place of w by wavelengths, as the reference writes the formula.
 static double reference_llama3(const struct rope_settings *s, double w) {
     const double wavelength = 2 * M_PI / w, T0 = s->original_positions;
     if (wavelength < T0 / s->high_freq_factor)
@@ -282,6 +288,7 @@ static double reference_llama3(const struct rope_settings *s, double w) {
     const double smooth = (T0 / wavelength - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
     return (1 - smooth) * w / s->factor + smooth * w;
 }
+// Returns yarn's frequency of pair i as a mean of two frequencies, as the reference writes the formula.
 static double reference_yarn(const struct rope_settings *s, int i) {
     const double frequency = pow(s->theta, 2.0 * i / s->rotary_dims), R = s->rotary_dims;
     double low = floor(R * log(s->original_positions / (32 * 2 * M_PI)) / (2 * log(s->theta)));

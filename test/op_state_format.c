@@ -4,7 +4,8 @@
 #include "test/fails.h"
 #include <omp.h> // omp_set_num_threads
 
-// Every finite float takes seconds where loops vectorize, so it is done by one of the programs; others take a sample.
+// All finite floats take seconds where loops vectorize, so only one of the programs goes through them; the others take
+// a sample.
 #if defined(CUDA_EMULATED) || !defined(PRECISION_BF16)
 enum { STRIDE = 251 };
 #else
@@ -20,7 +21,7 @@ static int64_t wrong_splits(uint32_t first, uint32_t last, uint32_t stride) {
         const float x = float_from_bits(bits);
         const uint32_t high = (uint32_t)split_high(x).bits << 16,
                        back = float_bits(split_join(split_high(x), split_low(x)));
-        wrong += back != bits || bits - high + 0x8000u > 0xffffu; // within half a unit, the upper half a tie
+        wrong += back != bits || bits - high + 0x8000u > 0xffffu; // within half a unit; a tie goes to the upper half
     }
     return wrong;
 }
@@ -37,7 +38,7 @@ static void a_split_is_exact_for_all_finite_floats(void **state) {
     assert_int_equal(wrong_splits(0, 0x7f800000u, STRIDE), 0);
     assert_int_equal(wrong_splits(0x80000000u, 0xff800000u, STRIDE), 0);
 }
-// Each even upper half loses its tie.
+// Checks that with ties to even each even upper half loses its tie.
 static void a_split_with_ties_to_even_is_not(void **state) {
     const int64_t wrong = wrong_splits_ties_to_even(0, 0x7f800000u, 0x8000u);
     assert_int_equal(2 * wrong, 32640);
@@ -87,7 +88,8 @@ static void stochastic_rounding_keeps_what_is_not_finite(void **state) {
 
 // ---- Codes ----
 
-// Decade i = 0..6: n 2^i midpoints of equal parts of [0.1, 1], times 10^(i - 6), behind 0.
+// Computes the magnitudes of a format: 0, then for decades i = 0..6 the midpoints of n 2^i equal parts of [0.1, 1],
+// times 10^(i - 6). Returns their number.
 static int formula(double *magnitudes, int n) {
     int count = 0;
     magnitudes[count++] = 0;
@@ -113,7 +115,7 @@ static void tables_are_their_formula(void **state) {
 
 enum { SCALES = 9 };
 static const float scales[SCALES] = {1, 0.7f, 3e-5f, 1e-8f, 123.4f, 0x1p-100f, 1e30f, 0x1.fffffep127f, 3e-30f};
-// A block that holds one code again and again, behind the largest, which fixes the scale.
+// Checks a block that holds one code again and again, behind the largest, which fixes the scale.
 static void every_code_decodes_and_encodes_to_itself(void **state) {
     for (int s = 0; s < SCALES; s++)
         for (int root = 0; root < 2; root++)
@@ -134,7 +136,7 @@ static void every_code_decodes_and_encodes_to_itself(void **state) {
             }
 }
 
-// Normal times log-normal, as moments are; of v its square.
+// Fills values (n) with normal numbers times log-normal ones, as moments are; `squared`, for v: with their squares.
 static void moments(float *values, int64_t n, bool squared, double spread, uint64_t *random) {
     for (int64_t i = 0; i < n; i++) {
         double normal[2] = {0, 0};
@@ -163,8 +165,7 @@ static void quantizing_twice_is_quantizing_once(void **state) {
     free(values);
 }
 
-// Borders between two codes are off by their rounding, 4 units in the last place.
-// The distance to the nearest of a table's magnitudes, by bisection.
+// Returns the distance from y to the nearest of table[0 .. last], by bisection.
 static double nearest_distance(double y, const float *table, int last) {
     int low = 0, high = last; // table[low] <= y <= table[high]
     while (high - low > 1) {
@@ -176,7 +177,8 @@ static double nearest_distance(double y, const float *table, int last) {
     }
     return fmin(fabs(y - (double)table[low]), fabs((double)table[high] - y));
 }
-// Every 1000th float of [2^-24, 1], every float around what lies halfway between two neighbors, and those themselves.
+// Checks that y's code is the nearest, except at the borders between two codes, which are rounded by 4 units in the
+// last place.
 static void check_nearest(float y) {
     const double code = code_magnitudes[code_nearest(y, 1, CODE_LAST)];
     const double root_code = root_code_magnitudes[code_nearest(y, 2, ROOT_CODE_LAST)];
@@ -272,10 +274,11 @@ static void bytes(void **state) {
     assert_int_equal(state_bytes(FORMAT_8BIT, 0), 0);
     assert_int_equal(sizeof(struct code_block), state_block_bytes(FORMAT_8BIT));
 }
-// Of each format, decoded again: what it costs, and that nothing is read or written behind the end.
+// Checks states of each format that are encoded and decoded again: how much they lose, and that nothing behind the end
+// is read or written.
 static void states_hold_what_was_encoded(void **state) {
     const enum state_format formats[] = {FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT};
-    const double bounds[] = {0, 0x1p-9, 0.05, 0.02}; // of the square root of what has one
+    const double bounds[] = {0, 0x1p-9, 0.05, 0.02}; // of the square root, for formats of square roots
     const int64_t sizes[] = {1, 127, 128, 129, 1000, 5003};
     for (int f = 0; f < 4; f++)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {

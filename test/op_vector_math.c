@@ -1,18 +1,19 @@
 // kernels/vector_math.cuh against libm in double, over the whole range of floats: every STRIDE-th bit pattern (a prime,
-// so that all exponents and all kinds of mantissa come), or each one when the program is given an argument.
+// so that all exponents and all kinds of mantissa come) or, when the program has an argument, every one.
 #include "kernels/vector_math.cuh"
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
 static uint64_t stride = 251;
 
-// Error in units of the last place of the true value, where denormals have the unit of the smallest normal number.
+// Returns the error in units of the last place of the true value; denormals have the unit of the smallest normal
+// number.
 static double ulps(float got, double expected) {
     if (isnan(expected))
         return isnan(got) ? 0 : INFINITY;
     if (isinf((float)expected)) // rounds to infinity
         return got == (float)expected ? 0 : INFINITY;
-    if (got == 0 && fabs(expected) < 0x1.7p-126) // vector_expf's flush to zero; 2^-125.5 = 0x1.6ap-126
+    if (got == 0 && fabs(expected) < 0x1.7p-126) // vector_expf flushes such results to zero; 2^-125.5 = 0x1.6ap-126
         return 0;
     int exponent;
     frexp(expected, &exponent);
@@ -20,7 +21,7 @@ static double ulps(float got, double expected) {
     return fabs(got - expected) / unit;
 }
 
-// The loop that is vectorized, as the ops use it, over LANES values at a time.
+// The number of values at a time in the loops that vectorize, as the ops use them.
 enum { LANES = 4096 };
 static double worst(double (*reference)(double), void (*many)(float *, const float *), const char *name) {
     static float x[LANES], y[LANES];
@@ -57,8 +58,8 @@ static void many_tanh(float *y, const float *x) {
         y[i] = vector_tanhf(x[i]);
 }
 
-// The last step's rounding is half a unit, those before it reach the result multiplied by r <= 0.35; r's own error, two
-// roundings of up to 0.35, enters in full. Without fused multiply-add a little more.
+// Checks vector_expf. The last step's rounding is half a unit; roundings before it reach the result multiplied by r <=
+// 0.35; r's own error, two roundings of up to 0.35, enters in full. Without fused multiply-add it is a little more.
 static void exponential(void **state) { assert_true(worst(exp, many_exp, "vector_expf") <= 1.25); }
 static void logarithm(void **state) { assert_true(worst(log, many_log, "vector_logf") <= 1.25); }
 static void hyperbolic_tangent(void **state) { assert_true(worst(tanh, many_tanh, "vector_tanhf") <= 2); }
@@ -86,7 +87,7 @@ static void sine_and_cosine(void **state) {
         largest = fmax(largest, fmax(fabs(sine - sin(angle)), fabs(cosine - cos(angle))));
         assert_near(sine, sin(angle), 1.5e-7, i);
         assert_near(cosine, cos(angle), 1.5e-7, i);
-        // the quarter turns are exact
+        // The quarter turns are exact.
         if (i % (1 << 20) == 0)
             assert_true(fabsf(sine) + fabsf(cosine) == 1);
     }

@@ -1,6 +1,6 @@
-// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever is offloaded, whatever
-// lies in memory that the plan calls dead and however slow network and bus are; and that a stage takes the memory that
-// it should. The ranks are processes that are forked here.
+// The model on several ranks. Every ZeRO stage and policy computes the same bits, whatever is offloaded, whatever lies
+// in memory that the plan calls dead, and however slow network and bus are; and a stage takes the memory that it
+// should. The ranks are processes that are forked here.
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
@@ -30,7 +30,7 @@ enum { MAX_TOKENS = 128 }; // of a micro-batch
           "--untie-embeddings-and-output-weights --hidden-dropout 0.1 "
 static const char GPT2[] = SMALL_GPT2 "--seq-length 19 ";
 static const char LLAMA[] = SMALL_LLAMA "--seq-length 19 --ffn-hidden-size 104 ";
-// In FP8 widths and the tokens of a micro-batch are multiples of 16; for blocks, of 128.
+// In FP8, widths and the tokens of a micro-batch are multiples of 16; for blocks, of 128.
 #define DELAYED                                                                                                        \
     "--seq-length 24 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max "
 static const char GPT2_TENSORWISE[] = SMALL_GPT2 "--seq-length 24 --fp8-format hybrid ";
@@ -46,7 +46,7 @@ enum { POLICIES = sizeof policies / sizeof *policies, STAGES = 4 };
 
 // ---- a rank ----
 
-// In a rank: says what is wrong and ends it, by which the other ranks end too.
+// Prints what is wrong in a rank, and ends it, by which the other ranks end too.
 static void expect(bool right, const char *format, ...) {
     va_list values;
     if (right)
@@ -58,7 +58,7 @@ static void expect(bool right, const char *format, ...) {
     fputc('\n', stderr);
     _exit(1);
 }
-// Takes both arrays.
+// Checks that x (n) and expected (n) are equal. Frees both arrays.
 static void expect_same_values(double *x, double *expected, int64_t n, const char *what, const char *name) {
     char text[512];
     if (memcmp(x, expected, (size_t)n * sizeof *x) != 0) {
@@ -84,14 +84,14 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
     char options[512];
     const int ranks = parallel ? parallel->launch.ranks : 1;
     memset(s, 0, sizeof *s);
-    s->dev.threads = 1; // ops this small would spend their time in barriers
+    s->dev.threads = 1; // barriers would take most of the time of ops this small
     omp_set_num_threads(1);
     s->dev.matmul = matmul_create(&s->dev);
     snprintf(options, sizeof options, "%s --zero-stage %d --world-size %d --global-batch-size %d", policy, stage, ranks,
              2 * ranks * micro_steps);
     test_case(1, "%s %s, rank %d", shape, options, parallel ? parallel->launch.rank : 0); // micro_step counts from it
     s->config = config_of_options(shape, options);
-    s->config.evaluation.val_every = 1; // config_parse says never, since there is no --val-data
+    s->config.evaluation.val_every = 1; // config_parse sets 0, since there is no --val-data
     s->config.rank = parallel ? parallel->launch.rank : 0;
     const enum attention_backend backend = backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s->config, backend, &s->dev);
@@ -116,9 +116,10 @@ static void setup_close(struct setup *s, struct parallel *parallel) {
 
 static size_t rounded(size_t bytes) { return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT; }
 
-// A network that is slower than the computing: what is begun in a phase is not done in the next.
+// Makes the network slower than the computing, so that what one phase begins is not done in the next one.
 static void sleep_in_work_thread(void *arguments) { usleep(100); }
-// What only workspaces lie in is left out: with bf16's that would take most of the time, and op_gpt does it.
+// Overwrites dead memory, and delays the network. Memory that only workspaces use is left out: in bf16 it would take
+// most of the time, and op_gpt tests it.
 static void poison_and_delay(struct gpt *m) {
     poison_with(m, false);
     work_thread_add(m->zero.collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
@@ -128,7 +129,7 @@ static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
     for (int i = 0; i < s->config.training.micro_batch_size * s->config.model.seq_length; i++)
         tokens[i] = (int32_t)(test_random(&seed) % (uint64_t)s->config.model.vocab_size);
 }
-// Micro-batch `batch` of a step of all ranks.
+// Runs micro-batch `batch` of the `batches` that all ranks have in a step.
 static void micro_step(struct setup *s, int step, int index, int batch, int batches) {
     int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
     fill_tokens(s, inputs, (uint64_t)(100 * step + batch + 1));
@@ -136,13 +137,13 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
     gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
 }
 
-// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards;
-// what evaluation and generation make of the parameters. In FP8 also how many values
-// of each kind were saturated or flushed, and what a checkpoint holds of delayed scales.
+// The results that are compared: all losses and norms; this rank's shards of the last step's reduced gradients and of
+// the state; what evaluation and generation compute with the parameters. In FP8 also how many values of each kind were
+// saturated or flushed, and what a checkpoint holds of delayed scales.
 struct outcome {
     double loss[STEPS * MAX_BATCHES], norm[STEPS], evaluation;
     double counts[STEPS][FP8_KINDS * FP8_COUNTS];
-    float *scales; // (num_scales, 1 + history_length): `delayed`, then the histories
+    float *scales; // (num_scales, 1 + history_length): `delayed`, then the history
     int num_scales, history_length;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
     floatX logits[512];
@@ -159,7 +160,7 @@ static float *own_shards(const struct gpt *m, const float *flat, bool sharded) {
     }
     return own;
 }
-// This rank's gradients, however they are stored.
+// Returns this rank's gradients as fp32, however they are stored; the caller frees them.
 static float *own_gradients(const struct gpt *m) {
     const struct zero *z = &m->zero;
     const int64_t n = shards_elements(&z->shards, shards_gradients(&z->shards));
@@ -183,7 +184,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
     const int ranks = m->zero.shards.ranks, batches = m->steps.most * ranks;
     for (int step = first; step < first + steps; step++) {
         const double *reports;
-        if (m->zero.grads_on_host) // which the first micro-step overwrites
+        if (m->zero.grads_on_host) // the first micro-step overwrites these
             memset(m->zero.grads, 0xff, zero_gradients_bytes(&m->zero));
         for (int i = 0; i < m->steps.most; i++)
             micro_step(s, step, i, i * ranks + m->zero.shards.rank, batches);
@@ -201,7 +202,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
                 o->counts[step][i] += reports[rank * report_width(m) + report_fp8_counts(m) + i];
     }
 }
-// A checkpoint is made of a copy of the own shards; in stage 0 rank 0 copies all.
+// Checks the copy from which a checkpoint is made: of this rank's shards, or, in stage 0, rank 0's copy of everything.
 static void expect_copy(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     expect(m->copy.keeps == (s->rank == 0 || s->stage > 0), "stage %d: the copy of rank %d", s->stage, s->rank);
@@ -279,7 +280,7 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
     struct parallel *parallel = (struct parallel *)calloc(1, sizeof *parallel);
     struct error_text error;
     char number[16];
-    alarm(300); // one that hangs is a failure; sanitizers on a busy machine take their time
+    alarm(300); // a rank that hangs is a failure; sanitizers on a busy machine take their time
     snprintf(number, sizeof number, "%d", rank);
     setenv("RANK", number, 1);
     setenv("LOCAL_RANK", number, 1);
@@ -294,8 +295,8 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
     free(parallel);
     _exit(0);
 }
-// Each rank in a process of its own; how many failed. Nothing here may use OpenMP before, whose threads a fork leaves
-// behind.
+// Runs each rank in a process of its own; returns how many failed. Nothing may use OpenMP before, since a fork leaves
+// its threads behind.
 static int run_ranks(int ranks, rank_body *body, int which) {
     char rendezvous[64];
     pid_t pids[MAX_RANKS];
@@ -317,7 +318,8 @@ static int run_ranks(int ranks, rank_body *body, int which) {
 
 // ---- the same bits ----
 
-// How hard a run is made: as it is; dead memory poisoned and the network slow; and copies of one direction late.
+// How a run is disturbed: not at all; with dead memory poisoned and a slow network; also with late copies in one
+// direction.
 enum disturbance { UNDISTURBED, POISONED, LATE_TO_HOST, LATE_TO_DEVICE };
 static void poison_alone(struct gpt *m) { poison_with(m, false); }
 
@@ -336,8 +338,8 @@ static struct outcome run_model(struct parallel *parallel, const char *shape, co
     return o;
 }
 
-// One rank that computes all micro-batches: the first step's losses, amaxes and counts to the bit, since no gradients
-// were summed yet, and the rest nearly.
+// Compares with one rank that computes all micro-batches. The first step's losses, amaxes and counts are equal to the
+// bit, since no gradients were summed yet; the rest nearly.
 static void compare_with_one(const struct outcome *o, const char *shape, int batches) {
     struct outcome one = run_model(NULL, shape, "", 0, batches, UNDISTURBED);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
@@ -359,8 +361,8 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
     outcome_free(&one);
 }
 
-// Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the
-// same.
+// Compares the stages. Stages 0 and 1 reduce the sum of a step's micro-steps, stages 2 and 3 each micro-step's
+// gradients: with one micro-step this is the same.
 static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
     struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, UNDISTURBED),
                                   run_model(parallel, shape, "", 2, micro_steps, UNDISTURBED)};
@@ -371,7 +373,7 @@ static void compare_stages(struct parallel *parallel, const char *shape, int mic
     for (int i = 0; i < num_policies * STAGES; i++) {
         char what[256];
         const int stage = i % STAGES;
-        if (i >= STAGES && stage % 2 == 0) // what recomputation meets in 0 and 2, it meets in 1 and 3
+        if (i >= STAGES && stage % 2 == 0) // what recomputation meets in stages 0 and 2, it meets in 1 and 3
             continue;
         if (i >= STAGES && (i / STAGES + i % STAGES / 2) % 2 && !in_long_run()) // each policy in one of these two
             continue;
@@ -386,7 +388,7 @@ static void compare_stages(struct parallel *parallel, const char *shape, int mic
 
 // ---- the same bits when offloaded ----
 
-// Sets of what is offloaded; the last column: the least stage that takes it on several ranks.
+// Sets of what is offloaded, with the lowest stage that takes each on several ranks.
 static const struct {
     const char *options;
     int least_stage;
@@ -398,7 +400,7 @@ static const struct {
 };
 enum { OFFLOADS = sizeof offloads / sizeof *offloads };
 
-// Runs with what is offloaded have the bits of one without it, `expected`.
+// Checks that offloaded runs have the bits of `expected`, a run without offload.
 static void compare_offloads(struct parallel *parallel, const char *shape, const char *dtype, int policy,
                              int micro_steps, const struct outcome *expected) {
     static const enum disturbance disturbances[] = {POISONED, LATE_TO_HOST, LATE_TO_DEVICE};
@@ -407,9 +409,11 @@ static void compare_offloads(struct parallel *parallel, const char *shape, const
         char options[384], what[512];
         if (parallel ? stage < offloads[offload].least_stage : stage > 0)
             continue;
-        if ((offload + order + policy) % 3 && !in_long_run()) // each set in one order; policies take other ones
+        // each set in one order of copies, another one for each policy
+        if ((offload + order + policy) % 3 && !in_long_run())
             continue;
-        // which offload turns off where it is not asked for, and with it the copy that is compared
+        // Offload turns asynchronous checkpoints off, and with them the copy that is compared, unless they are asked
+        // for.
         snprintf(options, sizeof options, "%s %s --checkpoint-async %s", policies[policy], dtype,
                  offloads[offload].options);
         struct outcome o = run_model(parallel, shape, options, stage, micro_steps, disturbances[order]);
@@ -418,7 +422,7 @@ static void compare_offloads(struct parallel *parallel, const char *shape, const
         outcome_free(&o);
     }
 }
-// With the larger vocabulary the stored gradients of head and embeddings are streamed.
+// With the larger vocabulary, stored gradients of head and embeddings are streamed.
 static const char *const gradient_options[] = {"", "--main-grads-dtype bf16", "--vocab-size 700",
                                                "--main-grads-dtype bf16 --vocab-size 700"};
 static void compare_offloads_of(struct parallel *parallel, const char *shape) {
@@ -463,8 +467,8 @@ static void test_blockwise_on_two(void **state) {
 
 // ---- memory ----
 
-// Of FP8's state: counts of 12 kinds of tensors; a slot and a history of each layer's, where scales are delayed; and
-// the amaxes of weights, where each rank updates all of them.
+// Returns the bytes of FP8's state: the counts of 12 kinds of tensors; with delayed scales a slot and a history for
+// each of each layer's tensors; and the amaxes of weights, where each rank updates all weights.
 static size_t fp8_state_bytes(const struct gpt *m, int stage) {
     const size_t scales = (size_t)m->shape.L * 12, weights = (size_t)m->shape.L * 4;
     if (m->config.fp8.fp8_format == FP8_FORMAT_NONE)
@@ -473,7 +477,8 @@ static size_t fp8_state_bytes(const struct gpt *m, int stage) {
            rounded(scales * (size_t)m->config.fp8.fp8_amax_history_len * sizeof(float)) +
            (stage == 0 ? rounded(weights * sizeof(uint32_t)) : 0);
 }
-// The flat buffers take what the stage leaves of them on a rank, and nothing is allocated that is not planned.
+// Checks that the flat buffers take what the stage leaves of them on a rank, and that nothing is allocated that is not
+// planned.
 static void memory_body(struct parallel *parallel, int delayed) {
     const size_t ranks = (size_t)parallel->launch.ranks;
     for (int stage = 0; stage < STAGES; stage++) {
@@ -482,7 +487,8 @@ static void memory_body(struct parallel *parallel, int delayed) {
         const struct gpt *m = s.model;
         const struct plan *plan = &m->timeline.plan;
         const size_t flat = (size_t)m->table.trained.flat, own = flat / (stage >= 1 ? ranks : 1);
-        const size_t state_bytes = sizeof(floatX) < 4 ? 10 : 8; // moments, and what bf16 leaves of master weights
+        // moments and, in bf16, the remainders of master weights
+        const size_t state_bytes = sizeof(floatX) < 4 ? 10 : 8;
         const bool writes = stage >= 1 || parallel->launch.rank == 0;
         size_t copy = 0;
         for (int i = 0; i < plan->count; i++)
@@ -518,8 +524,8 @@ static void test_memory(void **state) {
         assert_int_equal(run_ranks(3, memory_body, 1), 0);
 }
 
-// From the third step on nothing is allocated: the heap holds what it held. A first round is not looked at: libraries
-// keep some of their first calls.
+// Checks that from the third step on the heap's size stays. A first round does not count, since libraries keep some
+// memory of their first calls.
 static void heap_body(struct parallel *parallel, int which) {
     for (int round = 0; round <= STAGES; round++) {
         const int stage = round > 0 ? round - 1 : 0;
@@ -539,13 +545,13 @@ static void heap_body(struct parallel *parallel, int which) {
 }
 static void test_steps_allocate_nothing(void **state) { assert_int_equal(run_ranks(2, heap_body, 0), 0); }
 
-// Delayed scales, full recomputation and sharded parameters together, where other engines were seen to keep what each
-// step restored: resident memory is after many steps what it is after two. The kernel's count lags by some pages a CPU;
-// a step's activations that stayed would add up to several times as much.
+// Checks delayed scales, full recomputation and sharded parameters together, where other engines were seen to keep what
+// each step restored: resident memory after many steps is as after two. The kernel's count lags by some pages a CPU;
+// activations that stayed would add up to several times as much.
 static void resident_body(struct parallel *parallel, int which) {
     enum { MANY = 60 };
     const size_t lag = 1 << 20;
-    for (int round = 0; round < 2; round++) { // libraries keep some of their first calls
+    for (int round = 0; round < 2; round++) { // libraries keep some memory of their first calls
         struct setup s;
         setup_open(&s, parallel, LLAMA_DELAYED, "--recompute-granularity full", 3, 2);
         expect(MANY * s.model->timeline.plan.arena_bytes[ARENA_ACTIVATIONS] > 4 * lag, "the model is too small");
@@ -573,11 +579,12 @@ static void test_resident_memory_stays(void **state) {
 
 // ---- when units are gathered ----
 
-// Units that were gathered in the phase that waits for them, counted as the schedule runs.
+// Counts, as the schedule runs. late: units that were gathered only in the phase that waits for them; ahead: units
+// whose gathering began before.
 struct watch {
     enum unit_state before[PASS_COUNT][8];
     int late[PASS_COUNT], ahead[PASS_COUNT];
-    int late_groups; // recomputed ones, in their first layer
+    int late_groups; // recomputed groups, in their first layer
 };
 static struct watch watch;
 
@@ -598,8 +605,8 @@ static void watch_units(struct gpt *m) {
         }
 }
 
-// All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first,
-// which come one right after another.
+// Checks that units are gathered ahead, except the first one of a region, the embeddings, and the layers of a
+// recomputed group after its first one, which come one right after another.
 static void units_body(struct parallel *parallel, int offloaded) {
     static const char *const tied_or_not[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };
@@ -607,7 +614,8 @@ static void units_body(struct parallel *parallel, int offloaded) {
         char policy[256];
         struct setup s;
         const bool tied = i % 2 == 0;
-        const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0; // those of a group
+        // group: layers of a recomputed group; second: how many layers are the second one of theirs
+        const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0;
         snprintf(policy, sizeof policy, "%s --num-layers %d %s", policies[i / 2], LAYERS,
                  offloaded ? "--offload-weights" : "");
         setup_open(&s, parallel, tied_or_not[i % 2], policy, 3, 1);
@@ -627,7 +635,7 @@ static void units_body(struct parallel *parallel, int offloaded) {
         expect(watch.ahead[PASS_TRAIN] == LAYERS + 1, "%s: forward gathers %d units", policy, watch.ahead[PASS_TRAIN]);
         expect(watch.ahead[PASS_BACKWARD] == LAYERS - second + tied, "%s: backward gathers %d units", policy,
                watch.ahead[PASS_BACKWARD]);
-        // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
+        // No earlier than needed: two layers are in memory at a time, or a group and the first layer of the next.
         const struct plan *plan = &s.model->timeline.plan;
         for (int phase = 0; phase < plan->phase_count; phase++) {
             int layers = 0;
@@ -649,7 +657,7 @@ static void test_units_come_a_unit_ahead(void **state) {
 
 // ---- replicas ----
 
-// A bit of one of rank 1's buffers flips: all ranks end, and say which buffer of whom.
+// The buffers of which a bit flips on rank 1: all ranks must end, and say which rank's buffer it was.
 enum { NO_BUFFER = 4 };
 static void replicas_body(struct parallel *parallel, int which) {
     struct run *r = (struct run *)calloc(1, sizeof *r);
@@ -679,7 +687,7 @@ static void test_replicas(void **state) {
         char text[4096], expected[128];
         FILE *said = test_file();
         const int error = dup(STDERR_FILENO);
-        if (which == 1 && sizeof(floatX) == sizeof(float)) // the parameters are their own
+        if (which == 1 && sizeof(floatX) == sizeof(float)) // fp32 parameters are their own master weights
             continue;
         dup2(fileno(said), STDERR_FILENO);
         const int failed = run_ranks(3, replicas_body, which);
@@ -694,7 +702,7 @@ static void test_replicas(void **state) {
     }
 }
 
-// The most are right, and of as many the first.
+// Checks which rank is called wrong: most ranks are right, and of two equally large groups the first one is.
 static void test_odd_rank(void **state) {
     static const struct {
         uint64_t rows[5];

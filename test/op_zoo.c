@@ -1,11 +1,11 @@
-// The zoo: a model of every architecture that --init-from takes, beside what transformers computes with it
+// The zoo: a model of every architecture that --init-from takes, compared with what transformers computes with it
 // (test/golden/zoo): logits of evaluation, and of a prompt that is continued through the KV cache; the loss and every
 // gradient, with each attention backend; the same with documents that do not see each other.
 //
 // Tensors are compared by the norm of their difference over their norm, gradients by their projections
-// (test/golden/README.md). In fp32 logits are within 1e-5. A gradient is so as well, after a share for what each
-// rounding of the forward pass does to it: fp32's unit roundoff over bf16's times what bf16 does to it. In bf16 the
-// bound is three times what random errors of one unit roundoff on every stored number do.
+// (test/golden/README.md). In fp32, logits are within 1e-5. So are gradients, beside a share for what each rounding of
+// the forward pass does to them: fp32's unit roundoff over bf16's times what bf16 does to them. In bf16 the bound is
+// three times what random errors of one unit roundoff on every stored number do.
 
 #include "test/model.h"          // before gpt.cuh, which it looks into
 #include "test/config_strings.h" // config_free_strings
@@ -26,7 +26,7 @@ static const int PROMPTS[] = {13, 5}; // tokens: more than the smallest window, 
 
 struct zoo_model {
     struct golden *golden;
-    char words[1024]; // the config points into it
+    char words[1024]; // the config points into these
     struct device dev;
     struct config config;
     struct gpt *m;
@@ -65,7 +65,7 @@ static struct zoo_model *model_open(const char *folder, enum attention_backend b
     snprintf(path, sizeof path, ZOO "/%s/expected.golden", folder);
     z->golden = golden_open(path);
     read_options(z, folder, more);
-    z->dev.threads = 1; // ops this small would spend their time in barriers
+    z->dev.threads = 1; // barriers would take most of the time of ops this small
     omp_set_num_threads(z->dev.threads);
     device_open(&z->dev, 0, false);
     z->dev.matmul = matmul_create(&z->dev);
@@ -88,14 +88,15 @@ static void model_close(struct zoo_model *z) {
 
 // ---- Comparison ----------------------------------------------------------------------------------------------------
 
-// What bf16 does to a tensor of the file: `deviations` has it for each that follows, in the order of the file.
+// Returns what bf16 does to a tensor of the file. `deviations` has it for each tensor that follows, in the file's
+// order.
 static double deviation_of(const struct golden *g, const char *name) {
     const struct golden_tensor *all = golden_tensor(g, "deviations"), *t = golden_tensor(g, name);
     const int64_t place = t - all - 1;
     assert_true(place >= 0 && place < all->count && all + 1 + all->count == g->tensors + g->num_tensors);
     return all->floats[place];
 }
-// share: of the error, in fp32, that the number of roundings makes, beside what each of them does.
+// Compares a tensor with the file's. share: added to the bound in fp32, for the number of roundings.
 static void compare(const struct zoo_model *z, const char *name, const double *ours, double share) {
     const struct golden *g = z->golden;
     const double deviation = deviation_of(g, name);
@@ -112,13 +113,13 @@ static void compare(const struct zoo_model *z, const char *name, const double *o
     free(expected);
 }
 
-// The row `n` of logits, counted through the batch, that the file's row `i` is.
+// Returns the row of logits, counted through the batch, that is the file's row i.
 static int row_of_logits(const struct golden *g, int i) { return golden_ints(g, "positions")[i]; }
 static int shown_rows(const struct golden *g) { return (int)golden_tensor(g, "positions")->count; }
 
 // ---- Evaluation ----------------------------------------------------------------------------------------------------
 
-// As cross_entropy sees a logit, in double.
+// Returns a logit as cross_entropy sees it, in double.
 static double transformed(const struct config *c, double logit) {
     const double scaled = c->model.logit_multiplier * logit, cap = c->model.final_logit_softcapping;
     return cap > 0 ? cap * tanh(scaled / cap) : scaled;
@@ -146,7 +147,8 @@ static void evaluation_equals(struct zoo_model *z) {
 
 // ---- Generation ----------------------------------------------------------------------------------------------------
 
-// ours (shown rows, V): those of the given logits (rows, Vp) that follow row b's token at positions[b].
+// Takes into ours (shown rows, V) the rows of logits (rows, Vp) that the file shows, which follow row b's token at
+// positions[b].
 static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, const int32_t *positions) {
     const int V = z->m->shape.V, Vp = z->m->shape.Vp, T = z->config.model.seq_length;
     device_synchronize(&z->dev);
@@ -156,7 +158,7 @@ static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, 
             ours[i * V + v] = to_float(logits[(int64_t)b * Vp + v]);
     }
 }
-// Rows are fed as prompts of different lengths, then token by token to their ends.
+// Checks decoding: rows are fed as prompts of different lengths, then token by token to their ends.
 static void decoding_equals(struct zoo_model *z) {
     const int B = rows_of(z), T = z->config.model.seq_length, prompt = PROMPTS[0];
     const int32_t *tokens = golden_ints(z->golden, "tokens");
@@ -169,7 +171,7 @@ static void decoding_equals(struct zoo_model *z) {
         prompts[i] = i % prompt < PROMPTS[i / prompt] ? tokens[i / prompt * T + i % prompt] : 0;
     gpt_prefill(z->m, prompts, PROMPTS);
     for (int i = 0; PROMPTS[B - 1] + i < T; i++) {
-        for (int b = 0; b < B; b++) { // a row that is at its end is fed its last token again
+        for (int b = 0; b < B; b++) { // a row at its end is fed its last token again
             positions[b] = PROMPTS[b] + i < T ? PROMPTS[b] + i : T - 1;
             next[b] = tokens[b * T + positions[b]];
         }
@@ -184,9 +186,9 @@ static void decoding_equals(struct zoo_model *z) {
 
 // ---- Gradients -----------------------------------------------------------------------------------------------------
 
-// sums (PROJECTIONS) of n numbers, each added or subtracted as the file's are.
+// sums (PROJECTIONS) = the projections of x (n): each element is added or subtracted as in the file.
 static void project(double *sums, const float *x, int64_t n) {
-    uint64_t state = 0; // test_random is SplitMix64: its i-th output depends on i alone
+    uint64_t state = 0; // test_random is SplitMix64: its i-th output depends only on i
     for (int k = 0; k < PROJECTIONS; k++)
         sums[k] = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -201,7 +203,7 @@ static int gradients_in(const struct golden *g, const char *prefix) {
         count += strncmp(g->tensors[i].name, prefix, strlen(prefix)) == 0;
     return count;
 }
-// Each tensor of the folder, as it would be saved if the gradients were the parameters.
+// Checks the gradient of each tensor of the folder, in the form in which the folder would save it as a parameter.
 static void gradients_equal(const struct zoo_model *z, const char *prefix) {
     const struct gpt *m = z->m;
     struct error_text error;
@@ -246,7 +248,7 @@ static void with_backend(const char *folder, enum attention_backend backend) {
     training_equals(z, batch_of_golden(z->golden, NULL), "loss", "grad.");
     model_close(z);
 }
-// A document begins at every end of a text, and at the front of a row.
+// Checks documents: one begins at every end of a text, and at the front of a row.
 static void with_documents(const char *folder, enum attention_backend backend) {
     struct zoo_model *z = model_open(folder, backend, "--reset-attention-mask --reset-position-ids --eod-token 256");
     const int T = z->config.model.seq_length, N = rows_of(z) * T;

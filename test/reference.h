@@ -1,8 +1,10 @@
-// The whole GPT in plain double loops: forward, mean cross-entropy, the gradient of every parameter, AdamW.
+// The whole GPT in plain loops in double: forward, mean cross-entropy, the gradient of every parameter, AdamW.
 //
-// What the engine is compared with where no golden file exists: other shapes, GPT-2 with GQA, dropout. Written to be
-// read and checked, one loop nest a formula; test/unit_reference.c holds it against PyTorch and against finite
-// differences. Names and layouts of the tensors are those of test/golden/README.md.
+// The engine is compared with it where no golden file exists: other shapes, GPT-2 with GQA, dropout. It is written to
+// be read and checked, one loop nest a formula; test/unit_reference.c compares it with PyTorch and with finite
+// differences. Names and layouts of the tensors are as in test/golden/README.md.
+//
+// N is B T. In the comments qkv rows are (H + 2 Hkv) D wide: the heads of q, then of k, then of v.
 #pragma once
 #include "test/testing.h" // test_doubles
 
@@ -14,20 +16,21 @@ struct reference_config {
     int positions;             // learned positions; 0: rotary embedding instead
     bool layernorm;            // LayerNorm with a bias, else RMSNorm
     bool swiglu;               // SwiGLU, else GELU in the tanh form
-    bool qkv_bias, biases;     // of q, k and v; of all other Linears
-    bool tied;                 // the head is wte
+    bool qkv_bias, biases;     // qkv_bias: q, k and v have biases; biases: all other linear layers have
+    bool tied;                 // the head's weight is wte
     double norm_epsilon, rotary_base;
 };
 
 struct reference_tensor {
     char name[40];
-    int64_t rows, cols;        // a vector has one column
+    int64_t rows, cols;        // of a vector: cols is 1
     double *value, *gradient;  // (rows, cols)
-    double *stored;            // the value as the ops read it: rounded, where the model rounds
-    double *moment1, *moment2; // AdamW's
+    double *stored;            // (rows, cols) the value as ops read it: rounded where the model rounds
+    double *moment1, *moment2; // (rows, cols) AdamW's
 };
 
-// The scale of one element: 0, or 1/(1-p). `use` and `layer` say which mask; the uses are numbered as the engine's.
+// Returns the scale of one element under dropout: 0, or 1 / (1 - p). `use` and `layer` say which mask it is; uses are
+// numbered as the engine numbers them.
 enum reference_dropout_use {
     REFERENCE_DROPOUT_EMBEDDING,            // element of (B*T, C), layer 0
     REFERENCE_DROPOUT_ATTENTION,            // element of (B, H, T, T)
@@ -36,25 +39,26 @@ enum reference_dropout_use {
 };
 typedef double reference_dropout(const void *context, enum reference_dropout_use use, int layer, int64_t element);
 
-// What storing a number makes of it. Applied wherever the engine stores a floatX: parameters, activations, gradients of
-// activations, attention's probabilities and their gradients. Gradients of parameters and statistics stay exact.
+// Returns what storing x makes of it. Applied wherever the engine stores a floatX: to parameters, activations,
+// gradients of activations, attention's probabilities and their gradients. Gradients of parameters and statistics stay
+// exact.
 typedef double reference_rounding(void *context, double x);
 
 enum { REFERENCE_MAX_LAYERS = 32 };
 
-// What is not plain causal attention.
+// What deviates from plain causal attention.
 struct reference_attention_options {
     double scale;                      // of scores; 0: 1 / sqrt(D)
     double softcap;                    // c > 0: a scaled score s becomes c tanh(s / c); 0: none
-    int windows[REFERENCE_MAX_LAYERS]; // keys that a query of the layer sees, its own included; 0: all
+    int windows[REFERENCE_MAX_LAYERS]; // keys that a query of the layer sees, its own one included; 0: all
     const int32_t *document_starts;    // (B, T) the row at which a token's document begins; NULL: 0
 };
 struct reference {
     struct reference_config config;
     struct reference_tensor tensors[REFERENCE_MAX_LAYERS * 12 + 5];
     int num_tensors;
-    struct reference_attention_options attention; // zeros: none of these
-    double z_loss;                                // of the loss: see reference_cross_entropy
+    struct reference_attention_options attention; // zeros: plain causal attention
+    double z_loss;                                // factor of the z-loss: reference_cross_entropy
     reference_dropout *dropout;                   // NULL: none
     const void *dropout_context;
     reference_rounding *rounding; // NULL: none
@@ -100,7 +104,7 @@ static inline void reference_add_layer(struct reference *r, int layer) {
     }
 }
 
-// All values are zero: the caller fills them in.
+// Makes a model whose values are all 0, for the caller to fill in. reference_destroy frees it.
 static inline struct reference *reference_create(struct reference_config config) {
     struct reference *r = (struct reference *)calloc(1, sizeof *r);
     assert_non_null(r);
@@ -129,7 +133,7 @@ static inline void reference_destroy(struct reference *r) {
     free(r);
 }
 
-// NULL where the model has no such tensor.
+// Returns the tensor of that name; NULL where the model has none.
 static inline struct reference_tensor *reference_find(struct reference *r, const char *name) {
     for (int i = 0; i < r->num_tensors; i++)
         if (strcmp(r->tensors[i].name, name) == 0)
@@ -166,10 +170,10 @@ struct reference_activations {
     int B, T;
     int64_t N; // B * T
     const int32_t *tokens, *targets;
-    struct reference_layer layers[REFERENCE_MAX_LAYERS + 1]; // the last one has x alone: the final norm's input
+    struct reference_layer layers[REFERENCE_MAX_LAYERS + 1]; // layers[L] has only x, the final norm's input
     double *normf;                                           // (N, C)
     double *logits;                                          // (N, V)
-    double loss;                                             // mean over the N targets
+    double loss;                                             // the mean over the N targets
 };
 
 static inline struct reference_activations *reference_activations_create(const struct reference_config *c, int B,
@@ -228,9 +232,9 @@ static inline void reference_store_parameters(struct reference *r) {
             r->tensors[i].stored[j] = reference_rounded(r, r->tensors[i].value[j]);
 }
 
-// ---- Ops. Every backward adds to the gradients that it is given -----------------------------------------------------
+// ---- Ops. Every backward adds to the gradients that it is given. ---------------------------------------------------
 
-// out = in weight^T + bias
+// out (N, rows) = in (N, cols) weight^T + bias. bias: NULL for none.
 static inline void reference_linear(double *out, const double *in, const struct reference_tensor *weight,
                                     const struct reference_tensor *bias, int64_t N) {
     const int64_t K = weight->cols;
@@ -242,6 +246,7 @@ static inline void reference_linear(double *out, const double *in, const struct 
             out[n * weight->rows + o] = sum;
         }
 }
+// din (N, cols) += dout (N, rows) weight, and adds to the gradients of weight and bias (NULL: there is none).
 static inline void reference_linear_backward(double *din, struct reference_tensor *weight,
                                              struct reference_tensor *bias, const double *dout, const double *in,
                                              int64_t N) {
@@ -258,7 +263,8 @@ static inline void reference_linear_backward(double *din, struct reference_tenso
         }
 }
 
-// LayerNorm: (x - mean) / sqrt(variance + epsilon) weight + bias. RMSNorm: the same with a mean of 0 and no bias.
+// Computes the mean and the reciprocal deviation of a row x (C). LayerNorm is (x - mean) / sqrt(variance + epsilon)
+// weight + bias; RMSNorm has a mean of 0 and no bias.
 static inline void reference_norm_statistics(double *mean, double *rstd, const double *x,
                                              const struct reference_config *c) {
     double sum = 0, squares = 0;
@@ -269,6 +275,7 @@ static inline void reference_norm_statistics(double *mean, double *rstd, const d
         squares += (x[i] - *mean) * (x[i] - *mean);
     *rstd = 1 / sqrt(squares / c->C + c->norm_epsilon);
 }
+// out (N, C) = the norm of x (N, C). bias: NULL for none.
 static inline void reference_norm(double *out, const double *x, const struct reference_tensor *weight,
                                   const struct reference_tensor *bias, const struct reference_config *c, int64_t N) {
     for (int64_t n = 0; n < N; n++) {
@@ -279,12 +286,13 @@ static inline void reference_norm(double *out, const double *x, const struct ref
             out[n * c->C + i] = (row[i] - mean) * rstd * weight->stored[i] + (bias ? bias->stored[i] : 0);
     }
 }
+// Adds to dx (N, C) and to the gradients of weight and bias (NULL: there is none) what dout (N, C) gives at x (N, C).
 static inline void reference_norm_backward(double *dx, struct reference_tensor *weight, struct reference_tensor *bias,
                                            const double *dout, const double *x, const struct reference_config *c,
                                            int64_t N) {
     for (int64_t n = 0; n < N; n++) {
         const double *row = x + n * c->C, *d = dout + n * c->C;
-        double mean, rstd, mean_g = 0, mean_gx = 0; // of g = dout weight, and of g times the normalized x
+        double mean, rstd, mean_g = 0, mean_gx = 0; // the means of g = dout weight, and of g times the normalized x
         reference_norm_statistics(&mean, &rstd, row, c);
         for (int i = 0; i < c->C; i++) {
             const double normalized = (row[i] - mean) * rstd, g = d[i] * weight->stored[i];
@@ -299,8 +307,8 @@ static inline void reference_norm_backward(double *dx, struct reference_tensor *
     }
 }
 
-// Rotates the pairs (i, i + D/2) of every q and k head by direction * position * base^(-2i/D), in place. The rotation
-// is orthogonal, so its backward is the rotation by -1.
+// Rotates the pairs (i, i + D/2) of every head of q and k in qkv (N, ...) by direction * position * base^(-2i/D), in
+// place. The rotation is orthogonal, so its backward is the rotation in direction -1.
 static inline void reference_rope(double *qkv, const struct reference_config *c, int64_t N, int T, int direction) {
     const int width = (c->H + 2 * c->Hkv) * c->D, half = c->D / 2;
     for (int64_t n = 0; n < N; n++)
@@ -319,7 +327,7 @@ static inline double reference_scale(const struct reference *r, enum reference_d
     return r->dropout ? r->dropout(r->dropout_context, use, layer, element) : 1;
 }
 
-// One head of one sequence: where its query, key and value of token 0 stand in qkv, and the stride to the next token.
+// One head of one sequence: the places of its query, key and value of token 0 in qkv, and the stride to the next token.
 struct reference_head_view {
     int64_t q, k, v, stride, out, out_stride, probabilities;
 };
@@ -336,14 +344,14 @@ static inline struct reference_head_view reference_view(const struct reference_c
     return view;
 }
 
-// The first key that query i of sequence b sees in layer l.
+// Returns the first key that query i of sequence b sees in layer l.
 static inline int reference_first_key(const struct reference *r, const struct reference_activations *a, int l, int b,
                                       int i) {
     const int32_t *starts = r->attention.document_starts;
     const int document = starts ? starts[(int64_t)b * a->T + i] : 0, window = r->attention.windows[l];
     return window > 0 && i - window + 1 > document ? i - window + 1 : document;
 }
-// scale q k, capped; slope: its derivative by q k, unless NULL.
+// Returns the score scale q k of q (D) and k (D), capped. *slope: the score's derivative by q k; NULL: not wanted.
 static inline double reference_score(const struct reference *r, const double *q, const double *k, double *slope) {
     const double scale = r->attention.scale > 0 ? r->attention.scale : 1 / sqrt(r->config.D), c = r->attention.softcap;
     double score = 0;
@@ -355,7 +363,8 @@ static inline double reference_score(const struct reference *r, const double *q,
     return capped;
 }
 
-// out_i = sum over j <= i, from the first key that i sees, of dropout(softmax_j(score(q_i, k_j))) v_j
+// out_i = sum over keys j that query i sees of dropout(softmax_j(score(q_i, k_j))) v_j, for head h of sequence b in
+// layer l of `a`.
 static inline void reference_attention(const struct reference *r, struct reference_activations *a, int l, int b,
                                        int h) {
     const struct reference_config *c = &r->config;
@@ -384,6 +393,8 @@ static inline void reference_attention(const struct reference *r, struct referen
         }
     }
 }
+// Adds to dqkv (N, ...) what dattention (N, H D), the gradient of attention's output, gives for head h of sequence b in
+// layer l.
 static inline void reference_attention_backward(double *dqkv, const double *dattention, const struct reference *r,
                                                 const struct reference_activations *a, int l, int b, int h) {
     const struct reference_config *c = &r->config;
@@ -394,7 +405,7 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
         const double *p = a->layers[l].probabilities + w.probabilities + (int64_t)i * a->T;
         const double *dout = dattention + w.out + i * w.out_stride;
         const int first = reference_first_key(r, a, l, b, i);
-        double mean = 0; // sum of p dp, which the softmax's normalization takes away
+        double mean = 0; // the sum of p dp, which the softmax's normalization takes away
         for (int j = first; j <= i; j++) {
             const int64_t element = w.probabilities + (int64_t)i * a->T + j;
             const double scale = reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);
@@ -420,8 +431,8 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
     free(dp);
 }
 
-// GELU in the tanh form, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), and its derivative.
-static const double REFERENCE_GELU_SCALE = 0.79788456080286535588; // sqrt(2/pi)
+// sqrt(2/pi), of GELU in the tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+static const double REFERENCE_GELU_SCALE = 0.79788456080286535588;
 static inline double reference_gelu(double x) {
     return 0.5 * x * (1 + tanh(REFERENCE_GELU_SCALE * (x + 0.044715 * x * x * x)));
 }
@@ -429,13 +440,14 @@ static inline double reference_gelu_derivative(double x) {
     const double t = tanh(REFERENCE_GELU_SCALE * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * REFERENCE_GELU_SCALE * (1 + 3 * 0.044715 * x * x);
 }
-// SiLU: x sigmoid(x), and its derivative.
+// Returns SiLU, x sigmoid(x).
 static inline double reference_silu(double x) { return x / (1 + exp(-x)); }
 static inline double reference_silu_derivative(double x) {
     const double sigmoid = 1 / (1 + exp(-x));
     return sigmoid * (1 + x * (1 - sigmoid));
 }
 
+// out (N, F) = the activation of fc (N, F), or with SwiGLU of fc (N, 2 F), gate and up.
 static inline void reference_activation(double *out, const double *fc, const struct reference_config *c, int64_t N) {
     for (int64_t n = 0; n < N; n++)
         for (int i = 0; i < c->F; i++) {
@@ -443,6 +455,7 @@ static inline void reference_activation(double *out, const double *fc, const str
             out[n * c->F + i] = c->swiglu ? reference_silu(fc[gate]) * fc[up] : reference_gelu(fc[n * c->F + i]);
         }
 }
+// Adds to dfc (as fc) what dout (N, F) gives at fc (N, F), with SwiGLU (N, 2 F).
 static inline void reference_activation_backward(double *dfc, const double *dout, const double *fc,
                                                  const struct reference_config *c, int64_t N) {
     for (int64_t n = 0; n < N; n++)
@@ -458,12 +471,13 @@ static inline void reference_activation_backward(double *dfc, const double *dout
         }
 }
 
-// out = x + dropout(delta), and what reaches delta from dout.
+// out (n) = x (n) + dropout(delta (n)).
 static inline void reference_residual(double *out, const double *x, const double *delta, const struct reference *r,
                                       enum reference_dropout_use use, int layer, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         out[i] = x[i] + delta[i] * reference_scale(r, use, layer, i);
 }
+// ddelta (n) += what dout (n) gives through the dropout of delta.
 static inline void reference_residual_backward(double *ddelta, const double *dout, const struct reference *r,
                                                enum reference_dropout_use use, int layer, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -479,6 +493,7 @@ static inline void reference_embedding(struct reference *r, struct reference_act
             a->layers[0].x[n * C + i] = sum * reference_scale(r, REFERENCE_DROPOUT_EMBEDDING, 0, n * C + i);
         }
 }
+// Adds to the gradients of the embeddings what dx (N, C), the gradient of their sum after dropout, gives.
 static inline void reference_embedding_backward(struct reference *r, const double *dx,
                                                 const struct reference_activations *a) {
     const struct reference_tensor *wte = reference_find(r, "wte"), *wpe = reference_find(r, "wpe");
@@ -492,7 +507,8 @@ static inline void reference_embedding_backward(struct reference *r, const doubl
         }
 }
 
-// Mean of lse - logits[target] + z_loss lse^2 with lse = logsumexp(logits); dlogits, or NULL: its gradient.
+// Returns the mean over N of lse - logits[target] + z_loss lse^2, lse = logsumexp(logits); logits (N, V), targets (N).
+// dlogits (N, V): its gradient; NULL: not wanted.
 static inline double reference_cross_entropy(double *dlogits, const double *logits, const int32_t *targets, int64_t N,
                                              int V, double z_loss) {
     double loss = 0;
@@ -513,7 +529,7 @@ static inline double reference_cross_entropy(double *dlogits, const double *logi
 
 // ---- The model -----------------------------------------------------------------------------------------------------
 
-// A tensor of layer l, in a function that has r and l.
+// A tensor of layer l, for functions that have r and l.
 #define LAYER_TENSOR(name) reference_find_in(r, l, name)
 
 static inline void reference_block(struct reference *r, struct reference_activations *a, int l) {
@@ -552,7 +568,8 @@ static inline void reference_block(struct reference *r, struct reference_activat
     free(delta);
 }
 
-// dx: in, the gradient of the block's output; out, that of what the attention added to. The two halves of a block.
+// Runs backward of a block's MLP half. dx (N, C): on entry the gradient of the block's output, on return the gradient
+// of the residual stream between the two halves.
 static inline void reference_mlp_backward(double *dx, struct reference *r, const struct reference_activations *a,
                                           int l) {
     const struct reference_config *c = &r->config;
@@ -575,6 +592,8 @@ static inline void reference_mlp_backward(double *dx, struct reference *r, const
     free(dfc);
     free(dnorm);
 }
+// Runs backward of a block's attention half. dx (N, C): on entry the gradient of the residual stream between the two
+// halves, on return the gradient of the block's input.
 static inline void reference_attention_half_backward(double *dx, struct reference *r,
                                                      const struct reference_activations *a, int l) {
     const struct reference_config *c = &r->config;
@@ -606,7 +625,7 @@ static inline void reference_attention_half_backward(double *dx, struct referenc
 }
 #undef LAYER_TENSOR
 
-// The caller frees what it gets with reference_activations_destroy.
+// Runs forward. `tokens` and `targets` must live as long as the result, which reference_activations_destroy frees.
 static inline struct reference_activations *reference_forward(struct reference *r, const int32_t *tokens /*(B, T)*/,
                                                               const int32_t *targets /*(B, T)*/, int B, int T) {
     const struct reference_config *c = &r->config;
@@ -627,7 +646,8 @@ static inline struct reference_activations *reference_forward(struct reference *
     return a;
 }
 
-// Adds the gradient of the mean loss to every tensor's gradient. The parameters must be those of the forward.
+// Adds the gradient of the mean loss to every tensor's gradient. The parameters must be as they were in the forward
+// that made `a`.
 static inline void reference_backward(struct reference *r, const struct reference_activations *a) {
     const struct reference_config *c = &r->config;
     double *dlogits = test_doubles(a->N * c->V), *dnormf = test_doubles(a->N * c->C), *dx = test_doubles(a->N * c->C);
@@ -653,8 +673,8 @@ static inline void reference_backward(struct reference *r, const struct referenc
 struct reference_adamw {
     double lr, beta1, beta2, eps, weight_decay, clip_grad;
 };
-// torch.nn.utils.clip_grad_norm_, then torch.optim.AdamW with decay on matrices alone. Returns the norm before
-// clipping.
+// Updates the values: clips as torch.nn.utils.clip_grad_norm_, then steps as torch.optim.AdamW, with decay of matrices
+// only. Returns the norm before clipping.
 static inline double reference_adamw_step(struct reference *r, struct reference_adamw o, int step /*from 1*/) {
     double squares = 0;
     for (int i = 0; i < r->num_tensors; i++)

@@ -47,7 +47,7 @@ static inline struct reference_adamw reference_adamw_of(const struct golden *g) 
     return adamw;
 }
 
-// Inputs and targets of one of the batches, (B, T).
+// Returns the inputs ("tokens") or the targets ("targets") (B, T) of one batch.
 static inline const int32_t *golden_batch(const struct golden *g, const char *tokens_or_targets, int step) {
     const struct golden_tensor *tensor = golden_tensor(g, tokens_or_targets);
     assert_true(tensor->ndim == 3 && step < tensor->dims[0]);

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Runs tests at the same time, the longest first, and counts: test/run.py PROGRAM[:TEST]|FILE.py[:CLASS] ...
 
-The last line is 'N passed, N failed'; the exit status is not 0 where a test failed or that line can't be written. A test that
-passed is not run again before something that its result depends on changes (test/stamps.py).
+The last line is 'N passed, N failed'. The exit status is not 0 if a test failed or that line can't be written. A test
+that passed is not run again until something changes that its result depends on (test/stamps.py).
 
-A program is a cmocka test; one that crashes, that ends before its last test or that ran none counts as one failure more than it
-reported. Tests that hold times against each other (TIMED) come last and run by themselves. All run in one environment, that of
-test/environment.py, whatever this script was started from. Variables:
-  AGAIN=1         runs those, too, that passed
-  TEST_STAMPS=0   the same, and what passes now is run again next time
-  TEST_JOBS=N     tests at the same time; two more than there are cores, since some wait, but 9 at most, where it isn't set
-  TEST_LIMIT=S    seconds after which a test is ended and has failed: 1200 where it isn't set
-  TEST_RUNNER=... runs a program for another CPU, as "qemu-aarch64 -L /usr/aarch64-linux-gnu"
-  TRAIN_GPT=...   the program that tests in Python start: build/train_gpt where it isn't set
+A program is a cmocka test. A program that crashes, ends before its last test or runs no test counts as one more failure
+than it reported. Tests that compare times (TIMED) come last, one at a time. All run in one environment,
+test/environment.py's, whatever started this script. Variables:
+  AGAIN=1         also runs tests that passed
+  TEST_STAMPS=0   the same, and tests that pass now are run again next time
+  TEST_JOBS=N     the number of tests at a time; if unset, two more than there are cores, since some tests wait, at most
+  9
+  TEST_LIMIT=S    seconds after which a test is ended and counts as failed; if unset, 1200
+  TEST_RUNNER=... runs a program for another CPU, such as "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+  TRAIN_GPT=...   the program that tests in Python start; if unset, build/train_gpt
 """
 import concurrent.futures
 import os
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 
-import environment  # whose import prepares this process, and so its children
+import environment  # its import prepares this process, and so its children
 import stamps
 
 SHOWN_LINES = 100  # of a failure that is repeated at the end
@@ -34,12 +35,12 @@ SLOWEST = 10
 WORTH_A_LIST_SECONDS = 10
 TIMED = re.compile("(.*:)?(unit_transfers|op_fit)(_|$)")
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
-# What chooses the program or the machine of a test: named in the command that runs it alone.
+# Variables that choose the program or the machine of a test. The command that runs the test by itself names them.
 CHOSEN = re.compile("(EMU_.*|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING)|[A-Z]+SAN_OPTIONS|TEST_MEMORY|CHECKPOINT_KILLS|LONG_TESTS)$")
 
 
 class Stopped(Exception):
-    """By a signal."""
+    """A signal has stopped this run."""
 
 
 # ---- One test ----
@@ -52,7 +53,7 @@ class Test:
         self.program = os.environ.get("TRAIN_GPT") or "build/train_gpt"
 
     def name(self):
-        """Of the same op's tests, the CPU's is op_NAME, the emulator's emu_NAME."""
+        """Returns the test's name: for the tests of one op, op_NAME on the CPU and emu_NAME on the emulator."""
         file = os.path.basename(self.path)
         if self.part and not self.is_python:
             file = self.part + "_" + file.rpartition("_")[2]
@@ -69,12 +70,14 @@ class Test:
 
     def variables(self):
         if self.is_python:
-            # A program that ends by a user's mistake leaves its memory to the system: not a leak to report in place of status 2.
+            # A program that ends by a user's mistake leaves its memory to the system: the sanitizer must not report a
+            # leak there, which would change status 2.
             return {"ASAN_OPTIONS": "detect_leaks=0", "TRAIN_GPT": self.program}
         return {"CMOCKA_MESSAGE_OUTPUT": "TAP"}
 
     def command_alone(self, case):
-        """For a shell in the folder that this script was started in; case: '' for the whole test."""
+        """Returns the command for a shell in the folder in which this script was started. case: "" for the whole
+        test."""
         named = {name: value for name, value in sorted(os.environ.items()) if CHOSEN.match(name)}
         if self.is_python:
             named.update({name: value for name, value in sorted(os.environ.items()) if name.startswith("TRAIN_GPT")}, TRAIN_GPT=self.program)
@@ -88,14 +91,15 @@ class Test:
         return " ".join(["%s=%s" % (name, shlex.quote(value)) for name, value in named.items()] + [shlex.quote(word) for word in words if word])
 
     def rank(self, seconds):
-        """Sorts the longest first. Before those are the tests whose time nobody knows, in the order of how long they may take."""
+        """Returns a key that sorts the longest test first. Before these come the tests whose time is not known, in the
+        order of how long they may take."""
         if self.argument in seconds:
             return 1, -seconds[self.argument]
         return 0, 0 if self.is_python else 1 if "/emu/" in self.argument else 2
 
 
 class Result:
-    """Of a test that ran: its counts, and where it failed what it said and its failures, (case, lines) each."""
+    """The result of a test that ran: its counts and, if it failed, its output and its failures, each (case, lines)."""
     def __init__(self, test, log, status, problem, seconds):
         self.test, self.log, self.seconds = test, log, seconds
         lines = log.splitlines()
@@ -131,7 +135,7 @@ class Result:
         return "".join("    %s\n" % line for line in [*self.log.splitlines(), *([self.problem] if self.problem else [])])
 
     def repeated(self):
-        """The cases that failed, each with the command that runs it; the middle of a long one is left out."""
+        """Returns the cases that failed, each with the command that runs it; long ones without their middle."""
         text = "failed: %s\n" % self.test.name()
         most = max(10, SHOWN_LINES // len(self.failures)) if self.failures else 0
         for case, lines in self.failures:
@@ -139,7 +143,7 @@ class Result:
                 lines = [*lines[:most // 2], "[%d lines]" % (len(lines) - most), *lines[len(lines) - most + most // 2:]]
             text += "".join("    %s\n" % line for line in lines)
             text += "    alone: %s\n" % self.test.command_alone(case)
-        if not self.failures:  # failures in no form that is known
+        if not self.failures:  # failures in no known form
             text += "    alone: %s\n" % self.test.command_alone("")
         return text
 
@@ -152,7 +156,8 @@ def signal_name(number):
 
 
 def program_failures(lines):
-    """A case's messages stand before its 'not ok', cmocka's own behind it as comments."""
+    """Returns the failures in a program's output. A case's messages stand before its 'not ok', cmocka's own ones behind
+    it as comments."""
     failures, before = [], []
     i = 0
     while i < len(lines):
@@ -164,7 +169,7 @@ def program_failures(lines):
         after = []
         bad = match.group(1) and "# SKIP" not in match.group(2)
         while bad and i < len(lines) and lines[i].startswith("#"):
-            if not lines[i].startswith("# not ok - "):  # of the group
+            if not lines[i].startswith("# not ok - "):  # it is of the group
                 after.append(lines[i])
             i += 1
         if bad:
@@ -175,7 +180,8 @@ def program_failures(lines):
 
 
 def python_failures(lines):
-    """Each of unittest's sections: a ruler of =, 'FAIL: test_x (__main__.Class.test_x)', a ruler of -, the traceback."""
+    """Returns the failures in unittest's output. Each is a section: a ruler of =, 'FAIL: test_x
+    (__main__.Class.test_x)', a ruler of -, the traceback."""
     failures = []
     begins = [i for i, line in enumerate(lines) if re.match("={70}$", line)]
     for begin, end in zip(begins, [*begins[1:], len(lines)]):
@@ -185,7 +191,7 @@ def python_failures(lines):
             continue
         last = [i for i, line in enumerate(section) if re.match("Ran [0-9]+ tests? in ", line)]
         if last:
-            section = section[:last[0] - 1]  # and the ruler above
+            section = section[:last[0] - 1]  # and without the ruler above it
         names = header.group(2).split(".")[1:]  # without the module; before Python 3.11 without the method, too
         if header.group(1).startswith("test") and names and names[-1] != header.group(1):
             names.append(header.group(1))
@@ -209,7 +215,8 @@ def processes_of_session(leader):
 
 
 def end(process):
-    """With all that it started: the ranks of an mpirun have groups of their own, but are of its session."""
+    """Ends a process with all that it started: the ranks of an mpirun have groups of their own, but are in its
+    session."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(GRACE_SECONDS)
@@ -232,7 +239,8 @@ class Runner:
             if self.is_stopping:
                 return None
             process = subprocess.Popen(test.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                       # Of one user's mpiruns, the first to end may take a folder away that the next has just found there.
+                                       # In a common folder the first mpirun to end may remove a folder that another one
+                                       # has just found there.
                                        env={**os.environ, **test.variables(), "OMPI_MCA_orte_tmpdir_base": scratch,
                                             "PRTE_MCA_prte_tmpdir_base": scratch})
             self.processes.add(process)
@@ -248,7 +256,8 @@ class Runner:
             ender.join()
 
     def run(self, test):
-        """Its Result; None where this run is stopped before the test ended. Raises OSError where it couldn't run."""
+        """Runs a test. Returns its Result, or None if this run is stopped before the test ends. Raises OSError if it
+        can't be started."""
         scratch = tempfile.mkdtemp()
         try:
             with open(scratch + "/log", "w+b") as log:
@@ -281,14 +290,14 @@ class Runner:
 # ---- The whole run ----
 
 def say(text):
-    """Raises OSError where nobody can read it."""
+    """Writes text to stdout. Raises OSError where nobody can read it."""
     rest = text.encode(errors="replace")
     while rest:
         rest = rest[os.write(1, rest):]
 
 
 def run_tests(tests, keys, kept, jobs, runner):
-    """Runs and reports them. Returns the results, and the number of the signal that stopped it, or 0."""
+    """Runs the tests and reports them. Returns the results, and the number of the signal that stopped the run, or 0."""
     results, stopped = [], 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(runner.run, test): test for test in sorted(tests, key=lambda test: test.rank(kept.seconds))}
@@ -311,7 +320,7 @@ def run_tests(tests, keys, kept, jobs, runner):
                 say(result.line() + "\n" + (result.details() if result.failed else ""))
         except (KeyboardInterrupt, Stopped) as reason:
             stopped = reason.args[0] if reason.args else signal.SIGINT
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what runs is being ended already
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the running tests are already being ended
                 signal.signal(number, signal.SIG_IGN)
         finally:
             for future in futures:
@@ -333,7 +342,8 @@ def count_variable(name, default):
 
 
 def build_folder(tests):
-    """Above build/test or build/emu, where the programs lie; without one, where train_gpt lies."""
+    """Returns the folder above build/test or build/emu, where the programs lie; without such a program, the folder of
+    train_gpt."""
     folders = [os.path.dirname(test.path) for test in tests if not test.is_python]
     above = [os.path.dirname(folder) for folder in folders if os.path.basename(folder) in ("test", "emu")]
     return (above or [os.path.dirname(tests[0].program)])[0] or "."

@@ -1,4 +1,4 @@
-// Small models with their batches, and what two steps make of them, for tests that compare models.
+// Small models with batches, and what two steps compute of them, for tests that compare models.
 #pragma once
 #include "run/fit.cuh"    // fit_of, fit_policy
 #include "test/model.h"   // config_of_options, micro_step_loss
@@ -6,7 +6,7 @@
 #include <omp.h>          // omp_get_max_threads, omp_set_num_threads
 #include <string.h>       // memcpy
 
-// The emulator's threads are fibers: a model a fifth of the size there.
+// On the emulator, whose threads are fibers, models are a fifth of the size.
 #ifdef CUDA_EMULATED
 #define BATCH "1"
 #define TWO_BATCHES "2"
@@ -33,23 +33,23 @@ struct setup {
     struct device *dev; // the model points to it
     struct config config;
     struct gpt *model;
-    int32_t *inputs, *targets, *document_starts; // two batches
+    int32_t *inputs, *targets, *document_starts; // of two batches
     int64_t tokens;                              // of one batch
 };
 
-static unsigned setup_lora_modules; // enum lora_module: of the next models' adapters
+static unsigned setup_lora_modules; // enum lora_module: modules of the next models that get adapters
 static struct setup setup_of(const char *shape, const char *options) {
     struct setup s;
     memset(&s, 0, sizeof s);
     s.dev = (struct device *)test_alloc(sizeof *s.dev);
     memset(s.dev, 0, sizeof *s.dev);
-    if (!in_long_run()) // ops of a model this small would spend their time in barriers
+    if (!in_long_run()) // barriers would take most of the time of ops this small
         omp_set_num_threads(1);
     s.dev->threads = omp_get_max_threads();
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
     s.config = config_of_options(shape, options);
-    s.config.evaluation.val_every = 1; // config_parse says never, since there is no --val-data
+    s.config.evaluation.val_every = 1; // config_parse sets 0, since there is no --val-data
     s.config.prompt_tokens = PROMPT_TOKENS;
     s.config.lora_modules = setup_lora_modules;
     const enum attention_backend backend =
@@ -64,7 +64,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.document_starts = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.document_starts);
     uint64_t random = 5;
     test_case(random, "%s %s", shape, options);
-    for (int64_t i = 0; i < 2 * s.tokens; i++) { // documents of 6 tokens on average, each row's own
+    for (int64_t i = 0; i < 2 * s.tokens; i++) { // documents of 6 tokens on average, other ones in each row
         const int32_t t = (int32_t)(i % s.config.model.seq_length);
         s.document_starts[i] = t == 0 || test_random(&random) % 6 == 0 ? t : s.document_starts[i - 1];
     }
@@ -76,7 +76,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     return s;
 }
 static void setup_free(struct setup *s) {
-    watch_phases(NULL, NULL); // which would look at the next model's phases in this one's memory
+    watch_phases(NULL, NULL); // or the next model's phases would look into this model's memory
     gpt_destroy(s->model);
     matmul_destroy(s->dev->matmul);
     device_close(s->dev);
@@ -90,13 +90,13 @@ static struct batch setup_batch(const struct setup *s, int index) {
     const struct batch batch = {s->inputs + at, s->targets + at, s->document_starts + at};
     return batch;
 }
-// micro_step_loss of batch 0 or 1.
+// Runs a micro-step of batch 0 or 1 as micro_step_loss_of does.
 static double setup_micro_step(struct setup *s, int index, double scale) {
     return micro_step_loss_of(s->model, index, setup_batch(s, index), scale);
 }
 
-// Two steps of two micro-batches each, which may be more, of both batches in turn. What is compared: the losses of the
-// last two of each step, all gradients of the last step, all parameters.
+// What two steps leave, each of at least two micro-batches, which take both batches in turn: the losses of the last two
+// micro-batches of each step, all gradients of the last step, all parameters.
 struct outcome {
     double loss[4];
     float *grads;
@@ -119,7 +119,8 @@ static struct outcome two_steps(struct setup *s) {
     memcpy(o.params, m->zero.params, (size_t)o.flat * sizeof *o.params);
     return o;
 }
-// All gradients of two models that are the same but for rounding.
+// Checks that all gradients of two models agree within `tolerance`, relative, in each tensor's norm. Both models hold
+// unsharded fp32 gradients.
 static void assert_close_gradients(const struct gpt *m, const struct gpt *expected, double tolerance) {
     for (int t = 0; t < m->table.num_tensors; t++) {
         const struct tensor *tensor = &m->table.tensors[t];
@@ -140,7 +141,7 @@ static void outcome_free(struct outcome *o) {
     free(o->grads);
     free(o->params);
 }
-// Takes both arrays.
+// Checks that x (n) and expected (n) have the same bits. Frees both arrays. name: of the values; what: of the case.
 static void assert_same_floats(double *x, double *expected, int64_t n, const char *name, const char *what) {
     char text[512];
     const struct difference largest = largest_difference(x, expected, n);

@@ -1,10 +1,10 @@
-"""Which tests need not run again, since nothing that their result depends on has changed since they passed.
+"""Tells which tests need not run again, since nothing that their result depends on has changed since they passed.
 
-A test that passed leaves a stamp in the build folder's passed/: its key, counts and seconds. The key is a hash of what was found
-that a result depends on. Of a program of the C tests: its bytes, its shared libraries, the data in DATA and the machine. Of a
-test in Python, which may read, build or start anything of the tree: all source files, and the programs that it is given.
-What no key knows: the network, free memory and disk, other processes, and files outside the tree but for the names of what
-is installed. AGAIN=1 is for those.
+A test that passed leaves a stamp in the build folder's passed/: its key, counts and seconds. The key is a hash of
+everything found that a result depends on. For a C test this is its bytes, its shared libraries, the data in DATA and
+the machine. For a test in Python, which may read, build or start anything in the tree, it is all source files and the
+programs that it is given. No key has the network, free memory and disk, other processes, or files outside the tree, of
+which it has only the names of what is installed. AGAIN=1 is for these.
 """
 import functools
 import glob
@@ -18,15 +18,16 @@ import sys
 import environment
 
 FORMAT = 1
-# What the C tests read of the tree when they run; test/test_run.py holds their sources to it.
+# What the C tests read in the tree when they run; test/test_run.py checks their sources against it.
 DATA = ["test/golden", "test/fuzz/corpus"]
-OURS = ["run.py", "stamps.py", "environment.py"]  # what runs and counts
-# Variables on which no result depends: of make, of this run, and of the terminal's session.
+OURS = ["run.py", "stamps.py", "environment.py"]  # what runs and counts tests
+# Variables on which no result depends: make's, this run's, and those that a terminal's session sets.
 INCIDENTAL = re.compile("(PWD|OLDPWD|SHLVL|_|MAKE.*|MFLAGS|GNUMAKEFLAGS|AGAIN|TEST_(STAMPS|JOBS|LIMIT)|(SSH|XDG|DBUS|WAYLAND|TERM|VTE|GPG|WINDOW)_.*"
                         "|DISPLAY|WINDOWID|COLUMNS|LINES|LS_COLORS|COLORTERM|INVOCATION_ID|JOURNAL_STREAM|MAIL|EDITOR|PAGER)$")
-# Each changes when a package with a library is installed or a driver is replaced.
+# Each of these changes when a package with a library is installed or a driver is replaced.
 SYSTEM = ["/etc/ld.so.cache", "/var/lib/dpkg/status", "/proc/driver/nvidia/version"]
-NOT_SOURCE = {".git", "build", "data", "out", ".deps", "__pycache__"}  # where no git says what it ignores
+# for a tree without git, which would say what it ignores
+NOT_SOURCE = {".git", "build", "data", "out", ".deps", "__pycache__"}
 
 
 def digest(value):
@@ -34,7 +35,8 @@ def digest(value):
 
 
 def write_json(path, value):
-    """Whole or not at all, whoever else writes it. A folder that can't be written costs time, no test."""
+    """Writes a file whole or not at all, whoever else writes it. In a folder that can't be written, tests only take
+    longer."""
     temporary = "%s.%d" % (path, os.getpid())
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -45,7 +47,7 @@ def write_json(path, value):
 
 
 def read_json(path):
-    """The object in the file; {} for none, or for a file that was damaged."""
+    """Returns the object in the file; {} if there is no file, or a damaged one."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -71,7 +73,8 @@ def names_in(folder):
 
 @functools.lru_cache(maxsize=None)
 def machine():
-    """What every result depends on beside files of the tree: CPU, kernel, user, installed libraries and programs."""
+    """Returns what every result depends on beside files of the tree: CPU, kernel, user, installed libraries and
+    programs."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             first = file.read().split("\n\n")[0]
@@ -85,14 +88,14 @@ def machine():
 
 @functools.lru_cache(maxsize=None)
 def python():
-    """This Python and the names, with versions, of the packages that it finds."""
+    """Returns this Python, and the names and versions of the packages that it finds."""
     here = os.path.dirname(os.path.abspath(__file__))
     folders = [folder for folder in sys.path if os.path.abspath(folder) != here]
     return digest([sys.version, sys.executable, [names_in(folder) for folder in folders], names_in(environment.ROOT + "/.deps")])
 
 
 class Stamps:
-    """Those of one build folder. Where it isn't there, nothing is known and nothing is kept."""
+    """The stamps of one build folder. Without the folder nothing is known and nothing is kept."""
     def __init__(self, build):
         self.build, self.folder = build, os.path.join(build, "passed")
         self.kept = os.path.isdir(build) and os.environ.get("TEST_STAMPS") != "0"
@@ -113,8 +116,8 @@ class Stamps:
             write_json(self.path("seconds.json"), self.seconds)
 
     def hash_of(self, path):
-        """Of the file's bytes and whether it can be executed, or of where a link leads; None where there is none. Read only
-        where size, times or inode differ from those of the last reading."""
+        """Returns a hash of the file's bytes and of whether it can be executed, or of where a link leads; None if there
+        is no file. It is read only if size, times or inode differ from the last reading's."""
         path = os.path.abspath(path)
         try:
             state = os.lstat(path)
@@ -132,7 +135,7 @@ class Stamps:
         return {path: self.hash_of(path) for path in sorted(paths)}
 
     def key(self, test):
-        """None where it can't be computed: such a test is always run."""
+        """Returns the test's key; None if it can't be computed: such a test always runs."""
         if not self.kept:
             return None
         try:
@@ -154,7 +157,7 @@ class Stamps:
         return variables(), machine(), python(), commit, self.hashes_of([test.path, *given, *libraries, *units, *sources])
 
     def find(self, test, key):
-        """The stamp of a test that passed and whose key is still that one, or None."""
+        """Returns the stamp of a test that passed with this key, or None."""
         stamp = read_json(self.path(stamp_name(test)))
         if key is None or stamp.get("test") != test.argument or stamp.get("key") != key:
             return None
@@ -182,9 +185,9 @@ def variables(without=None):
 
 
 def tree():
-    """The commit, or None, and the paths of all source files: what git has or does not ignore."""
+    """Returns the commit, or None, and the paths of all source files: what git has or does not ignore."""
     root = environment.ROOT
-    if os.path.exists(root + "/.git"):  # or a repository above this tree would answer
+    if os.path.exists(root + "/.git"):  # else a repository above this tree would answer
         git = ["git", "-C", root]
         listed = subprocess.run([*git, "ls-files", "-coz", "--exclude-standard"], capture_output=True, check=True)
         commit = subprocess.run([*git, "rev-parse", "-q", "--verify", "HEAD"], capture_output=True, check=False)

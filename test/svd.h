@@ -1,17 +1,19 @@
-// The singular value decomposition in double, by one-sided Jacobi rotations; what Newton-Schulz iterations are judged
-// by: the same singular vectors with the polynomials of the singular values; and what rounding does to them.
+// The singular value decomposition in double, by one-sided Jacobi rotations. It judges Newton-Schulz iterations, whose
+// exact result has the same singular vectors and the polynomial of each singular value; and it tells what rounding
+// changes.
 #pragma once
 #include "optimizer/orthogonalize.cuh" // struct newton_schulz
 #include "test/testing.h"              // test_doubles
 #include <float.h>                     // DBL_EPSILON
 #include <string.h>                    // memcpy
 
-// A matrix of `length` rows and `side` <= length columns: columns[c] = left[c] values[c], and right[c] its singular
-// vector on the other side, all stored column by column.
+// A matrix of `length` rows and `side` <= length columns: the sum over c of values[c] left[c] right[c]^T. Vectors are
+// stored one after another.
 struct svd {
     int length, side;
     double *left, *right, *values; // (side, length), (side, side), (side)
 };
+// (x, y) = (cosine x - sine y, sine x + cosine y), both of n elements.
 static void svd_rotate(double *x, double *y, int n, double cosine, double sine) {
     for (int i = 0; i < n; i++) {
         const double before = x[i];
@@ -19,7 +21,7 @@ static void svd_rotate(double *x, double *y, int n, double cosine, double sine) 
         y[i] = sine * before + cosine * y[i];
     }
 }
-// Rotates two columns until they are orthogonal; returns the cosine of the angle that they had.
+// Rotates columns p and q of s->left until they are orthogonal; returns the cosine of the angle that they had.
 static double svd_orthogonalize_pair(struct svd *s, int p, int q) {
     double *x = s->left + (int64_t)p * s->length, *y = s->left + (int64_t)q * s->length, xx = 0, yy = 0, xy = 0;
     for (int i = 0; i < s->length; i++) {
@@ -35,7 +37,8 @@ static double svd_orthogonalize_pair(struct svd *s, int p, int q) {
     svd_rotate(s->right + (int64_t)p * s->side, s->right + (int64_t)q * s->side, s->side, cosine, cosine * t);
     return fabs(xy) / sqrt(xx * yy);
 }
-// Of x (rows, cols). svd_free frees it.
+// Computes the decomposition of x (rows, cols), transposed where it has more columns than rows. svd_free frees the
+// result.
 static struct svd svd_of(const double *x, int rows, int cols) {
     const bool tall = rows >= cols;
     struct svd s = {tall ? rows : cols, tall ? cols : rows, NULL, NULL, NULL};
@@ -73,7 +76,7 @@ static void svd_free(struct svd *s) {
 static double newton_schulz_value(double x, struct newton_schulz_step p) {
     return x * (p.a + p.b * x * x + p.c * x * x * x * x);
 }
-// out (rows, cols) = the iteration of x in exact arithmetic.
+// out (rows, cols) = the iteration of x (rows, cols) in exact arithmetic.
 static void newton_schulz_exact(double *out, const double *x, int rows, int cols, const struct newton_schulz *ns) {
     struct svd s = svd_of(x, rows, cols);
     double squares = 0;
@@ -97,8 +100,9 @@ static void newton_schulz_exact(double *out, const double *x, int rows, int cols
 
 // ---- What rounding does ----
 
-// out (rows, cols) = a b^T, or with `plain` a b, each number off by up to `rounding` of itself at random, and by
-// `summing` times the root of the depth of what it is the sum of.
+// out (rows, cols) = a b^T, or with `plain` a b; a (rows, depth), b (cols, depth), with `plain` (depth, cols). Each
+// number is off at random by up to `rounding` of itself, and by `summing` times sqrt(depth) times the norm of its
+// products.
 static void rounded_product(double *out, const double *a, const double *b, bool plain, int rows, int cols, int depth,
                             double rounding, double summing, uint64_t *random) {
     for (int i = 0; i < rows; i++)
@@ -113,7 +117,8 @@ static void rounded_product(double *out, const double *a, const double *b, bool 
             out[(int64_t)i * cols + j] = sum * (1 + rounding * test_uniform(random));
         }
 }
-// The iteration of wide x (side, length) with a random relative error on all that floatX or a sum in fp32 rounds.
+// Iterates x (side, length), side <= length, in place, with a random relative error on all that floatX or a sum in fp32
+// rounds.
 static void newton_schulz_rounded(double *x, int side, int length, const struct newton_schulz *ns, uint64_t *random) {
     const double summing = 0x1p-24, u = FLOATX_ROUNDING;
     double *gram = test_doubles((int64_t)side * side), *power = test_doubles((int64_t)side * side),
@@ -137,8 +142,8 @@ static void newton_schulz_rounded(double *x, int side, int length, const struct 
     free(power);
     free(next);
 }
-// By how much rounding changes the iteration of x, in the norm over that of the result: the root mean square of what
-// random errors do to it (Monte Carlo arithmetic: Parker, UCLA CSD-970002, 1997).
+// Returns how far rounding moves the iteration of x (rows, cols) from `exact` (rows, cols), relative, in the norm: the
+// root mean square over runs with random errors (Monte Carlo arithmetic: Parker, UCLA CSD-970002, 1997).
 static double newton_schulz_deviation(const double *x, const double *exact, int rows, int cols,
                                       const struct newton_schulz *ns) {
     enum { DRAWS = 8 };

@@ -1,4 +1,4 @@
-"""The Makefile: what a build was made with decides what is built anew, and what can't be used is named in one line."""
+"""The Makefile: how a build was made decides what is built again; what can't be used is named in one line."""
 import os
 import platform
 import re
@@ -8,20 +8,20 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PROGRAM = "test/unit_schedule"  # the smallest
+PROGRAM = "test/unit_schedule"  # the smallest one
 ANOTHER_ARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine(), "native")
 
 
 class Build(unittest.TestCase):
     def setUp(self):
-        # Below this tree, by names without a space, which make would split at.
+        # Below this tree, under names without a space, at which make would split them.
         os.makedirs(ROOT + "/build", exist_ok=True)
         self.folder = os.path.relpath(tempfile.mkdtemp(dir=ROOT + "/build"), ROOT)
         self.addCleanup(shutil.rmtree, f"{ROOT}/{self.folder}")
         self.target = f"{self.folder}/build/{PROGRAM}"
 
     def make(self, *arguments):
-        # The variables of a make that runs this test are not for this one, nor those that its caller set.
+        # Neither the variables of a make that runs this test nor its caller's are for this make.
         environment = {k: v for k, v in os.environ.items()
                        if not k.startswith("MAKE") and k not in (
                            "MFLAGS", "CC", "CXX", "ARCH", "SANITIZE", "WERROR", "MPI", "ONEDNN", "OPENBLAS", "OPENBLAS_INCLUDE",
@@ -52,7 +52,8 @@ class Build(unittest.TestCase):
         self.assertGreater(os.stat(f"{ROOT}/{self.target}").st_mtime_ns, before)
 
     def test_hopper_is_built_for_with_wgmma(self):
-        """Machine code for sm_90 has none, and traps where the engine, which sees the GPU alone, chooses it: sm_90a is meant."""
+        """sm_90a is meant: machine code for sm_90 has no wgmma, and traps where the engine, which sees only the GPU,
+        chooses it."""
         nvcc = self.script("nvcc", "echo release\n")
         self.target = f"{self.folder}/build/train_gpt"
         for asked, made in (("sm_90", "90a"), ("sm_90a", "90a"), ("sm_89", "89"), ("90", "90a"), ("80,sm_90", "80 90a")):
@@ -69,7 +70,7 @@ class Build(unittest.TestCase):
                              {("90", "compute_90"), *((code, "sm_" + code) for code in codes.split())})
 
     def test_the_program_is_linked_again_for_another_target(self):
-        """Compilers that only make their output stand in: which objects are linked is what matters."""
+        """Stand-ins for compilers only make their output: what matters is which objects are linked."""
         touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
         nvcc = self.script("nvcc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho release\n')
         objcopy = self.script("objcopy", 'for a; do last=$a; done\n: >"$last"\n')
@@ -84,7 +85,8 @@ class Build(unittest.TestCase):
                 self.assertEqual("engine_cuda" in linked[0], target is cuda)
 
     def test_an_edit_of_an_op_compiles_its_file_alone(self):
-        """Once a precision; the engine's host code, the other ops and the tests are linked with the new object."""
+        """The edited file is compiled once for each precision; the engine's host code, the other ops and the tests are
+        linked with the new object."""
         touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
         objcopy = self.script("objcopy", 'for a; do last=$a; done\n: >"$last"\n')
         stand_ins = (f"CC={touch}", f"CXX={touch}", f"OBJCOPY={objcopy}", "MISSING=", "MPI=")
@@ -98,7 +100,7 @@ class Build(unittest.TestCase):
         for linked in (self.target, *tests):
             self.assertRegex(printed, f"-o {linked}(\n|$)")
 
-        # What an object was compiled from is read beside it, in whatever room of kernels/ its source is.
+        # A list of what an object was compiled from lies beside it, whatever folder of kernels/ its source is in.
         header = self.script("planted.h", "")
         for op in ("rope", "attention/cpu"):
             with open(f"{self.folder}/build/ops/cpu_bf16/{op}.d", "w", encoding="utf-8") as file:
@@ -122,7 +124,8 @@ class Build(unittest.TestCase):
             self.assertEqual("-msse4.2" in commands, newer, commands)
 
     def engines(self, arch):
-        """What the engines of a program for `arch` are compiled for, by their names; and the levels that main is told of."""
+        """Returns what the engines of a program for `arch` are compiled for, by their names, and the levels that main
+        gets."""
         self.target = f"{self.folder}/build/train_gpt"
         commands = self.make("-n", "--always-make", f"ARCH={arch}").stdout
         engines = {re.search("-DENGINE=train_cpu_(\\S+)", line).group(1): " ".join(re.findall("-march=\\S+|-m\\w+bf16", line))

@@ -1,5 +1,6 @@
-"""--chat: an answer is what --generate gives for the whole dialogue, turn after turn, though the KV cache is kept; it ends at the
-end-of-turn token; what is typed can't end a turn; the form of chats, derived from templates (scripts/chat_format.py)."""
+"""--chat: an answer is what --generate gives for the whole dialogue, turn after turn, though the KV cache is kept. It
+ends at the end-of-turn token. What is typed can't end a turn. The form of chats is derived from templates
+(scripts/chat_format.py)."""
 import importlib.util
 import json
 import os
@@ -68,7 +69,7 @@ class Chat(Case):
         self.assertEqual(first[: len(prompt)], prompt)
         answer = first[len(prompt) : -1]
         self.assertTrue(answers.startswith(answer + "\n"), (answers, answer))
-        self.assertNotIn("\\x", answer)  # else the prompt below would be another
+        self.assertNotIn("\\x", answer)  # else the prompt below would be another one
         prompt += answer + "<|endoftext|>\nUser:\nAnd ü?\nAssistant:\n"
         self.assertEqual(answers[len(answer) + 1 :], self.generated(prompt)[len(prompt) :])
 
@@ -86,7 +87,7 @@ class Chat(Case):
         self.assertEqual(self.chat("a\\\nb\n"), self.generated(prompt)[len(prompt) :])
 
     def test_an_answer_ends_at_a_stop_token(self):
-        """Any token that the answer has: it is not printed, and nothing after it."""
+        """Any token of the answer can be the stop token, which is not printed; nothing after it is."""
         self.write_format(PLAIN)
         whole = self.chat("Hello\n").rstrip("\n")
         stop = next(character for character in whole[2:] if character.isascii() and character not in whole[:2])
@@ -119,7 +120,7 @@ class Chat(Case):
                 self.addCleanup(process.kill)
                 process.stdin.write(b"hi\n")
                 process.stdin.flush()
-                self.assertTrue(process.stdout.read(1))  # of the answer
+                self.assertTrue(process.stdout.read(1))  # the answer's
                 time.sleep(0.2)
                 process.send_signal(number)
                 self.assertEqual(process.wait(20), 3)

@@ -1,5 +1,5 @@
-"""scripts/prepare_data.py --chat: which tokens are made of a chat and which of them are learned, how examples are packed, what the
-shards hold, what is refused. The templates are of this project, in the forms of ChatML and of Llama 3."""
+"""scripts/prepare_data.py --chat: which tokens a chat becomes and which of these are learned, how examples are packed,
+what the shards hold, what is refused. The templates are this project's, in the forms of ChatML and Llama 3."""
 import contextlib
 import importlib.util
 import io
@@ -23,21 +23,21 @@ import chat_rows
 import chat_template
 import prepare_data
 
-# As Qwen2.5's: a system turn of its own where the dialogue begins with none.
+# Like Qwen2.5's: it adds a system turn where the dialogue begins without one.
 CHATML = """{%- if messages[0].role != 'system' -%}
 {{ '<|im_start|>system\\nBe of help.<|im_end|>\\n' }}{%- endif -%}
 {%- for m in messages -%}
 {{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
-# As Llama 3's: one beginning of the text, trimmed contents.
+# Like Llama 3's: one beginning of the text, trimmed contents.
 LLAMA = """{%- if tools -%}{{ bos_token + '<|start|>tools<|stop|>\\n\\n' + tools | tojson + '<|eot|>' }}{%- endif -%}
 {%- for m in messages -%}
 {%- set text = '<|start|>' + m.role + '<|stop|>\\n\\n' + m.content | trim + '<|eot|>' -%}
 {{ bos_token + text if loop.index0 == 0 and not tools else text }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|start|>assistant<|stop|>\\n\\n' }}{%- endif -%}"""
-# Shows an answer without what was thought once another turn follows.
+# Shows an answer without its thoughts once another turn follows.
 THINKS = """{%- for m in messages -%}<|im_start|>{{ m.role }}
 {% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -46,7 +46,8 @@ SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start|>", "<|stop|>", "<|eot|>", "<|
 
 
 class WordTokenizer:
-    """Special tokens, words with the space before them, single characters: enough for tokens that hold several characters."""
+    """Has special tokens, words with the space before them, and single characters: enough for tokens that hold several
+    characters."""
 
     pattern = re.compile("|".join(map(re.escape, SPECIAL)) + r"| ?\w+|\n+|.", re.DOTALL)
 
@@ -79,7 +80,7 @@ class Tokens(unittest.TestCase):
             text if learned else "|" for text, learned in zip(tokenizer.texts(example.tokens), example.learned))
 
     def learned(self, *arguments, **keywords):
-        """What is learned, with | for each other run of tokens."""
+        """Returns the learned text, with | for each other run of tokens."""
         return re.sub(r"\|{2,}|(?<![<\w])\|(?![\w>])", "#", self.read(*arguments, **keywords)[2])
 
     def test_chatml(self):
@@ -95,14 +96,14 @@ class Tokens(unittest.TestCase):
         return "".join(text for text, learns in zip(texts, example.learned) if learns), texts
 
     def test_llama(self):
-        """One beginning of the text; the header is not learned, the end of the turn is."""
+        """There is one beginning of the text. A header is not learned, the end of a turn is."""
         learned, texts = self.spans({"messages": messages("Hi", " Hello \n", system="Short.")}, template=LLAMA)
         self.assertEqual(texts.count("<|bos|>"), 1)
         self.assertEqual(texts[0], "<|bos|>")
         self.assertEqual(learned, "Hello<|eot|>")
         learned, texts = self.spans({"messages": messages("a", "b", "c", "d"), "tools": [{"name": "<x> & ü"}]}, template=LLAMA)
         self.assertEqual(learned, "b<|eot|>d<|eot|>")
-        self.assertIn('[{"name": "<x> & ü"}]', "".join(texts))  # HTML and non-ASCII as they are
+        self.assertIn('[{"name": "<x> & ü"}]', "".join(texts))  # HTML and non-ASCII stay as they are
 
     def test_generation_blocks(self):
         for name in ("plain", "chatml"):
@@ -190,7 +191,7 @@ class Packing(unittest.TestCase):
             self.assertEqual(sorted(number for row in rows for number in row), list(range(len(lengths))))
             self.assertTrue(all(sum(lengths[number] for number in row) <= room for row in rows))
             filled = sorted(sum(lengths[number] for number in row) for row in rows)
-            self.assertTrue(len(filled) < 2 or filled[0] + filled[1] > room)  # no two rows fit into one
+            self.assertTrue(len(filled) < 2 or filled[0] + filled[1] > room)  # no two rows would fit into one
             self.assertEqual(rows, chat_rows.pack(lengths, room))
 
     def test_best_fit(self):

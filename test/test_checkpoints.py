@@ -1,5 +1,5 @@
-"""Checkpoints as a run meets them: exact resume, kills at any moment, full disks, signals. docs/checkpoints.md lists what is
-promised and which test proves it. Python's standard library alone."""
+"""Checkpoints as a run meets them: exact resume, kills at any moment, full disks, signals. docs/checkpoints.md lists
+what is promised and which test proves it. Needs only Python's standard library."""
 import ctypes
 import ctypes.util
 import json
@@ -87,7 +87,7 @@ class Case(unittest.TestCase):
         self.fail("step %d did not come" % step)
 
     def log(self, name):
-        """By step: what must be the same however often the run was stopped."""
+        """Returns, by step, what must be the same however often the run was stopped."""
         steps = {}
         with open(self.path + "/" + name + "/log.jsonl") as f:
             for line in f:
@@ -101,7 +101,7 @@ class Case(unittest.TestCase):
         return sorted(int(f[5:]) for f in os.listdir(folder) if f.startswith("step_")) if os.path.isdir(folder) else []
 
     def same_end(self, a, b, step):
-        """Parameters, moments and all that the trainer remembers, bit for bit."""
+        """Checks that parameters, moments and all that the trainer remembers are the same, bit for bit."""
         first, second = ("%s/%s/checkpoints/step_%08d" % (self.path, name, step) for name in (a, b))
         for file in ("model.safetensors", "optimizer.safetensors", "config.json"):
             self.assertEqual(read(first + "/" + file), read(second + "/" + file), file)
@@ -117,17 +117,17 @@ class Resume(Case):
     def check(self, name, model, *options):
         whole, parts = name + "_whole", name + "_parts"
         self.run_it(whole, "--train-steps", 12, "--checkpoint-every", 100, *options, model=model)
-        # By steps of their own: each part trains on to the next checkpoint, in the middle of an epoch or across its end.
+        # Each part trains on to the next checkpoint, in the middle of an epoch or across its end.
         for last in (1, 3, 4, 8):
             self.run_it(parts, "--train-steps", last, "--resume", "auto", *options, model=model)
         self.run_it(parts, "--train-steps", 12, "--resume", "auto", *options, model=model)
         whole_log, parts_log = self.log(whole), self.log(parts)
-        # a part validates after its last step, too
+        # A part validates after its last step, too.
         for step in whole_log:
             if "val_loss" not in whole_log[step]:
                 parts_log[step].pop("val_loss", None)
         self.assertEqual(whole_log, parts_log)
-        # best_val_loss may be of a validation that the whole run did not make
+        # best_val_loss may be from a validation that the whole run did not make.
         for file in ("model.safetensors", "optimizer.safetensors"):
             ends = [read("%s/%s/checkpoints/step_00000012/%s" % (self.path, run, file)) for run in (whole, parts)]
             self.assertEqual(ends[0], ends[1], file)
@@ -237,7 +237,8 @@ class Resume(Case):
         result = self.run_it("j", "--resume", newest + "/../step_00000099", expect=2)
 
     def test_one_that_is_older_than_some_options(self):
-        """Written before rotary scaling, windows and separate documents were options: it goes on with their defaults."""
+        """The checkpoint was written before rotary scaling, windows and separate documents were options: a run goes on
+        with their defaults."""
         data, out = self.path + "/s_train_000.bin", self.path + "/older"
         generator = random.Random(7)
         with open(data, "wb") as f:
@@ -256,7 +257,7 @@ class Resume(Case):
         self.assertEqual(self.steps("k"), [5, 6, 7])
 
     def test_data_must_stay_what_it_was(self):
-        """A shard that was written anew, as long as the former one, is refused where a run goes on."""
+        """A shard that was written again, as long as the former one, is refused where a run goes on."""
         data = self.path + "/rewritten"
         os.mkdir(data)
         write_shard(data + "/t_train_000.bin", 0)
@@ -274,12 +275,13 @@ class Resume(Case):
         for i in range(2):
             write_shard(data + "/t_train_%03d.bin" % i, i)
         write_shard(data + "/t_val_000.bin", 99)
-        # An epoch has 14 samples, a step 4: step 2 ends inside the first one.
+        # An epoch has 14 samples, a step 4: step 2 ends inside the first epoch.
         self.run_it("l_whole", "--train-steps", 3, data=data)
         self.run_it("l", "--train-steps", 2, data=data)
         write_shard(data + "/t_train_002.bin", 2)
         self.run_it("l", "--train-steps", 10, "--resume", "auto", data=data)
-        self.assertEqual(self.log("l_whole")[3]["loss"], self.log("l")[3]["loss"])  # the epoch goes on without it
+        # the epoch goes on without the added shard
+        self.assertEqual(self.log("l_whole")[3]["loss"], self.log("l")[3]["loss"])
         with open(self.path + "/l/checkpoints/step_00000010/trainer_state.json") as f:
             self.assertEqual(json.load(f)["data_changes"],
                              [{"first_epoch": 0, "files": 2}, {"first_epoch": 1, "files": 3}])
@@ -291,7 +293,7 @@ class Resume(Case):
 
 HYBRID = ["--precision", "bf16", "--fp8-format", "hybrid"]
 DELAYED = HYBRID + ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "32", "--fp8-amax-compute-algo", "max"]
-# Widths, and tokens of a micro-batch, that are multiples of 128.
+# Widths, and tokens of a micro-batch, are multiples of 128.
 BLOCKWISE = ["--precision", "bf16", "--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--hidden-size", "128",
              "--micro-batch-size", "8", "--global-batch-size", "16"]
 
@@ -302,7 +304,8 @@ def library_of_hashes():
 
 
 class Fp8(Case):
-    """FP8's state in a run that is stopped: scales and histories go on, whoever saves them, and whoever holds the weights."""
+    """FP8's state in a run that is stopped: scales and histories go on, whoever saves them, and whoever holds the
+    weights."""
     STEPS = 8
 
     def launch(self, name, ranks, *arguments, model="gpt2"):
@@ -322,7 +325,8 @@ class Fp8(Case):
         return "%s/%s/checkpoints/step_%08d" % (self.path, name, step)
 
     def check(self, name, *options, ranks=1, model="gpt2"):
-        """Stopped once, and twice, each with one way to save."""
+        """Compares a whole run with one that is stopped once and one that is stopped twice, which save in different
+        ways."""
         self.train(name, (), "--checkpoint-every", 100, *options, ranks=ranks, model=model)
         for parts, stops, way in (("_once", (4,), "--checkpoint-async"), ("_twice", (4, 6), "--no-checkpoint-async")):
             self.train(name + parts, stops, "--checkpoint-every", 2, way, *options, ranks=ranks, model=model)
@@ -349,7 +353,7 @@ class Fp8(Case):
         self.check("blockwise", *BLOCKWISE)
 
     def zero_tensor(self, folder, name):
-        """In optimizer.safetensors; its hash in the manifest is made anew."""
+        """Makes a tensor of optimizer.safetensors zero, with its new hash in the manifest."""
         with open(folder + "/optimizer.safetensors", "r+b") as f:
             size = struct.unpack("<Q", f.read(8))[0]
             header = json.loads(f.read(size))
@@ -375,7 +379,7 @@ class Fp8(Case):
 
     @unittest.skipUnless(library_of_hashes(), "no libxxhash")
     def test_without_scales_or_histories_it_goes_on_otherwise(self):
-        """That the tests above would tell: of scales in the first step, of histories in those after it."""
+        """The tests above can tell: without scales the first step differs, without histories later ones do."""
         self.train("state", (4,), *DELAYED)
         whole = self.log("state")
         for tensor, same in (("fp8.scale", 4), ("fp8.amax_history", 5)):
@@ -390,8 +394,9 @@ class Fp8(Case):
     @unittest.skipUnless(MPIRUN, "no mpirun")
     @skip_under_address_sanitizer(PROGRAM)
     def test_memory_is_flat(self):
-        """Delayed scales with all recomputed, the case of TransformerEngine's issue 1935. The cpu target's peak is of the resident
-        set, in which 120 KiB of libraries may come late; 58 steps that left a weight in FP8 behind would add 1 MiB."""
+        """Delayed scales with all activations recomputed, the case of TransformerEngine's issue 1935. The cpu target's
+        peak is of the resident set, in which 120 KiB of libraries may come late; 58 steps that left a weight in FP8
+        behind would add 1 MiB."""
         self.launch("flat", 2, "--train-steps", 60, "--val-every", 0, "--recompute-granularity", "full", "--zero-stage", 3,
                     "--checkpoint-every", 0, "--hidden-size", 128, *DELAYED)
         with open(self.path + "/flat/log.jsonl") as f:
@@ -401,7 +406,7 @@ class Fp8(Case):
 
 
 class Kill(Case):
-    """The proof of the issue: whatever kills the run, it goes on from a complete checkpoint with the same losses."""
+    """Whatever kills a run, it goes on from a complete checkpoint with the same losses."""
     KILLS = int(os.environ.get("CHECKPOINT_KILLS", chosen("50", "12")))
 
     def kill_and_resume(self, name, kills, *options, model):
@@ -421,7 +426,7 @@ class Kill(Case):
             died += process.wait() == -signal.SIGKILL
             self.assertEqual(process.stderr.read(), b"")
             process.stderr.close()
-            if self.steps(killed)[-1:] == [steps]:  # it got to the end: the same again from the beginning
+            if self.steps(killed)[-1:] == [steps]:  # it has reached the end: begin again
                 self.assertEqual(self.log(whole), self.log(killed))
                 shutil.rmtree(self.path + "/" + killed)
         self.run_it(killed, *arguments, "--resume", "auto", "--keep-checkpoints", 4, model=model)
@@ -450,8 +455,8 @@ def can_mount():
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Ranks(Case):
-    """From ZeRO stage 1 on each rank writes its part. Where no step accumulates, all stages have the same bits, and so have
-    their files, whoever wrote them; rank 0 of stage 0 writes alone."""
+    """From ZeRO stage 1 on each rank writes its part. Where no step accumulates, all stages have the same bits, and so
+    have their files, whoever wrote them. In stage 0 only rank 0 writes."""
     STEPS = 6
     FORMATS = (["--precision", "bf16", "--exp-avg-dtype", "8bit", "--exp-avg-sq-dtype", "8bit"],
                ["--precision", "bf16", "--main-params-dtype", "bf16", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"],
@@ -477,7 +482,7 @@ class Ranks(Case):
                 self.assertEqual(*(read(folder + "/" + name) for folder in folders), (name, step))
 
     def test_all_stages_write_the_same_files(self):
-        """Each step by another stage, with states anywhere, asynchronous or not; the tensors of GPT-2 are transposed."""
+        """Each step has another stage, with states anywhere, asynchronous or not; GPT-2's tensors are transposed."""
         for i, (model, formats) in enumerate(zip(("gpt2", "llama", "gpt2"), self.FORMATS)):
             with self.subTest(formats=formats, model=model):
                 whole, parts = "stages_%d_whole" % i, "stages_%d_parts" % i
@@ -501,7 +506,7 @@ class Ranks(Case):
         self.launch("elsewhere", 2, "--zero-stage", 0, wrap=elsewhere)
 
     def test_a_start_makes_no_file_that_a_kill_would_leave(self):
-        """Names that appear in --out, if only for a moment."""
+        """No other name appears in --out, not even for a moment."""
         out = self.path + "/watched"
         os.makedirs(out)
         system, in_create = ctypes.CDLL(None), 0x100
@@ -517,7 +522,8 @@ class Ranks(Case):
         self.assertEqual(sorted(names), [".lock", "checkpoints", "config.json", "log.jsonl"])
 
     def test_killed_ranks(self):
-        """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same losses."""
+        """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same
+        losses."""
         options = ["--zero-stage", 2, "--checkpoint-every", 1, "--precision", "bf16", "--train-steps", 60]
         begin = time.monotonic()
         self.launch("whole", 2, *options)
@@ -533,8 +539,8 @@ class Ranks(Case):
             open(log, "w").close()
             job = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", "sh", "-c", script, "sh", *command],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-            # Between two steps that the run logs, so that the job still trains on a slow and on a quick machine: 16 of the 60 steps,
-            # and what ranks compute until the signals reach them.
+            # Between two steps that the run logs, so that the job still trains on a slow and on a quick machine: at
+            # most 16 of the 60 steps, and what ranks compute until the signals reach them.
             step += generator.randint(1, 4)
             while job.poll() is None and self.last_step("killed") < step:
                 time.sleep(0.002)
@@ -551,7 +557,7 @@ class Ranks(Case):
         self.assertEqual([f for f in os.listdir(self.path + "/killed/checkpoints") if not f.startswith("step_")], [])
 
     def last_step(self, name):
-        """The largest step that the run's log has, 0 without one; a line may be half written."""
+        """Returns the largest step in the run's log, 0 without one; a line may be half written."""
         path = self.path + "/" + name + "/log.jsonl"
         text = read(path).decode() if os.path.exists(path) else ""
         return max((int(step) for step in re.findall(r'"step": *(\d+)[,}]', text)), default=0)
@@ -565,12 +571,12 @@ class Ranks(Case):
         result = self.run_it("formats", "--train-steps", 6, "--resume", "auto")
         self.assertNotIn("other formats", result.stdout)
         result = self.run_it("formats", "--train-steps", 8, "--resume", "auto", "--exp-avg-dtype", "fp32",
-                             "--main-params-dtype", "bf16") # which drops the fp32 master weights
+                             "--main-params-dtype", "bf16") # it drops the fp32 master weights
         self.assertIn(": first moments to fp32, master weights to bf16 parameters\n", result.stdout)
 
     @unittest.skipUnless(can_mount(), "no file system may be mounted here")
     def test_full_disk(self):
-        """The disk fills up during a save of several ranks: they train to the end, and nothing is left of that save."""
+        """The disk fills up while several ranks save: they train to the end, and nothing of that save is left."""
         options = ["--zero-stage", 2, "--precision", "bf16", "--checkpoint-every", 2]
         self.launch("full_whole", 2, *options)
         size = subprocess.run(["du", "-sk", self.path + "/full_whole/checkpoints/step_00000002"], capture_output=True, text=True)
@@ -595,7 +601,7 @@ class Ranks(Case):
 class Disk(Case):
     @unittest.skipUnless(can_mount(), "no file system may be mounted here")
     def test_full_disk(self):
-        """The disk fills up during a save: the run trains to its end, and what was saved before can be resumed."""
+        """The disk fills up during a save: the run trains to its end, and earlier checkpoints can be resumed."""
         for model, precision in (("gpt2", "bf16"), ("llama", "fp32")):
             name = "full_" + model
             options = ["--train-steps", 8, "--checkpoint-every", 2, "--precision", precision]
@@ -630,7 +636,7 @@ class Disk(Case):
         self.assertEqual(self.log(name), {})  # no step is trained that could not be kept
 
     def test_a_folder_that_is_removed_meanwhile(self):
-        """The run ends with its last checkpoint in a new folder of that name."""
+        """The run ends with its last checkpoint in a new folder of the same name."""
         process = self.start("removed", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
         self.wait_for_step("removed", 3)
         os.rename(self.path + "/removed", self.path + "/removed_to")
@@ -681,7 +687,7 @@ class Signals(Case):
         self.assertEqual(len(self.steps("usr1")), 2)
 
     def test_during_validation(self):
-        """A validation that is broken off is made up for: the resumed run has its loss."""
+        """A validation that is stopped is made up for: the resumed run has its loss."""
         options = ["--train-steps", 6, "--val-every", 3, "--val-steps", 100000, "--checkpoint-every", 0]
         data = self.path + "/long"
         os.mkdir(data)
@@ -689,8 +695,8 @@ class Signals(Case):
         write_shard(data + "/t_val_000.bin", 98, samples=30000)
         begin = time.monotonic()
         self.run_it("val_whole", *options, data=data)
-        one_validation = (time.monotonic() - begin) / 2  # of two; beside them the run takes no time
-        for _ in range(10):  # until the signal comes while the first is under way
+        one_validation = (time.monotonic() - begin) / 2  # of two; the rest of the run takes no time
+        for _ in range(10):  # until the signal comes during the first validation
             shutil.rmtree(self.path + "/val", ignore_errors=True)
             process = subprocess.Popen(self.command("val", *options, data=data), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self.addCleanup(process.kill)
@@ -708,7 +714,7 @@ class Signals(Case):
         self.assertIn("val_loss", self.log("val")[3])
 
     def test_what_a_killed_run_left_goes_with_the_next_start(self):
-        """Also where that is at its last step, and saves no more."""
+        """A start that is already at its last step, and saves no more, removes it too."""
         options = ["--train-steps", 2, "--checkpoint-every", 2]
         self.run_it("left", *options)
         folder = self.path + "/left/checkpoints"
@@ -719,14 +725,14 @@ class Signals(Case):
         self.assertEqual(sorted(os.listdir(folder)), ["step_00000002"])
 
     def test_an_error_does_not_lose_the_checkpoint_in_flight(self):
-        """A token outside the vocabulary ends the run while a checkpoint is written beside the training."""
+        """A token outside the vocabulary ends the run while a checkpoint is being written."""
         data = self.path + "/bad"
         os.mkdir(data)
         write_shard(data + "/t_train_000.bin", 5, samples=50)
         write_shard(data + "/t_val_000.bin", 6)
         options = ["--vocab-size", 66, "--hidden-size", 256, "--micro-batch-size", 1, "--global-batch-size", 1, "--train-steps", 50,
                    "--checkpoint-every", 1, "--checkpoint-async", "--val-every", 0, "--log-every", 1]
-        with open(data + "/t_train_000.bin", "r+b") as f:  # but for the one bad token all are below 66
+        with open(data + "/t_train_000.bin", "r+b") as f:  # all tokens are below 66, except this bad one
             f.seek(1024)
             tokens = [min(token, 65) for token in struct.unpack("<801H", f.read(1602))]
             tokens[20 * T] = 66
@@ -756,7 +762,7 @@ class Signals(Case):
 
 class SameFolder(Case):
     def test_one_run_at_a_time(self):
-        """Whatever the second one asks for; those that write nothing there are let in."""
+        """A second run is refused, whatever it asks for, unless it writes nothing there."""
         first = self.start("same", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0)
         self.wait_for_step("same", 3)
         for options in ([], ["--resume", "auto"]):
@@ -781,7 +787,7 @@ class SameFolder(Case):
         self.run_it("killed", "--train-steps", 1)
 
     def test_a_models_folder_is_not_written_to(self):
-        """The run's config.json would replace the model's, which nothing opens from then on."""
+        """The run's config.json would replace the model's, and nothing could open the model from then on."""
         self.run_it("model", "--train-steps", 1, "--checkpoint-every", 1)
         folder = "model/checkpoints/step_00000001"
         before = read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))
@@ -791,7 +797,7 @@ class SameFolder(Case):
         self.assertEqual((read(self.path + "/" + folder + "/config.json"), sorted(os.listdir(self.path + "/" + folder))), before)
 
     def test_a_folder_that_both_make(self):
-        """One of those that begin at once trains; a run that is refused for another mistake makes no folder."""
+        """Of runs that begin at the same time one trains; a run that is refused for another mistake makes no folder."""
         runs = [self.start("new", "--train-steps", 100000, "--checkpoint-every", 0, "--val-every", 0) for _ in range(3)]
         self.wait_for_step("new", 1)
         end = time.monotonic() + 60
@@ -817,7 +823,8 @@ class Alone(Case):
         self.assertAlmostEqual(loss, self.log("m")[3]["val_loss"], delta=1e-6)
 
     def test_tokenizer_travels(self):
-        """Beside the shards, into the checkpoint, from there into prompts and text, and into the next run's checkpoints."""
+        """The tokenizer goes from the shards into the checkpoint, from there into prompts and text, and into the next
+        run's checkpoints."""
         data = self.path + "/with_tokenizer"
         shutil.copytree(self.path, data, ignore=lambda _, names: [n for n in names if not n.endswith(".bin")])
         for name, file in (("t_tokenizer.json", "tokenizer_gpt2.json"), ("t_merges.txt", "README.md")):

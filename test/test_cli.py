@@ -1,4 +1,5 @@
-"""The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
+"""The program as its users meet it: options, messages, files, whole small runs. Needs only Python's standard
+library."""
 import itertools
 import json
 import os
@@ -39,7 +40,7 @@ def write_shard(path, tokens, count=None, magic=20240520, version=1, width="H"):
 
 
 def write_megatron(prefix, documents):
-    """A dataset of Megatron's, each document a sequence of uint16."""
+    """Writes a dataset of Megatron's, each document a sequence of uint16."""
     lengths = [len(document) for document in documents]
     with open(prefix + ".bin", "wb") as f:
         f.write(struct.pack("<%dH" % sum(lengths), *[token for document in documents for token in document]))
@@ -65,7 +66,7 @@ class Case(unittest.TestCase):
         cls.folder.cleanup()
 
     def train(self, name, *arguments, **keywords):
-        """A small run that must succeed: its output, and its log as a list of objects."""
+        """Makes a small run, which must succeed. Returns its output, and its log as a list of objects."""
         out = os.path.join(self.path, name)
         result = run(*SMALL, *self.data, "--out", out, *arguments, **keywords)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -73,7 +74,8 @@ class Case(unittest.TestCase):
             return result, [json.loads(line) for line in f]
 
     def refused(self, *arguments, words, **keywords):
-        """Must end with status 2, one message on stderr that holds the words, and nothing trained."""
+        """Checks that a run ends with status 2 and one message on stderr that holds the words, and that nothing is
+        trained."""
         result = run(*arguments, **keywords)
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
         self.assertTrue(result.stderr.startswith("train_gpt: "), result.stderr)
@@ -103,7 +105,8 @@ class Options(Case):
         self.assertEqual((reader.stdout.splitlines()[-1], reader.stderr), ("0", ""))
 
     def test_version_is_enough_for_a_report(self):
-        """The version, the commit, the compiler, the targets and each library, a line each; the same whatever the machine runs."""
+        """The version, the commit, the compiler, the targets and each library have a line each, which are the same
+        whatever the machine runs."""
         result = run("--version")
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         first, *lines = result.stdout.splitlines()
@@ -128,7 +131,8 @@ class Options(Case):
             self.assertEqual(rows[name].startswith("none"), library not in loaded)
 
     def test_version_names_the_commit(self):
-        """That of the tree, where it is one of its own; the program may be older than the last change of a file."""
+        """--version names the tree's commit, if the tree is a repository of its own; the program may be older than the
+        last change of a file."""
         if not os.path.exists(ROOT + "/.git"):
             self.skipTest("no repository")
         commits = subprocess.run(["git", "-C", ROOT, "rev-list", "HEAD"], capture_output=True, text=True, check=False).stdout.split()
@@ -189,7 +193,7 @@ class Options(Case):
         self.refused("--plan", "--recompute-granularity", "selective", "--recompute-modules", "norm,mpl", words=["mpl"])
 
     def test_options_that_do_nothing_are_said(self):
-        """Each that another option makes useless; none of a command without such."""
+        """Each option is named that another option makes useless; a command without such options prints none."""
         base = [*SMALL, "--plan"]
         for options, needs in ((["--lr-decay-style", "constant", "--min-lr", "1e-5"], ["--min-lr .*than constant"]),
                                (["--lr-wsd-decay-steps", 2], ["--lr-wsd-decay-steps 2 .*--lr-decay-style WSD"]),
@@ -215,14 +219,15 @@ class Options(Case):
 
 
 class Processor(unittest.TestCase):
-    """A CPU without the instructions that the program was compiled for: a message in place of an illegal instruction."""
+    """On a CPU without the instructions that the program was compiled for there is a message, not an illegal
+    instruction."""
     EMULATOR = shutil.which("qemu-x86_64")
 
     def on(self, cpu, *arguments):
         return subprocess.run([self.EMULATOR, "-cpu", cpu, PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
     @unittest.skipUnless(EMULATOR and os.uname().machine == "x86_64", "no qemu-x86_64")
-    @without_address_sanitizer # whose shadow memory qemu has no room for
+    @without_address_sanitizer # qemu has no room for its shadow memory
     def test_old_processors(self):
         row = next(line for line in run("--version").stdout.splitlines() if line.startswith("cpu "))
         for cpu, arch, lacks in (("Haswell", "x86-64-v3", "avx512f"), ("Westmere", "x86-64-v2", "avx2")):
@@ -246,7 +251,7 @@ class Data(Case):
         self.refused(*SMALL, "--train-data", self.path + "/none_*.bin", words=["--train-data", "none_"])
 
     def test_names_with_the_signs_of_patterns(self):
-        """A name that exists is taken as it is where no other file matches; \\, is a comma in a pattern."""
+        """A name that exists is taken as it is, where no other file matches; \\, is a comma in a pattern."""
         for folder in ("run[2]", "a,b", "{x,y}", "back\\slash"):
             os.makedirs(self.path + "/" + folder)
             write_shard(self.path + "/" + folder + "/t_000.bin", [1] * 200)
@@ -264,7 +269,7 @@ class Data(Case):
         self.refused(*SMALL, "--train-data", self.path + "/a,b/t_*.bin", words=["no file matches '%s/a'" % self.path, "\\,"])
 
     def test_files_that_are_read_twice_are_said(self):
-        """Validation on training data, and one file by two names."""
+        """Validation on training data is named, and so is one file under two names."""
         os.symlink("t_train_000.bin", self.path + "/link_train.bin")
         options = [*SMALL, "--train-steps", 1, "--checkpoint-every", 0, "--out", self.path + "/twice", "--train-data"]
         overlap, link = "is in --train-data and in --val-data, ", "of --train-data are one file, whose tokens count twice"
@@ -324,7 +329,7 @@ class Data(Case):
 
 
 class Documents(Case):
-    """Sequences that hold several documents: byte shards, in which 256 marks them."""
+    """Sequences that hold several documents: byte shards, in which 256 marks the documents."""
     EOD = 256
     SEPARATE = ["--separate-documents", "--precision", "fp32"]
 
@@ -358,14 +363,14 @@ class Documents(Case):
         return [(entry["step"], entry["tokens"], entry["loss"], entry["grad_norm"]) for entry in self.train(*arguments)[1]]
 
     def model(self, *options, name="model"):
-        """The folder of a model that has learned enough to look at what comes before a token."""
+        """Returns the folder of a model that has learned enough to use what comes before a token."""
         folder = "%s/%s/checkpoints/step_00000060" % (self.path, name)
         if not os.path.exists(folder):
             self.train(name, *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 60, *options)
         return folder
 
     def evaluate(self, path, *arguments):
-        """The validation loss of all of a file, and over how many tokens."""
+        """Returns the validation loss of all of a file, and the number of its tokens."""
         result = run("--init-from", self.model(), "--eval-only", "--val-data", path, "--seq-length", 32, "--micro-batch-size", 1,
                      "--val-steps", 100000, "--precision", "fp32", *arguments)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -380,7 +385,7 @@ class Documents(Case):
         self.curve("parts", *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 25)
         shutil.rmtree(self.path + "/parts/checkpoints/step_00000060")
         self.assertEqual(self.curve("parts", "--resume", "auto", "--train-steps", 60), whole)
-        # Each of the three matters, and those of them that were switched off stay so.
+        # Each of the three options matters, and those that were switched off stay so.
         for i, off in enumerate(["--no-reset-attention-mask", "--no-reset-position-ids", "--no-eod-mask-loss"]):
             name, data = "without%d" % i, self.data_of("last")
             last = self.curve("last%d" % i, *data, *self.SEPARATE, "--document-delimiter", "last", "--train-steps", 4)
@@ -404,7 +409,8 @@ class Documents(Case):
             self.assertEqual(self.evaluate(path)[1], len(targets), kind)
 
     def test_a_sequence_that_does_not_count_changes_nothing(self):
-        """Neither the mean loss nor the gradient: each is over the targets that count, of all micro-batches."""
+        """A sequence without targets that count changes neither the mean loss nor the gradient: each is over the
+        targets that count, of all micro-batches."""
         text = list(b"for (int i = 0; i < n; i++) sum += x[i]")[:33]
         write_megatron(self.path + "/counts", [text])
         write_megatron(self.path + "/never_counts", [[token] for token in text]) # each token begins a document
@@ -418,7 +424,8 @@ class Documents(Case):
             self.assertAlmostEqual(norm / whole[3], 1, delta=1e-5)
 
     def test_documents_do_not_see_each_other(self):
-        """The losses of two documents in one sequence add up, whichever these are; without the options they do not."""
+        """The losses of two documents in one sequence add up, whichever documents these are; without the options they
+        do not."""
         def loss(first, second, *options):
             path = self.path + "/pair.bin"
             write_shard(path, [self.EOD, *first[:15], self.EOD, *second[:16]])
@@ -442,7 +449,8 @@ class Documents(Case):
         self.assertEqual(results[0].stdout, results[1].stdout)
 
     def test_a_damaged_model_is_refused(self):
-        """By the manifest beside its files; without one a value that is no finite number, by its tensor."""
+        """The manifest beside its files tells the damage; without a manifest, the name of the tensor with a value that
+        is not finite."""
         def evaluated(*options):
             return run("--init-from", damaged, "--eval-only", "--val-data", self.path + "/first_val.bin", "--seq-length", 32,
                        "--micro-batch-size", 1, "--val-steps", 4, "--precision", "fp32", *options)
@@ -468,7 +476,8 @@ class Documents(Case):
         self.assertNotIn("validation loss", result.stdout)
 
     def test_a_link_out_of_a_models_folder_is_not_copied(self):
-        """A checkpoint has copies of the tokenizer's files: not of what a link in a model from elsewhere leads to."""
+        """A checkpoint has copies of the tokenizer's files, but not of a file outside the model's folder to which a
+        link there leads."""
         with open(self.path + "/secret", "w", encoding="ascii") as f:
             f.write("secret")
         cache = self.path + "/cache/snapshots/0123"
@@ -488,7 +497,8 @@ class Documents(Case):
             self.assertEqual(f.read(), "secret")
 
     def test_generation_within_the_positions_and_past_them(self):
-        """Of positions that were not given tokens by --sample-tokens all that a prompt leaves; RoPE's go on past them."""
+        """With learned positions, tokens without --sample-tokens are all that the prompt leaves room for; with RoPE
+        they go on past the positions."""
         prompt = "for (int i"
         plain = ["--temperature", 0, "--precision", "fp32", "--threads", 1, "--generate", prompt]
         gpt2 = self.model("--position-embedding-type", "learned_absolute", "--normalization", "LayerNorm", "--activation", "gelu",
@@ -530,7 +540,8 @@ class Attention(Case):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertRegex(result.stdout, r"(?m)^attention .*switched off by NVTE_FLASH_ATTN=0")
         self.assertRegex(result.stdout, r"(?m)^environment +NVTE_FLASH_ATTN=0 \(attention's backend\)$")
-        result = run("--plan=full", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""}) # as none
+        # as if neither were set
+        result = run("--plan=full", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": ""})
         self.assertNotIn("NVTE_", result.stdout)
         self.assertIn("probabilities", json.dumps(self.plan("--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})))
 
@@ -558,7 +569,7 @@ class Memory(Case):
     plan = Attention.plan
 
     def test_a_large_plan_on_a_small_machine(self):
-        """llama3-8b takes 200 GiB; planning it takes less than 0.3."""
+        """llama3-8b takes 200 GiB; planning it takes less than 0.3 GiB."""
         result = run("--plan=full", "--preset", "llama3-8b")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("parameters", result.stdout)
@@ -613,18 +624,20 @@ class Memory(Case):
                      "--host-memory-budget", "1MiB", words=["the least is --memory-budget ", "--micro-batch-size"])
 
     def test_the_nearest_budget_is_met(self):
-        """What the message names as the least that fits does fit, and a little less does not."""
+        """The least budget that the message names fits, and a little less does not."""
         auto = ["--plan=full", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--host-memory-budget", "200MiB", "--memory-budget"]
         least = int(self.refused(*auto, "1GiB", words=["--memory-budget"]).stderr.split("least is --memory-budget ")[1].split()[0])
         self.assertEqual(run(*auto, least).returncode, 0)
         self.refused(*auto, least - 1, words=["the least is"])
 
     def test_offload_that_takes_memory_is_named(self):
-        """Where states are smaller than the pieces of their update, auto offloads none of them, and says what the option costs."""
+        """Where states are smaller than the pieces of their update, auto offloads none of them, and says what the
+        option costs."""
         small = ["--vocab-size", 67, "--num-layers", 1, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 4, "--micro-batch-size", 1]
         words = r"--optimizer-cpu-offload takes more of the device's memory than it frees: without it [\d.]+ .iB, with it "
         shown = 0
-        for precision in "fp32", "bf16":  # on some CPUs products need more memory than the update, in one of the two
+        # on some CPUs products need more memory than the update, in one of the two precisions
+        for precision in "fp32", "bf16":
             auto = ["--plan=full", *small, "--device", "cpu", "--precision", precision, "--recompute-granularity", "auto", "--memory-budget"]
             said = [self.refused(*auto, 1000, *forced, words=["the least is"]).stderr for forced in ([], ["--optimizer-cpu-offload"])]
             alone, forced = (int(text.split("least is --memory-budget ")[1].split()[0]) for text in said)
@@ -641,7 +654,8 @@ class Memory(Case):
 
     @without_address_sanitizer
     def test_auto_is_kept(self):
-        """config.json has what auto chose; the same run started with it, and one that is resumed, search nothing."""
+        """config.json has what auto chose. Neither a run that is started with these options nor a resumed run searches
+        again."""
         steps = ["--train-steps", 4, "--checkpoint-every", 2]
         budget = self.plan(*SMALL, *self.data, *steps)["peak_bytes"] - 8192
         result, log = self.train("kept", *steps, "--recompute-granularity", "auto", "--memory-budget", budget, "--no-offload-weights",
@@ -678,14 +692,16 @@ class Memory(Case):
                              ("selective", ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"])]:
             _, log = self.train("flat_" + name, *policy, "--train-steps", 40, "--val-every", 10, "--val-steps", 4)
             peaks = [entry["peak_bytes"] for entry in log]
-            # Code that runs for the first time, such as a validation's, is paged in by 64 KiB at a time. A single activation left
-            # behind at each step, 16 KiB, would come to 600 KiB, of which half is allowed; op_gpt holds the heap to the byte.
+            # Code that runs for the first time, such as a validation's, is paged in by 64 KiB at a time. One activation
+            # left behind at each step, 16 KiB, would add up to 600 KiB, of which half is allowed; op_gpt checks the
+            # heap to the byte.
             self.assertLessEqual(max(peaks) - peaks[1], 300 << 10, (name, peaks))
 
 
 class Runs(Case):
     def test_a_step_that_stands_out_is_said(self):
-        """Once, and how much longer than the others it took: here one that was stopped for half a second."""
+        """A step that takes much longer than others is reported once, with how much longer it took: here a step that
+        was stopped for half a second."""
         command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "4000",
                    "--checkpoint-every", "0", "--out", self.path + "/stands_out"]  # seconds, of which a busy core leaves this test some
         with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -701,9 +717,9 @@ class Runs(Case):
         stood_out = re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)
         self.assertIn(len(stood_out), (1, 2), said) # the machine itself may stop once
 
-    @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "on machines of more cores threads wait as OpenMP has it")
+    @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "with more than 8 cores, threads wait by OpenMP's own rule")
     def test_threads_spin_briefly(self):
-        """Unless the user's environment says how they wait."""
+        """Threads that wait spin briefly, unless the user's environment says how they wait."""
         for policy, expected in ((None, b"1000"), ("active", None)):
             environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
             if policy:
@@ -711,7 +727,7 @@ class Runs(Case):
             command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "1000000",
                        "--checkpoint-every", "0", "--out", self.path + "/spins"]
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-                said = process.stdout.readline()  # of the report: main has come past its beginning
+                said = process.stdout.readline()  # a line of the report: main is past its beginning
                 with open("/proc/%d/environ" % process.pid, "rb") as f:
                     found = dict(variable.split(b"=", 1) for variable in f.read().split(b"\0") if b"=" in variable)
                 process.kill()
@@ -723,7 +739,7 @@ class Runs(Case):
         for entry in log:
             self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "mfu_palm",
                               "peak_bytes"}, set(entry) - {"val_loss"})
-            # Of one peak, which no step changes. It is that of a matmul in little memory, which a step may exceed.
+            # The peak is one number, which no step changes. It is a matmul's in little memory, which a step may exceed.
             self.assertAlmostEqual(entry["mfu"] * log[0]["tokens_per_second"] / (log[0]["mfu"] * entry["tokens_per_second"]), 1, 2)
             self.assertTrue(0 < entry["mfu"] < 2, entry)
             self.assertGreater(entry["mfu_palm"], entry["mfu"])
@@ -739,7 +755,7 @@ class Runs(Case):
         self.assertEqual(config["seq_length"], 32)
 
     def test_threads_that_openmp_does_not_give(self):
-        """Fewer threads than were asked for, of which each would do its share alone."""
+        """OpenMP gives fewer threads than were asked for, so that only a part of the work would be done."""
         fp32 = ["--train-steps", 2, "--hidden-size", 256, "--precision", "fp32"]
         plain = self.train("plain", *fp32, "--threads", 4)[1]
         dynamic = self.train("dynamic", *fp32, "--threads", 4, environment={"OMP_DYNAMIC": "true"})[1]
@@ -750,7 +766,7 @@ class Runs(Case):
                      words=["--threads 2: OMP_THREAD_LIMIT in the environment allows 1"])
 
     def test_same_run_same_losses_for_any_threads(self):
-        """To the bit where products are our own; a library's may be divided otherwise."""
+        """Losses are the same to the bit where products are our own; a library may divide them otherwise."""
         by_library = re.search(r"\nmatmul +(oneDNN|OpenBLAS)", run("--plan=full", *SMALL).stdout)
         logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]
                 for i, threads in enumerate([1, 2, 2, 3])]
@@ -769,7 +785,7 @@ class Runs(Case):
         self.assertEqual(losses[0], losses[2])
 
     def test_pipes_in_place_of_files(self):
-        """The run would wait for another end that nobody opens, and could not be stopped."""
+        """A run would wait for another end that nobody opens, and could not be stopped."""
         data, out = self.path + "/piped", self.path + "/pipes"
         os.makedirs(data)
         os.makedirs(out)
@@ -781,14 +797,16 @@ class Runs(Case):
             os.remove(path)
 
     def test_small_stacks(self):
-        """What is enough computes; less is refused, rather than overflowing in the middle of a step."""
+        """A stack that is large enough computes; a smaller one is refused, and does not overflow in the middle of a
+        step."""
         command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "1", "--out", self.path + "/stacks"])
         for before, after, words in (("ulimit -s 1024", "--threads 1", None),
                                      ("ulimit -s 1024", "--threads 2", None),
                                      ("ulimit -s 512", "--threads 1", "the stack is limited to 512 KiB, and at least 1024 KiB are needed"),
                                      ("export OMP_STACKSIZE=1M", "--threads 2", None),
                                      ("export OMP_STACKSIZE=256K", "--threads 2", "OMP_STACKSIZE gives threads stacks of 256 KiB"),
-                                     ("export OMP_STACKSIZE=32K", "--threads 2", "OMP_STACKSIZE")):  # no thread starts with it
+                                     # no thread starts with a stack of 32 KiB
+                                     ("export OMP_STACKSIZE=32K", "--threads 2", "OMP_STACKSIZE")):
             shutil.rmtree(self.path + "/stacks", ignore_errors=True)
             result = subprocess.run("%s; exec %s %s" % (before, command, after), shell=True, executable="/bin/bash", capture_output=True,
                                     text=True, timeout=60, check=False)
@@ -798,14 +816,14 @@ class Runs(Case):
     @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
     @without_address_sanitizer
     def test_too_little_memory_for_libraries(self):
-        """Their constructors would wait without end for memory, before main begins."""
+        """The libraries' constructors would wait forever for memory, before main begins."""
         result = subprocess.run("ulimit -v 200000; exec '%s' --version" % PROGRAM, shell=True, executable="/bin/bash",
                                 capture_output=True, text=True, timeout=60, check=False)
-        self.assertIn(result.returncode, (0, 2), result.stderr)  # 0: none of them takes so much
+        self.assertIn(result.returncode, (0, 2), result.stderr)  # 0: no library takes so much
         self.assertIn("raise the limit of ulimit -v or ulimit -d" if result.returncode else "", result.stderr)
 
     def test_names_that_would_act_on_a_terminal(self):
-        """In the report and in messages; what is no name is as it was."""
+        """The report and messages show such names safely, and leave other texts."""
         name = self.path + "/\x1b[31m"
         write_shard(name + ".bin", [1] * 1000)
         result = run(*SMALL, "--train-data", name + ".bin", "--out", name + "out", "--train-steps", 1)
@@ -817,7 +835,7 @@ class Runs(Case):
             self.assertNotIn("\x1b", self.refused(*SMALL, *arguments, words=["\\x1b[31m"]).stderr)
 
     def test_standard_files_that_are_closed(self):
-        """Nothing else is opened in their place: what is printed would go into the log."""
+        """Nothing else is opened in their place, or what is printed would go into the log."""
         command = " ".join("'%s'" % a for a in [PROGRAM, *SMALL, *self.data, "--train-steps", "3", "--out"])
         for number, closed in enumerate(("<&-", ">&-", "2>&-", "<&- >&- 2>&-")):
             out = self.path + "/closed_%d" % number

@@ -1,6 +1,6 @@
-"""What is said is run: each command of README and docs/ is one that the programs take, and what they print names no option that is not
-there. Commands that need a GPU, a cluster or what another command makes are held to the names of their options; the others run, with
---plan."""
+"""Checks that the pages' commands run: the programs take each command of README and docs/, and their messages name no
+option that does not exist. Of commands that need a GPU, a cluster or what another command makes, only the options'
+names are checked; the others run, with --plan."""
 import glob
 import json
 import os
@@ -17,13 +17,13 @@ PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/
 MODEL = os.path.join(ROOT, "test/golden/huggingface/llama")
 PAGES = [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "CONTRIBUTING.md"), *sorted(glob.glob(ROOT + "/docs/**/*.md", recursive=True))]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
-# Options of other programs that the pages name, and of examples.
+# Options of other programs, and of examples, that the pages name.
 OTHERS = {"--allow-run-as-root",  # Open MPI's
           "--enable-lora", "--lora-modules", "--max-lora-rank",  # vLLM's
           "--fp8-param-gather", "--muon-no-split-qkv",  # Megatron-LM's
-          "--most-layers"}  # which docs/extending.md adds
-OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # of mpirun and docker
-# What --plan has no answer for: files that a model, a checkpoint or a text is read from.
+          "--most-layers"}  # docs/extending.md adds it
+OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # mpirun's and docker's
+# Options that --plan can't answer: files that a model, a checkpoint or a text is read from.
 NEEDS_FILES = re.compile(r"--(init-from|resume|lora-adapter|lora-merge|generate|chat|eval-only|perplexity)\b")
 
 
@@ -38,26 +38,27 @@ def engine_options():
 
 
 def script_options():
-    """Those that the text of any script has: each script's own tests hold it to what it takes."""
+    """Returns the options in the scripts' texts: each script's own tests check what it takes."""
     paths = [path for folder in ("scripts", "test", "test/cuda", "test/golden", "test/long") for path in glob.glob(ROOT + "/" + folder + "/*")
              if path.endswith((".py", ".sh"))]
     return {option for path in paths if path != os.path.abspath(__file__) for option in OPTION.findall(read(path))}
 
 
 def is_known(option, options):
-    """--no-NAME turns a switch off."""
+    """Whether there is such an option; --no-NAME turns a switch off."""
     return option in options or option.startswith("--no-") and "--" + option[len("--no-"):] in options
 
 
 def commands(path):
-    """The lines of a page's blocks of commands, continued ones joined, without comments."""
+    """Returns the lines of a page's blocks of commands, without comments; continued lines are joined."""
     for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", read(path), re.S | re.M):
         for line in block.replace("\\\n", " ").splitlines():
             yield re.sub(r"(^|\s)#.*", "", line).strip()
 
 
 def engine_words(text):
-    """The words of a command of the engine, without the "..." that stands for other options: it may be an option's value, too."""
+    """Returns the words of an engine's command without the "..." that stands for other options, and may stand for an
+    option's value, too."""
     words = shlex.split(text)
     return [word for i, word in enumerate(words) if word != "..." or i > 0 and words[i - 1].startswith("--train-data")]
 
@@ -83,7 +84,7 @@ class Commands(unittest.TestCase):
                     continue
                 literals = re.findall(r'"(?:[^"\\\n]|\\.)*"', re.sub(r"//.*", "", read(path)))
                 named = {option for literal in literals for option in OPTION.findall(literal)}
-                named -= {"--no", "--name", "--json"}  # begun in a string, and ended by another
+                named -= {"--no", "--name", "--json"}  # their strings begin with these and another string ends them
                 self.assertEqual({option for option in named if not is_known(option, known)}, set(), path)
 
     def test_goals_that_pages_name_are_there(self):
@@ -97,7 +98,8 @@ class Commands(unittest.TestCase):
                     self.assertEqual([goal for goal in named if goal not in goals and not goal.startswith("fuzz-")], [], (path, command))
 
     def planned(self, may_run, words_of):
-        """How many commands of the engine, of those that may_run takes, --plan accepts: it reads no data and writes nothing here."""
+        """Returns how many of the engine's commands that may_run takes --plan accepts. It reads no data and writes
+        nothing here."""
         ran, refused = 0, []
         for path in PAGES:
             for command in commands(path):
@@ -116,12 +118,13 @@ class Commands(unittest.TestCase):
         return ran
 
     def test_commands_plan(self):
-        """Those of the engine that need no file."""
+        """The engine's commands that need no file plan."""
         ran = self.planned(lambda command: not NEEDS_FILES.search(command) and not re.search(r"[$<>|]", command), list)
         self.assertGreater(ran, 9)
 
     def test_commands_plan_with_a_model(self):
-        """Those that need a model's folder have another's here; those that need what another command makes do not run."""
+        """Commands that need a model's folder get another model's; commands that need what another command makes do not
+        run."""
         def words_of(words):
             words[words.index("--init-from") + 1] = folder
             return words
@@ -134,7 +137,8 @@ class Commands(unittest.TestCase):
         self.assertGreater(ran, 8)
 
     def test_budgets_that_messages_name_fit(self):
-        """The least budgets that a refusal names, each beside the other as it was; a byte less does not fit."""
+        """A refusal names the least budget of each memory with the other memory's budget unchanged: this budget fits,
+        and a byte less does not."""
         cases = (("gemma3-270m", 4, 2048, "2476MiB", "782MiB"), ("qwen3-0.6b", 2, 2048, "3GiB", "2GiB"), ("llama3.2-1b", 2, 2048, "5254MiB", "3GiB"))
         for preset, batch, length, device, host in cases:
             def planned(device_budget, host_budget):
@@ -156,7 +160,8 @@ class Commands(unittest.TestCase):
 
 class Tutorial(unittest.TestCase):
     def test_its_lines_run(self):
-        """In a folder with this tree's programs and scripts, each in turn, with a tenth of the steps."""
+        """The page's lines run one after another, in a folder with this tree's programs and scripts, with a tenth of
+        the steps."""
         with tempfile.TemporaryDirectory() as folder:
             for name in ("scripts", "docs", "README.md"):
                 os.symlink(os.path.join(ROOT, name), os.path.join(folder, name))

@@ -1,5 +1,5 @@
-"""That tests get what they rely on, whatever they are started from, through test/environment.py and, where a cmocka program is
-started alone, test/testing.h. test/environments.sh runs the tests themselves in such environments."""
+"""Tests get what they rely on, whatever starts them: through test/environment.py or, where a cmocka program is started
+on its own, test/testing.h. test/environments.sh runs the tests themselves in such environments."""
 import json
 import os
 import resource
@@ -17,7 +17,7 @@ IGNORED = {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal
 FOREIGN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "1",
            "WORLD_SIZE": "2", "LOCAL_RANK": "1", "OMP_NUM_THREADS": "8", "NVTE_FLASH_ATTN": "0", "LC_ALL": "tr_TR.UTF-8",
            "LANG": "tr_TR.UTF-8", "LC_NUMERIC": "de_DE.UTF-8", "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
-# What a program finds where it is started.
+# Prints what a program finds when it starts.
 PROBE = '''
 import json, os, resource, stat, tempfile
 def is_open(number):
@@ -34,7 +34,8 @@ json.dump({"ignored": int(state["SigIgn"], 16), "blocked": int(state["SigBlk"], 
 
 
 def worsen():
-    """In a child, before the program: all that a script's background, a careful user or a cluster may have set."""
+    """Sets in a child, before the program starts, all that a script's background, a careful user or a cluster may have
+    set."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1})
@@ -45,7 +46,7 @@ def worsen():
 
 class Environment(unittest.TestCase):
     def probe(self, *command):
-        """What a program finds that this command starts; without one, that is started here."""
+        """Returns what a program finds that this command starts; without a command, a program that is started here."""
         with tempfile.TemporaryDirectory() as folder:
             program = folder + "/probe"
             with open(program, "w", encoding="utf-8") as file:
@@ -75,7 +76,7 @@ class Environment(unittest.TestCase):
         self.assertEqual(found["temporary"], os.path.join(environment.ROOT, "build", "tmp"))
 
     def test_the_long_run_is_asked_for(self):
-        """LONG_TESTS comes through, and is what skips a test in the short run."""
+        """LONG_TESTS reaches the tests, and skips the right ones in the short run."""
         code = "import environment as e; e.prepare(); e.long_test('why')(lambda: print('long'))(); print(e.in_long_run(), e.chosen(2, 1))"
         for asked, expected in (("1", "long\nTrue 2\n"), ("", None)):
             result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
@@ -88,13 +89,13 @@ class Environment(unittest.TestCase):
 class Alone(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(UNIT_SIGNALS), "no build/test/unit_signals")
     def test_a_program(self):
-        """Whose tests send themselves the signals that were ignored."""
+        """Its tests send themselves the signals that were ignored."""
         result = subprocess.run([UNIT_SIGNALS], capture_output=True, text=True, timeout=120, preexec_fn=worsen, check=False,
                                 env={**os.environ, **FOREIGN, "TMPDIR": tempfile.gettempdir()})
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_a_test_in_python(self):
-        """It interrupts a child, which dies of it."""
+        """A test in Python interrupts a child, which dies of it."""
         script = "import environment, subprocess; print(subprocess.run(['sh', '-c', 'kill -INT $$; sleep 1']).returncode)"
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=worsen,
                                 check=False, env={**os.environ, **FOREIGN, "PYTHONPATH": os.path.dirname(environment.__file__)})
@@ -103,7 +104,7 @@ class Alone(unittest.TestCase):
 
 class Setup(unittest.TestCase):
     def test_a_user_who_cannot_install(self):
-        """Is told what is missing and the command that installs it; nothing is asked for or changed."""
+        """The user is told what is missing, and the command that installs it. Nothing is asked for or changed."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in (("id", "echo 1000"), ("sudo", "exit 1"), ("apt-get", "echo called >&2; exit 1")):
                 with open(folder + "/" + name, "w", encoding="utf-8") as file:

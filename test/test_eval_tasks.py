@@ -1,6 +1,6 @@
-"""--eval-tasks and --perplexity: scripts/convert_tasks.py and the engine against lm-evaluation-harness (golden/eval_tasks.json has what
-it makes of the same tasks with the same models); scores that do not depend on order, batches or ranks; what is refused. Python's
-standard library alone."""
+"""--eval-tasks and --perplexity: scripts/convert_tasks.py and the engine against lm-evaluation-harness
+(golden/eval_tasks.json has its results for the same tasks and models); scores that do not depend on order, batches or
+ranks; what is refused. Needs only Python's standard library."""
 import hashlib
 import json
 import math
@@ -18,7 +18,7 @@ from environment import ROOT
 from test_cli import Case, PROGRAM, SMALL, run, write_shard
 
 MPIRUN = shutil.which("mpirun")
-TOLERANCE = 1e-4  # of a log-likelihood, a sum of some tens of fp32 numbers of about 10
+TOLERANCE = 1e-4  # for a log-likelihood, a sum of some tens of fp32 numbers of about 10
 FAST = ["--precision", "fp32", "--threads", 1, "--micro-batch-size", 4]
 
 
@@ -51,7 +51,7 @@ class Scores(Case):
         return path
 
     def score(self, model, paths, *arguments, ranks=1):
-        """What is written of items, by file order, and of tasks, by name; and what is printed."""
+        """Returns what is written of items, by file order, and of tasks, by name; and what is printed."""
         out = self.path + "/scores.out"
         command = ["--init-from", self.path + "/" + model, *[word for path in paths for word in ("--eval-tasks", path)], *FAST,
                    "--eval-tasks-output", out, *arguments]  # fmt: skip
@@ -117,7 +117,7 @@ class Scores(Case):
             self.assertEqual((tasks_now, table_now), (tasks, table))
 
     def test_neighbors_change_little(self):
-        """Among other items a text is at another place of its row, and so of attention's tiles, which round otherwise."""
+        """Among other items a text has another place in its row, and so in attention's tiles, which round otherwise."""
         everything = [item for name in sorted(self.items) for item in self.items[name]]
         items, _, _ = self.score("gpt2", [self.everything()])
         others, _, _ = self.score("gpt2", [self.write_items("some", everything[::3])], "--micro-batch-size", 3)
@@ -126,7 +126,8 @@ class Scores(Case):
                 self.assertAlmostEqual(x["log_likelihood"], y["log_likelihood"], delta=TOLERANCE)
 
     def test_during_training(self):
-        """At the steps that are asked for and at the end; as a run on the checkpoint says; and losses stay as they are."""
+        """Tasks are scored at the steps that are asked for and at the end, as a run on the checkpoint scores them;
+        losses stay the same."""
         text = self.write_items("bytes", [{"context": "for (int", "choices": [" i = 0", "x"], "gold": 0}, {"context": "", "choices": ["a", "b"], "gold": 1}])
         options = ["--vocab-size", "257", "--train-steps", 5, "--threads", 1, "--precision", "fp32", "--val-every", 2, "--val-steps", 2]
         _, plain = self.train("plain", *options, "--checkpoint-every", 0)
@@ -136,7 +137,8 @@ class Scores(Case):
         self.assertEqual([(line["loss"], line.get("val_loss")) for line in scored if "loss" in line],
                          [(line["loss"], line.get("val_loss")) for line in plain])
         self.assertEqual(out.stdout.count("\ntask "), 3)
-        again = run("--resume", self.path + "/scored", "--out", self.path + "/scored", "--train-steps", 6)  # which does not score
+        # without scoring
+        again = run("--resume", self.path + "/scored", "--out", self.path + "/scored", "--train-steps", 6)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertNotIn("\ntask ", again.stdout)
         alone = run("--init-from", self.path + "/scored/checkpoints/step_00000005", "--eval-tasks", text, "--threads", 1, "--precision",
@@ -146,7 +148,8 @@ class Scores(Case):
             self.assertEqual({k: v for k, v in json.loads(f.readlines()[-1]).items() if k != "task"}, tasks[5])
 
     def test_validation_beside_them_is_as_without(self):
-        """Of documents apart in attention alone, or in positions alone: scoring tasks, which parts both, adds neither."""
+        """Documents are separate only in attention, or only in positions: scoring tasks, which separates them in each,
+        must not add the other."""
         data = self.path + "/documents.bin"
         generator = random.Random(3)
         write_shard(data, [generator.choice([7, generator.randrange(eval_model.V)]) for _ in range(16 * 40 + 1)])
@@ -158,7 +161,7 @@ class Scores(Case):
             self.assertEqual(len(losses), 1, (apart, losses))
 
     def test_perplexity(self):
-        """Windows as Hugging Face has them: each scores what the one before has not seen."""
+        """Windows are as in Hugging Face: each one scores the tokens that the window before it did not score."""
         text = eval_data.text()
         path = self.path + "/text.txt"
         with open(path, "w", encoding="utf-8") as f:

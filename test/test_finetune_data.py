@@ -1,5 +1,6 @@
-"""Shards to finetune on as a run meets them: the loss is the mean over the learned tokens of the whole batch, however it is split;
-examples packed into a row do not see each other; what is damaged is refused. Python's standard library alone."""
+"""Shards to finetune on as a run meets them. The loss is the mean over the learned tokens of the whole batch, however
+it is split; examples in one row do not see each other; what is damaged is refused. Needs only Python's standard
+library."""
 import importlib.util
 import json
 import os
@@ -26,7 +27,7 @@ def example(generator, prompt, answer):
 
 
 def make_rows(seed):
-    """From one learned token in a row to nearly all, so that a mean of means is another number."""
+    """Makes rows with from one to nearly all tokens learned, so that a mean of means is another number."""
     generator = random.Random(seed)
     rows = []
     for i in range(ROWS):
@@ -60,7 +61,7 @@ class FinetuneData(Case):
             return [json.loads(line) for line in f]
 
     def evaluate(self, name, rows, **keywords):
-        """(mean loss, targets) of the trained model of run `model`."""
+        """Returns (mean loss, targets) of run `model`'s trained model."""
         path = os.path.join(self.path, name + ".bin")
         write_rows(path, rows, T, **keywords)
         result = run("--init-from", self.model, "--eval-only", "--val-data", path, "--micro-batch-size", len(rows), "--val-steps", 1,
@@ -88,7 +89,7 @@ class FinetuneData(Case):
             self.train("model", "--micro-batch-size", ROWS, "--checkpoint-every", 3)
 
     def test_examples_are_alone(self):
-        """The loss of all rows is made of the losses of single examples, each in a row of its own."""
+        """The loss of all rows follows from the losses of single examples, each in a row of its own."""
         self.make_model()
         loss, targets = self.evaluate("all", self.rows)
         total, count = 0, 0
@@ -98,7 +99,7 @@ class FinetuneData(Case):
         self.assertEqual(targets, count)
         self.assertAlmostEqual(loss / (total / count), 1, delta=TOLERANCE)
         means = [self.evaluate("row", [row])[0] for row in self.rows]
-        self.assertGreater(abs(sum(means) / len(means) - loss), 1e-3)  # a mean of means would be seen
+        self.assertGreater(abs(sum(means) / len(means) - loss), 1e-3)  # a mean of means would show
 
     def test_what_does_not_count_changes_no_bit(self):
         self.make_model()
@@ -106,13 +107,13 @@ class FinetuneData(Case):
         self.assertEqual(self.evaluate("last", self.rows[:4], last=7), loss)
         padded = [row + [[(9, False)] * (T - sum(map(len, row)))] if sum(map(len, row)) < T else row for row in self.rows[:4]]
         self.assertEqual(self.evaluate("padded", padded), loss)
-        # the other documents of a row
+        # Other documents in the row.
         other = [[row[0], [(3, False)] * len(row[1])] if len(row) > 1 else row for row in self.rows[1:2]]
         first = [[row[0]] for row in self.rows[1:2]]
         self.assertEqual(self.evaluate("other", other), self.evaluate("first", first))
 
     def test_validation_of_few_rows(self):
-        """All of them count, whatever the batch: rows beyond the last do not."""
+        """All of them count, whatever the batch is; rows beyond the last one do not."""
         self.make_model()
         loss, targets = self.evaluate("few", self.rows[:5])
         for batch in (2, 3, 8):
@@ -135,7 +136,7 @@ class FinetuneData(Case):
         without = [line["step"] for line in lines if line.get("targets") == 0]
         self.assertTrue(0 < len(without) < 12)
         with open(out + "/config.json") as f:
-            self.assertEqual(json.load(f)["skip_nonfinite"], 0)  # they are no skips of that kind
+            self.assertEqual(json.load(f)["skip_nonfinite"], 0)  # a step without targets is not counted as a skip
         for step in without:
             self.assertIn("step %d: no token of its batch has loss; nothing was updated" % step, result.stdout)
 
@@ -149,7 +150,7 @@ class FinetuneData(Case):
         self.assertIn("rows of %d tokens; expected --seq-length 20" % T, self.train("short", "--seq-length", 20, expect=2))
 
     def test_ordinary_shards_beside_them(self):
-        """Validation data without an end-of-text token are one document a sample, and lose nothing."""
+        """Validation data without an end-of-text token are one document a sample, and lose no targets."""
         plain = self.path + "/plain_val.bin"
         write_shard(plain, [random.Random(3).randrange(V) for _ in range(4 * T + 1)])
         self.train("beside", "--val-data", plain, "--val-every", 3, "--micro-batch-size", 4)
@@ -178,7 +179,7 @@ class FinetuneData(Case):
 
 
 class Readme(Case):
-    """README's lines, from chats to an answer, on a model of another size and with fewer steps."""
+    """README's commands, from chats to an answer, on a model of another size and with fewer steps."""
 
     @unittest.skipUnless(importlib.util.find_spec("jinja2"), "the package 'jinja2' is not installed")
     def test_its_lines_work_as_they_stand(self):

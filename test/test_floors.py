@@ -1,6 +1,6 @@
-"""The rooms of the source: who may include whom, and how long a file may be. Python's standard library alone.
+"""The rooms of the source: who may include whom, and how long a file may be. Needs only Python's standard library.
 
-A room that is not in FLOORS fails: its place, and what it stands on, is decided when it is made.
+A room that is not in FLOORS fails: its place, and what it may include, is decided when it is made.
 """
 import os
 import re
@@ -8,13 +8,13 @@ import unittest
 
 from environment import ROOT
 
-# Name of a floor, its files (folder/ is all below it that no floor names), and the floors that these may include; files of one floor may include
-# each other as far as no circle comes of it. From the top: the program, what a run does, the model, the model's parts, what
-# they are computed with and read from, and at the bottom what any trainer needs. The order is not a straight line: kernels
-# know no option and no file format, files and data no kernel, so that each is read and tested without the other. Of the
-# parts: a parameter's row names what recomputation calls its module, units of ZeRO are ranges of parameters, the
-# optimizer's state is sharded by ZeRO, and whatever holds memory is planned. Recomputation stands below the options, one of
-# which lists its modules.
+# Name of a floor; its files (folder/ is everything below it that no floor names); the floors that these may include.
+# Files of one floor may include each other as long as there is no circle. From the top: the program, what a run does,
+# the model, the model's parts, what these are computed with and read from, and at the bottom what any trainer needs.
+# The order is not a straight line. Kernels know no option and no file format, files and data know no kernel, so that
+# each is read and tested without the other. Of the parts: a parameter's row names recomputation's module, ZeRO's units
+# are ranges of parameters, ZeRO shards the optimizer's state, and whatever holds memory is planned. Recomputation
+# stands below the options, one of which lists its modules.
 PARTS = ["attention", "optimizer", "zero", "fp8", "parameters", "recompute", "timeline", "memory"]
 FLOORS = [
     ("program", ["train_gpt.c"], ["run", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
@@ -34,29 +34,30 @@ FLOORS = [
     ("kernels", ["kernels/"], ["runtime"]),
     ("runtime", ["runtime/"], []),
 ]
-# What a reader meets first: the core's files, and a folder a room. Another entry is a decision to be made here.
+# What a reader meets first: the core's files, and a folder for each room. A new entry is a decision to be made here.
 ENTRIES = ["Makefile", "README.md", "CONTRIBUTING.md", "train_gpt.c", "gpt.cuh", "block.cuh", "attention.cuh", "recompute.cuh", "memory.cuh", "dataloader.h",
            "model", "optimizer", "zero", "memory", "config", "kernels", "run", "formats", "runtime"]
-MADE = {"build", "data", "out", "compile_commands.json"}  # what a build or a run leaves there
+MADE = {"build", "data", "out", "compile_commands.json"}  # a build or a run leaves these
 EMULATOR = "test/emu/"  # a kernel's inline PTX has its model on the host there
 
 LINES = 700
 LONGER = {
-    "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes them
+    "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes these
     "kernels/attention/sm90_backward.cu": None,  # one backend's kernels
 }
-READ_LINES = 4500            # what README lists for who changes a model
+READ_LINES = 4500            # what README lists for a person who changes a model
 CORE = ["gpt.cuh", "block.cuh", "model/linear.cuh", "model/state.cuh", "optimizer/optimizer.cuh", "zero/units.cuh"]
 CORE_LINES = 2000            # an option lies in a file of its own, which these call
-GPT_FIELDS = 30              # of struct gpt, which is to be read at once
-RUNTIME_HEADER_LINES = 1414  # what a reader meets of runtime/, together
+GPT_FIELDS = 30              # of struct gpt, which must be readable at once
+RUNTIME_HEADER_LINES = 1414  # of all headers of runtime/ together
 
 NOT_OURS = {"build", "test", "docs", "scripts"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
 
 
 def read_tree():
-    """Text of each source file by its path; neither tests nor what a build made, in a folder of whatever name (make B=)."""
+    """Returns each source file's text by its path, without tests and what a build made, in whatever folder (make
+    B=)."""
     tree = {}
     for folder, folders, names in os.walk(ROOT):
         here = os.path.relpath(folder, ROOT)
@@ -74,7 +75,7 @@ def read_tree():
 
 
 def floor_of(path):
-    """The floor that names the file, else the one that names its folder."""
+    """Returns the floor that names the file, or else the floor that names its folder."""
     folder = path[:path.find("/") + 1]
     return next((name for place in (path, folder) for name, files, _ in FLOORS if place in files), None)
 
@@ -98,7 +99,7 @@ def wrong_includes(tree):
 
 
 def circles(tree):
-    """Each circle of includes once, from its first file in the alphabet."""
+    """Returns each circle of includes once, from its first file in the alphabet."""
     found, done = set(), set()
 
     def visit(path, way):
@@ -117,8 +118,8 @@ def circles(tree):
 
 
 def call_circles(tree):
-    """Circles of .c files that call each other, as a set of files each: a file defines for others the functions whose definitions
-    begin a line, and uses what it names of other files."""
+    """Returns circles of .c files that call each other, each as a set of files. A file defines for others the functions
+    whose definitions begin a line, and uses the functions of other files that it names."""
     code = {path: re.sub(r"//.*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", "", text) for path, text in tree.items() if path.endswith(".c")}
     owner = {}
     for path, text in code.items():
@@ -147,7 +148,8 @@ def too_long(tree):
 
 
 def lines_to_read(readme, tree):
-    """README's number of lines that are to be read to change a model, and the number in the files that it names for that."""
+    """Returns README's number of lines to read before changing a model, and the number in the files that it names for
+    this."""
     sentence = re.search(r"To change a model, read it(.*?)([\d,]+)\s+lines", readme, re.S)
     files, folder = ["train_gpt.c"], ""
     for name in re.findall(r"`([^`]+)`", sentence[1]):
@@ -159,7 +161,7 @@ def lines_to_read(readme, tree):
 
 
 def fields(struct, text):
-    """The number of fields of a struct."""
+    """Returns the number of fields of a struct."""
     body = re.search(r"^struct %s \{$(.*?)^\};$" % struct, text, re.M | re.S)[1]
     return sum(statement.count(",") + 1 for statement in re.sub(r"//.*", "", body).split(";") if statement.strip())
 
@@ -183,7 +185,7 @@ class Floors(unittest.TestCase):
         self.no_fault(circles(self.tree))
 
     def test_no_call_in_a_circle(self):
-        """The engine's headers hold their definitions; these are the files that link."""
+        """The engine's headers hold their definitions; these are the files that are linked."""
         self.no_fault(call_circles({path: text for path, text in self.tree.items() if path.startswith(("formats/", "runtime/"))}))
 
     def test_no_file_is_too_long(self):
@@ -209,7 +211,7 @@ class Floors(unittest.TestCase):
 
 
 class Faults(unittest.TestCase):
-    """What the checks are for, planted in a tree of a few files."""
+    """Faults, planted in a tree of a few files, that the checks must find."""
     TREE = {
         "train_gpt.c": '#include "run/run.cuh"\n#include <math.h>\n',
         "run/run.cuh": '#include "gpt.cuh" // the model\n#include "formats/manifest.h"\n',

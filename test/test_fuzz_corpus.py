@@ -1,4 +1,4 @@
-"""The corpora of the fuzz targets are what test/fuzz/make_corpus.py makes. Python's standard library alone."""
+"""The corpora of the fuzz targets are what test/fuzz/make_corpus.py makes. Needs only Python's standard library."""
 import filecmp
 import os
 import shutil
@@ -14,7 +14,7 @@ FUZZ = os.path.join(ROOT, "test/fuzz")
 
 class Corpus(unittest.TestCase):
     def test_files_are_those_that_the_script_writes(self):
-        """Whoever edits a file by hand loses it at the next run of the script."""
+        """A file that was edited by hand would be lost at the next run of the script."""
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(FUZZ + "/make_corpus.py", folder)
             subprocess.run([sys.executable, folder + "/make_corpus.py"], check=True, timeout=60)

@@ -1,6 +1,6 @@
-"""Models of Hugging Face as a run meets them: what is refused, and by what words; folders of every architecture (test/golden/zoo),
-whose losses and texts are those of transformers; with transformers, the same at larger shapes, and checkpoints that it opens.
-Without transformers (pip install torch transformers) that part is skipped."""
+"""Models of Hugging Face as a run meets them: what is refused, and in which words; folders of every architecture
+(test/golden/zoo), whose losses and texts are as transformers computes them; with transformers, the same at larger
+shapes, and checkpoints that it opens. Without transformers (pip install torch transformers) that part is skipped."""
 import array
 import glob
 import importlib.util
@@ -23,7 +23,7 @@ from config_forms import flat_form, nested_form
 GOLDEN = os.path.join(ROOT, "test/golden/huggingface")
 ZOO = os.path.join(ROOT, "test/golden/zoo")
 FOLDERS = sorted(os.listdir(ZOO))
-V, T, END = 257, 32, 256  # bytes and the end of a text, so that --generate needs no tokenizer
+V, T, END = 257, 32, 256  # bytes and an end of text, so that --generate needs no tokenizer
 SMALL = ["--vocab-size", V, "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", T,
          "--max-position-embeddings", 64, "--micro-batch-size", 4, "--train-steps", 2, "--lr", "3e-2", "--init-method-std", "0.2",
          "--threads", 1, "--precision", "fp32", "--val-every", 2, "--val-steps", 2]  # fmt: skip
@@ -42,7 +42,7 @@ HAS_TRANSFORMERS = all(importlib.util.find_spec(name) for name in ("torch", "tra
 
 
 def read_safetensors(path):
-    """{name: [dtype, shape, bytes]}"""
+    """Returns {name: [dtype, shape, bytes]}."""
     with open(path, "rb") as f:
         data = f.read()
     end = 8 + struct.unpack("<Q", data[:8])[0]
@@ -63,14 +63,14 @@ def write_safetensors(path, tensors):
 
 
 def elements(dtype, data):
-    """The values of a tensor, exactly."""
+    """Returns the exact values of a tensor."""
     if dtype == "BF16":
         data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
     return array.array("f", struct.unpack("<%de" % (len(data) // 2), data)) if dtype == "F16" else array.array("f", data)
 
 
 def read_model(folder):
-    """{name: [shape, values]} of all files of a folder."""
+    """Returns {name: [shape, values]} of all files of a folder."""
     tensors = {}
     for path in glob.glob(folder + "/model*.safetensors"):
         tensors.update(read_safetensors(path))
@@ -78,7 +78,7 @@ def read_model(folder):
 
 
 def read_golden(path):
-    """{name: values} of an expected.golden, and its settings under their names (test/golden/README.md)."""
+    """Returns {name: values} of an expected.golden, and its settings under their names (test/golden/README.md)."""
     with open(path, "rb") as f:
         data = f.read()
     at = 12 + struct.unpack_from("<I", data, 8)[0]
@@ -102,12 +102,12 @@ def read_golden(path):
 
 
 def escaped(text):
-    """As train_gpt prints bytes, with those of whole characters beyond ASCII escaped too."""
+    """Returns text as train_gpt prints bytes, with the bytes of whole characters beyond ASCII escaped, too."""
     return "".join(chr(c) if 32 <= c < 127 or c in b"\n\t" else "\\x%02x" % c for c in text)
 
 
 class Refusals(Case):
-    """On copies of the golden folders, each changed in one place."""
+    """Copies of the golden folders, each changed in one place, are refused."""
 
     def copy(self, name="gpt2"):
         folder = tempfile.mkdtemp(dir=self.path)
@@ -135,7 +135,7 @@ class Refusals(Case):
         return folder
 
     def test_settings(self):
-        """A member that changes the result and is not supported, each in a config.json that is otherwise good."""
+        """A member that changes the result and is not supported is refused, in a config.json that is otherwise good."""
         for name, changes, words in [
             ("llama", {"model_type": "mixtral"}, ["model_type is 'mixtral'", "qwen3", "gemma3_text"]),
             ("llama", {"model_type": "deepseek_v3"}, ["model_type is 'deepseek_v3'"]),
@@ -207,7 +207,8 @@ class Refusals(Case):
         self.refused_from(self.with_config("llama", **frequencies), "--rope-low-freq-factor 4", "--rope-high-freq-factor 1")
 
     def test_a_head_that_is_tied_and_another(self):
-        """lm_head.weight beside tie_word_embeddings: the embedding's values, or the folder says two things."""
+        """lm_head.weight beside tie_word_embeddings must have the embedding's values, or the folder contradicts
+        itself."""
         embedding = "model.embed_tokens.weight"
 
         def differs(tensors):
@@ -269,7 +270,8 @@ class Refusals(Case):
         self.refused_from(self.with_tensors(lambda t: t.update({norm: ["U8", [32], bytes(32)]}), "llama"), norm, "type U8")
 
     def test_what_may_be_there(self):
-        """Masks of older GPT-2 files, frequencies of older Llamas, a tied head that was written, names without a prefix."""
+        """Masks of older GPT-2 files, frequencies of older Llamas, a tied head that was written, and names without a
+        prefix may be there."""
         write_shard(self.path + "/small.bin", [i * 7 % 101 for i in range(200)])
 
         def loss(folder):
@@ -286,7 +288,7 @@ class Refusals(Case):
             tensors["lm_head.weight"] = tensors["wte.weight"]
 
         self.assertEqual(loss(self.with_tensors(masks)), loss(self.copy()))
-        both = self.copy()  # from_pretrained looks for the whole file first, too
+        both = self.copy()  # from_pretrained, too, looks for the whole file first
         with open(both + "/model.safetensors.index.json", "w") as f:
             json.dump({"weight_map": {"transformer.wte.weight": "gone.safetensors"}}, f)
         self.assertEqual(loss(both), loss(self.copy()))
@@ -322,7 +324,7 @@ class Refusals(Case):
 
 
 class Runs(unittest.TestCase):
-    """What a model's folder gives, by the program."""
+    """Runs of the program on a model's folder."""
 
     @classmethod
     def setUpClass(cls):
@@ -360,7 +362,7 @@ class Runs(unittest.TestCase):
         return copy
 
     def checkpoint(self, folder, shard, seq_length, *options):
-        """The model's own checkpoint, after a step that changes nothing."""
+        """Writes the model's own checkpoint, after a step that changes nothing."""
         out = tempfile.mkdtemp(dir=self.path)
         self.ours("--init-from", folder, "--train-data", shard, "--train-steps", 1, "--lr", 0, "--seq-length", seq_length,
                   "--micro-batch-size", 2, "--precision", "fp32", "--device", "cpu", "--out", out, *options)  # fmt: skip
@@ -371,10 +373,11 @@ class Runs(unittest.TestCase):
 
 
 class Zoo(Runs):
-    """Each folder of test/golden/zoo beside what transformers computed with it. test/op_zoo.c has logits and gradients."""
+    """Each folder of test/golden/zoo against what transformers computed with it. test/op_zoo.c tests logits and
+    gradients."""
 
     def each(self, check):
-        """check(folder, expected.golden, the shard of its tokens, T) of each folder."""
+        """Calls check(folder, expected.golden, the shard of its tokens, T) for each folder."""
         for name in FOLDERS:
             with self.subTest(name):
                 folder = os.path.join(ZOO, name)
@@ -405,7 +408,7 @@ class Zoo(Runs):
         self.each(check)
 
     def test_losses_of_separate_documents(self):
-        """Each document alone, where it begins at the end of a text as in a shard; all of its targets count."""
+        """Each document is separate, and begins at the end of a text, as in a shard; all of its targets count."""
         models = []
 
         def check(folder, golden, shard, T):
@@ -420,7 +423,8 @@ class Zoo(Runs):
         self.assertGreaterEqual(len(models), 3)
 
     def test_both_forms_of_rotary_settings(self):
-        """rope_scaling and rope_theta, as transformers 4 wrote them, and rope_parameters: the same model to the bit."""
+        """rope_scaling and rope_theta, as transformers 4 wrote them, and rope_parameters give the same model, to the
+        bit."""
 
         def check(folder, _golden, shard, T):
             with open(folder + "/config.json") as f:
@@ -433,7 +437,7 @@ class Zoo(Runs):
         self.each(check)
 
     def test_greedy_texts(self):
-        """Beyond the window and beyond the positions before scaling, through prefill and KV cache."""
+        """The texts go beyond the window and beyond the positions before scaling, through prefill and KV cache."""
 
         def check(folder, golden, _shard, _T):
             prompt = int(golden["prompt_tokens"])
@@ -443,7 +447,7 @@ class Zoo(Runs):
         self.each(check)
 
     def test_checkpoints_have_the_same_tensors(self):
-        """Under the same names, of the same shapes, to the bit; and their config.json is the same model's."""
+        """Tensors have the same names, shapes and bits, and config.json describes the same model."""
 
         def check(folder, golden, shard, T):
             saved = self.checkpoint(folder, shard, T, "--checkpoint-dtype", "fp32")
@@ -475,7 +479,7 @@ class Zoo(Runs):
 
 
 def zoo_maker():
-    """-> test/golden/make_zoo.py, torch"""
+    """Returns test/golden/make_zoo.py as a module, and torch."""
     import make_zoo
     import torch
     import transformers
@@ -489,10 +493,11 @@ def zoo_maker():
 
 @unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
 class LiveZoo(Runs):
-    """The same models, and variants of them, made here at larger shapes."""
+    """The zoo's models, and variants of them, are made here at larger shapes."""
 
     STEPS = 3
-    LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-5, 1.0, 1.0  # EPS: gradients of rounding noise alone move nothing
+    # EPS: gradients that are only rounding noise move nothing
+    LR, BETAS, EPS, DECAY, CLIP = 3e-3, (0.9, 0.95), 1e-5, 1.0, 1.0
 
     @classmethod
     def setUpClass(cls):
@@ -500,7 +505,7 @@ class LiveZoo(Runs):
         cls.make_zoo, cls.torch = zoo_maker()
 
     def each(self, check):
-        """check(name, transformers' model, folder, the shard of the tokens, tokens, targets) of each model."""
+        """Calls check(name, transformers' model, folder, the shard of the tokens, tokens, targets) for each model."""
         size = self.make_zoo.LARGE
         for number, name in enumerate(self.make_zoo.ZOO):
             with self.subTest(name):
@@ -513,7 +518,8 @@ class LiveZoo(Runs):
                 check(name, self.make_zoo.open_folder(folder), folder, self.shard(stream.tolist()), tokens, targets)
 
     def kinds(self, name):
-        """How batches are computed: whole rows, and documents that do not see each other, with the options that say so."""
+        """Returns how batches are computed: as whole rows, and as documents that do not see each other, with the
+        options for that."""
         yield self.make_zoo.whole_logits, []
         config = self.make_zoo.ZOO[name]["config"](self.make_zoo.LARGE)
         if "longrope" not in json.dumps(config.to_dict()):  # transformers would choose the factors document by document
@@ -529,7 +535,7 @@ class LiveZoo(Runs):
         self.each(check)
 
     def test_documents_that_end_in_their_delimiter(self):
-        """The target after a delimiter does not count, unless it is one too."""
+        """The target behind a delimiter does not count, unless it is a delimiter, too."""
 
         def check(name, model, folder, shard, tokens, targets):
             if name not in ("mistral_window", "gpt2_gelu"):
@@ -547,7 +553,7 @@ class LiveZoo(Runs):
         self.each(check)
 
     def test_trainings(self):
-        """Losses and gradient norms of AdamW's steps: the gradients of all parameters, and which of them decay."""
+        """Losses and gradient norms of AdamW's steps test the gradients of all parameters, and which of these decay."""
 
         def check(name, _model, folder, shard, tokens, targets):
             for logits_of, options in self.kinds(name):
@@ -580,7 +586,8 @@ class LiveZoo(Runs):
             yield loss.item(), norm.item()
 
     def test_greedy_texts(self):
-        """Up to where two tokens are all but equally likely; beyond the window and beyond the positions before scaling."""
+        """Texts are compared up to where two tokens are nearly equally likely, beyond the window and beyond the
+        positions before scaling."""
         make_zoo, compared = self.make_zoo, []
 
         def check(_name, model, folder, *_):
@@ -608,7 +615,8 @@ class Transformers(Runs):
         write_shard(cls.path + "/t_val.bin", cls.tokens[: 8 * T + 1])
 
     def checkpoints(self):
-        """Each model in each form, opened by transformers with nothing missing, unexpected or made up, and no warning."""
+        """Each model in each form is opened by transformers, with nothing missing, unexpected or made up, and no
+        warning."""
         import torch
         import transformers
 

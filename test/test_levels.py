@@ -1,6 +1,6 @@
-"""Levels of instruction sets in one program: which is taken, what the report says of it, what each computes.
+"""Levels of instruction sets in one program: which one is taken, what the report says of it, what each computes.
 
-`make test-levels` builds a program for the oldest CPU, with every level above it, and names it by TRAIN_GPT_LEVELS.
+`make test-levels` builds a program for the oldest CPU, with every level above it, and names it in TRAIN_GPT_LEVELS.
 """
 import glob
 import json
@@ -20,7 +20,7 @@ EMULATOR = shutil.which("qemu-x86_64") if os.uname().machine == "x86_64" else No
 TRAINING = ("--device cpu --threads 2 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --vocab-size 257 "
             "--seq-length 48 --micro-batch-size 2 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
             "--no-add-bias-linear --lr 1e-3 --train-steps 10 --val-every 0 --checkpoint-every 0").split()
-# Relative difference of a loss: 10 steps let roundings of 2^-24, or of 2^-9, grow.
+# The relative difference of a loss: 10 steps let roundings of 2^-24, or of 2^-9, grow.
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 
 
@@ -29,12 +29,12 @@ def run(program, *arguments, prefix=()):
 
 
 def levels_of(program):
-    """By --version: each level's name and the features it is compiled for, lowest first."""
+    """Returns each level's name and the features that it is compiled for, lowest first, from --version."""
     return {name: features.split() for name, features in re.findall(r"^cpu +fp32 and bf16, for (\S+):(.*)$", run(program, "--version").stdout, re.M)}
 
 
 def here(program):
-    """Names of the levels that this CPU has, as a wrong one is told."""
+    """Returns the names of the levels that this CPU has, from the message about a wrong name."""
     return run(program, "--plan", "--device", "cpu", "--instruction-set", "none").stderr.strip().split(" or of ")[1].split(", ")
 
 
@@ -70,7 +70,7 @@ class Case(unittest.TestCase):
 
 
 class Choice(Case):
-    """Of any build: the level and the precision, and the reason of both."""
+    """The level and the precision of any build, and the reason for each."""
     def test_the_highest_level_that_the_cpu_has_is_taken(self):
         plan = run(NATIVE, "--plan=full", "--device", "cpu", "--preset", "demo")
         self.assertEqual(row(plan, "instruction set").split(",")[0], here(NATIVE)[-1])
@@ -110,7 +110,7 @@ class Choice(Case):
 
 @unittest.skipUnless(LEVELS, "make test-levels builds the program that it needs")
 class Levels(Case):
-    """Of a program with several levels."""
+    """A program with several levels."""
     def test_each_level_trains_as_the_native_build_and_twice_the_same_bits(self):
         names = here(LEVELS)
         self.assertEqual(names, list(levels_of(LEVELS))[:len(names)], "those that the CPU lacks are the highest")
@@ -126,7 +126,8 @@ class Levels(Case):
                         self.assertAlmostEqual(ours / theirs, 1, delta=tolerance)
 
     def test_levels_are_different_programs(self):
-        """Each is compiled for more than the one below it; the engines' objects export nothing that the linker might take for all."""
+        """Each is compiled for more than the level below it; the engines' objects export nothing that the linker might
+        take for all of them."""
         features = list(levels_of(LEVELS).values())
         self.assertGreaterEqual(len(features), 2)
         for lower, higher in zip(features, features[1:]):
@@ -148,7 +149,8 @@ class Levels(Case):
             self.refused(LEVELS, "this CPU lacks some of it; it may be auto, or of ", level + "\n", name="x86-64-v4", prefix=prefix)
 
     def test_ranks_take_the_lowest_level_of_all(self):
-        """So that their replicas stay equal: rank 1 may use the lowest alone."""
+        """Ranks take the lowest level of all, so that their replicas stay equal: rank 1 may use only the lowest
+        level."""
         lowest = list(levels_of(LEVELS))[0]
         port, ranks = free_port(), []
         for rank, options in enumerate(([], ["--instruction-set", lowest])):

@@ -1,6 +1,7 @@
-"""LoRA as its users meet it: adapters that peft made (test/golden/lora) train as peft trains them, on targets by any name; what a run
-writes is what peft opens; merged weights give the adapters' loss; runs resume to the bit, on the base that they began with; what
-is not ours, or damaged, is refused. Python's standard library alone; with peft installed, peft opens the checkpoints too."""
+"""LoRA as its users meet it. Adapters that peft made (test/golden/lora) train as peft trains them, on targets by any
+name; peft opens what a run writes; merged weights give the adapters' loss; runs resume to the bit, on the base with
+which they began; what is not supported, or damaged, is refused. Needs only Python's standard library; if peft is
+installed, it opens the checkpoints too."""
 import array
 import importlib.util
 import json
@@ -44,7 +45,7 @@ def floats(tensor):
 
 
 def make_adapters(folder, base, rank, alpha, seed, targets=None):
-    """A folder as peft writes it, of random adapters on a Llama's modules, or on GPT-2's."""
+    """Writes a folder as peft does, of random adapters on a Llama's modules, or on GPT-2's."""
     generator = random.Random(seed)
     weights = {}
     for file in os.listdir(base):
@@ -175,7 +176,8 @@ class Merge(LoraCase):
                 self.assertLess(abs(with_adapters / self.loss("--init-from", merged) - 1), 1e-6)
 
     def check_sums(self, merged, base, tensors, scale, half_ulp):
-        """Each element is the nearest to W + s B A, up to the order of the sum; the rest is the base's."""
+        """Checks that each element is the nearest number to W + s B A, up to the order of the sum, and that the rest is
+        the base's."""
         before, after = read_safetensors(base), read_safetensors(merged)
         self.assertEqual({k: v[:2] for k, v in before.items()}, {k: v[:2] for k, v in after.items()})
         for name, (dtype, shape, data) in before.items():
@@ -322,8 +324,8 @@ class Resume(LoraCase):
 
 class Freeze(LoraCase):
     def test_a_checkpoint_has_all_parameters(self):
-        """Frozen ones with the base's bits; resumed to the bit, whoever writes; of a model with transposed and of one with plain
-        weights."""
+        """Frozen parameters have the base's bits. The checkpoint is resumed to the bit, whoever writes it, for a model
+        with transposed weights and for one with plain weights."""
         for base, frozen in (("gpt2", "transformer.wte.weight,transformer.h.0.*"), ("llama", "model.embed_tokens.weight,model.layers.0.*")):
             folder = os.path.join(GOLDEN, "huggingface", base)
             options = ["--init-from", folder, "--freeze", frozen, "--seq-length", T, "--micro-batch-size", 1, "--global-batch-size", 2,
@@ -418,14 +420,14 @@ class Peft(LoraCase):
     def setUpClass(cls):
         super().setUpClass()
         zoo_maker()
-        # test/run.py counts lines of the form "NAME ... ok", which no warning may break up.
+        # test/run.py counts lines of the form "NAME ... ok", which a warning must not break up.
         quiet = warnings.catch_warnings()
         quiet.__enter__()
         cls.addClassCleanup(quiet.__exit__)
         warnings.simplefilter("ignore")
 
     def test_peft_opens_a_checkpoint(self):
-        """With the loss that this program has, and again merged by peft."""
+        """peft computes the loss that this program has, also after it has merged the adapters."""
         import peft
         import torch
         import transformers
@@ -458,7 +460,7 @@ class Peft(LoraCase):
 
 
 class Plans(unittest.TestCase):
-    """What a 7B model takes; no GPU or model is needed for a plan."""
+    """What a 7B model takes; a plan needs neither GPU nor model."""
 
     def peak(self, *arguments):
         result = run("--plan=full", "--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--precision", "bf16", "--lora-rank", 16,

@@ -1,5 +1,6 @@
-"""--matmul-tuning on the emulator, whose cuBLASLt says by its environment how long each algorithm takes: what is chosen, the file
-that keeps it, and the runs that go on by it. Skipped where TRAIN_GPT_CUDA names no emulator's train_gpt."""
+"""--matmul-tuning on the emulator, whose cuBLASLt takes from its environment how long each algorithm takes: what is
+chosen, the file that keeps it, and the runs that go on with it. Skipped where TRAIN_GPT_CUDA names no train_gpt of the
+emulator."""
 import json
 import os
 import re
@@ -18,8 +19,8 @@ STEPS = 4
 TRAINING = ["--vocab-size", 257, "--seq-length", 24, "--micro-batch-size", 2, "--global-batch-size", 4, "--lr", "1e-3",
             "--lr-decay-steps", STEPS, "--val-every", 2, "--val-steps", 1, "--num-layers", chosen(2, 1), "--hidden-size", chosen(64, 32),
             "--num-attention-heads", chosen(2, 1), "--threads", 1, "--device", "cuda", "--precision", "bf16", "--checkpoint-every", 2, "--cuda-graphs=false"]
-THIRD = {"EMU_CUBLASLT_TIMES": "900,800,300,800"}   # by two parts of the depth
-SIXTH = {"EMU_CUBLASLT_TIMES": "900,800,700,800,900,400,800"} # by four
+THIRD = {"EMU_CUBLASLT_TIMES": "900,800,300,800"}   # it sums two parts of the depth
+SIXTH = {"EMU_CUBLASLT_TIMES": "900,800,700,800,900,400,800"} # it sums four parts of the depth
 
 
 @unittest.skipUnless(os.path.exists(PROGRAM), "no emulator's train_gpt")
@@ -40,7 +41,7 @@ class MatmulTuning(unittest.TestCase):
                               env={**os.environ, **environment})
 
     def train(self, out, environment, *arguments, steps=STEPS):
-        """The losses of the log, and what the run said."""
+        """Returns the losses in the log, and what the run said."""
         result = self.start(out, environment, "--train-steps", steps, *arguments)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return self.losses(out), result.stdout + result.stderr
@@ -50,7 +51,8 @@ class MatmulTuning(unittest.TestCase):
             return [(entry["loss"], entry["grad_norm"], entry.get("val_loss")) for entry in map(json.loads, f)]
 
     def algorithms(self, folder):
-        """Of each product its candidate, whether an epilogue does what comes with it, and what that is."""
+        """Returns for each product: its candidate, whether an epilogue does what comes with the product, and what that
+        is."""
         with open("%s/%s/%s" % (self.path, folder, NAME)) as f:
             lines = f.read().splitlines()
         self.assertRegex(lines[1], r"^library=130\d00 multiprocessors=3 gpu=emulated GPU$")
@@ -90,7 +92,8 @@ class MatmulTuning(unittest.TestCase):
             self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
 
     def test_an_algorithm_that_varies_is_taken_for_no_operand(self):
-        """FP8's codes and scales are not 0 when products are timed; an adapter's second matrix is, so that the first is left."""
+        """When products are timed, FP8's codes and scales are not 0. An adapter's second matrix is 0, so that the first
+        algorithm stays."""
         varies = {**THIRD, "EMU_CUBLASLT_VARIES": "2", "EMU_CAPABILITY": "9.0"}
         self.train("base", {}, steps=2)
         base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
@@ -103,7 +106,8 @@ class MatmulTuning(unittest.TestCase):
             self.assertEqual("by the heuristics' first, since no algorithm could be proven" in said, name == "lora", said)
 
     def test_gelus_derivative_by_the_epilogue(self):
-        """With one bias gradient behind it, by one product a layer's shape; the first forward is the same, later losses nearly."""
+        """One product for each layer's shape has it, with one bias gradient behind it. The first forward is the same,
+        later losses are nearly so."""
         off, _ = self.train("off", {}, "--matmul-tuning=false")
         runs = (("sums", [], 2), ("full", ["--recompute-granularity", "full"], 2), ("alone", ["--no-add-bias-linear"], 1))
         for name, options, gelu in chosen(runs, runs[:2]):
@@ -127,7 +131,8 @@ class MatmulTuning(unittest.TestCase):
         self.assertEqual(parts, self.losses("sums"))
 
     def test_gelus_derivative_is_left_to_ours_elsewhere(self):
-        """Adapters add to the gradient before the derivative; other activations have no epilogue; fp32's would be less exact."""
+        """Adapters add to the gradient before the derivative; other activations have no epilogue; fp32's epilogue would
+        be less exact."""
         self.train("base", {}, steps=2)
         base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
         elsewhere = (["--activation", "gelu_erf"], ["--lora-rank", 4, "--init-from", base], ["--precision", "fp32"], ["--activation", "swiglu"],
@@ -175,7 +180,7 @@ class MatmulTuning(unittest.TestCase):
         self.train("broken", {}, "--matmul-tuning=false", "--checkpoint-every", 0, steps=2)
 
     def test_a_file_that_cannot_be_written_is_said(self):
-        """And the one that was there stays."""
+        """The file that was there stays."""
         self.train("closed", {}, "--checkpoint-every", 0, steps=2)
         was = self.algorithms("closed")
         path = self.path + "/closed/" + NAME
@@ -204,7 +209,8 @@ class MatmulTuning(unittest.TestCase):
         self.assertCountEqual(self.algorithms("other"), both)
 
     def test_tuning_leaves_no_trace(self):
-        """Where the first algorithms are the fastest, the same losses as without: wherever a step's buffers lie."""
+        """If the first algorithms are the fastest, losses are the same as without tuning, wherever a step's buffers
+        lie."""
         llama = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu", "--no-add-bias-linear",
                  "--untie-embeddings-and-output-weights", "--num-query-groups", 1]
         runs = (["--recompute-granularity", "full", "--loss-chunk-tokens", 20],

@@ -1,5 +1,5 @@
-"""Several ranks: that they compute what one computes, whatever the ZeRO stage, the launcher and the collectives; that a job goes on
-with another number of them; that it ends, and says why, when one of them is lost. Python's standard library alone."""
+"""Several ranks compute what one computes, whatever the ZeRO stage, the launcher and the collectives; a job goes on
+with another number of ranks; it ends, and says why, when a rank is lost. Needs only Python's standard library."""
 import glob
 import json
 import os
@@ -32,13 +32,13 @@ DROPOUT = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
 LLAMA = ["--num-layers", "5", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
          "--no-add-bias-linear", "--num-query-groups", "1", "--untie-embeddings-and-output-weights"]
 MUON = ["--optimizer", "muon", "--ema-decay", "0.9"]
-# What sums in another order change of small singular values is enlarged by hundreds. Seen: 2e-7.
+# Sums in another order change small singular values, and the iterations enlarge this by hundreds. Seen: 2e-7.
 MUON_TOLERANCE = 1e-5
-# Sums of gradients in another order: 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
+# Sums of gradients in another order differ by 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
 FP32_TOLERANCE = 1e-6
 ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name != "TRAIN_GPT_SECRET"},
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
-LIMIT = 120 # seconds, of any run
+LIMIT = 120 # seconds, for any run
 
 
 def write_shard(path, seed, samples):
@@ -59,12 +59,12 @@ needs_mpi = unittest.skipUnless(HAS_MPI, "no mpirun, or a build without MPI")
 
 
 def here(command, folder):
-    """The same with data of the folder that a rank is started in."""
+    """Returns the command with the data of the folder that a rank is started in."""
     return [part.replace(folder + "/t_", "t_") for part in command]
 
 
 class Job:
-    """Ranks that were started one by one, by --rendezvous, so that a test can do something to one of them."""
+    """Ranks that are started one by one, by --rendezvous, so that a test can do something to one of them."""
 
     def __init__(self, command, ranks, different=None, folders=None, environments=None, programs=None):
         port = free_port()
@@ -78,7 +78,7 @@ class Job:
                                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folders and folders[rank]))
 
     def end(self, seconds=LIMIT):
-        """Exit statuses, and what all ranks said."""
+        """Returns exit statuses, and what all ranks said."""
         until = time.monotonic() + seconds
         outputs = []
         try:
@@ -125,7 +125,7 @@ class Case(unittest.TestCase):
             return [json.loads(line) for line in f]
 
     def curve(self, name):
-        """What must have the same bits."""
+        """Returns what must have the same bits."""
         return [(e["step"], e["tokens"], e["loss"], e["grad_norm"], e.get("val_loss")) for e in self.log(name)]
 
     def difference(self, name, other):
@@ -160,14 +160,14 @@ class SameResult(Case):
                 name = "%d-%d" % (ranks, stage)
                 self.run_it(name, ranks, *options, "--zero-stage", stage)
                 self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
-                # The same first loss, to the bit: the same samples, the same dropout, added in the same order.
+                # The first loss has the same bits: samples, dropout and the order of sums are the same.
                 self.assertEqual(self.log(name)[0]["loss"], self.log("one")[0]["loss"])
-            # 0 and 1 reduce what a step's micro-steps added up to, 2 and 3 each micro-step's gradients.
+            # Stages 0 and 1 reduce the sum of a step's micro-steps; stages 2 and 3 reduce each micro-step's gradients.
             self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
             self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
 
     def test_muon(self):
-        """Matrices lie over the borders of shards and buckets. Validated are the moving averages."""
+        """Matrices cross the borders of shards and buckets. Validation uses the moving averages."""
         for more, some in chosen([([], (2, 3)), (["--muon-split-qkv", "groups", "--num-query-groups", 2], (4,))], [([], (3,))]):
             options = [*LLAMA, "--micro-batch-size", 1, "--train-steps", chosen(12, 6), *MUON, *more]
             self.run_it("one", 1, *options)
@@ -181,7 +181,7 @@ class SameResult(Case):
                 self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
 
     def test_bytes_sent_by_muon(self):
-        """Updates go to the matrices' owners and factors back: a rank's part of both, less what it owns itself."""
+        """Updates go to the matrices' owners and factors come back: a rank's part of each, less what it owns itself."""
         for ranks in chosen((2, 4), (2,)):
             sent = []
             for optimizer in ("adam", "muon"):
@@ -224,7 +224,7 @@ class SameResult(Case):
             self.assertEqual(self.curve("b"), self.curve("a"), stage)
 
     def test_targets_that_do_not_count(self):
-        """Ranks and micro-batches with another number of targets that count: each target has the same weight."""
+        """Ranks and micro-batches have different numbers of targets that count: each target has the same weight."""
         options = ["--train-steps", 10, "--val-every", 0, "--separate-documents", "--eod-token", 0, "--document-delimiter", "last"]
         self.run_it("one", 1, *options, "--micro-batch-size", 12)
         self.run_it("all", 1, *options, "--micro-batch-size", 12, "--no-eod-mask-loss")
@@ -235,7 +235,7 @@ class SameResult(Case):
             self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
 
     def test_the_end_of_text_is_that_of_any_rank(self):
-        """Each rank reads data of its own folder; the vocabulary lies in one of these."""
+        """Each rank reads data of its own folder; only one of these folders has the vocabulary."""
         options = ["--train-steps", 2, "--val-every", 0, "--separate-documents", "--document-delimiter", "last", "--micro-batch-size", 6]
         other = self.path + "/other"
         os.makedirs(other)
@@ -247,7 +247,7 @@ class SameResult(Case):
             statuses, outputs = job.end(20)
             self.assertNotIn(0, statuses, outputs)
             self.assertIn("no end-of-text token is known", "".join(outputs))
-            with open(self.path + "/vocabulary.bin", "wb") as f: # each token is empty, token 0 the end of text
+            with open(self.path + "/vocabulary.bin", "wb") as f: # each token is empty, token 0 is the end of text
                 f.write(struct.pack("<8s4I", b"GPTVOCAB", 1, VOCABULARY, 0, 0) + bytes(4 * (VOCABULARY + 1)))
             job = Job(here(self.command("found", *options), self.path), 2, folders=[first, second])
             statuses, outputs = job.end(20)
@@ -268,14 +268,15 @@ class SameResult(Case):
         self.assertLess(self.log("b")[-1]["comm_bytes"], self.log("exact")[-1]["comm_bytes"] * 1.5)
 
     def test_bytes_sent(self):
-        """2 P for stages 0 to 2 and 3 P for stage 3, less each rank's own part, and the reports."""
+        """Stages 0 to 2 send 2 P bytes and stage 3 sends 3 P, less each rank's own part, and the reports."""
         for ranks, stages in chosen([(2, range(4)), (4, range(4))], [(2, (0, 3)), (4, (1, 2))]):
             for stage in stages:
                 out = self.run_it("a", ranks, "--micro-batch-size", 12 // ranks, "--train-steps", 5, "--zero-stage", stage)
                 parameters = int(re.search(r"parameters +([\d,]+)", out).group(1).replace(",", ""))
                 theory = (3 if stage == 3 else 2) * 4 * parameters * (ranks - 1) / ranks
                 sent = self.log("a")[-1]["comm_bytes"]
-                self.assertTrue(0.97 * theory < sent < 1.25 * theory, (ranks, stage, sent / theory)) # up: units are padded
+                # more, since units are padded
+                self.assertTrue(0.97 * theory < sent < 1.25 * theory, (ranks, stage, sent / theory))
                 self.assertGreater(self.log("a")[-1]["comm_ms"], 0)
 
     def test_evaluation_and_generation(self):
@@ -302,7 +303,7 @@ class SameResult(Case):
                              re.findall("--- sample.*?\n---", one.replace("\r", ""), re.S))
 
     def test_plan(self):
-        """The plan of a rank is what the rank takes, and more ranks take less."""
+        """A rank takes what its plan says, and more ranks take less each."""
         def planned(*arguments):
             path = self.path + "/plan.json"
             result = subprocess.run(self.command("p", "--plan=full", "--plan-json", path, "--micro-batch-size", 2, *arguments),
@@ -319,7 +320,7 @@ class SameResult(Case):
                                      "--precision", "bf16", "--checkpoint-every", "0"], capture_output=True, text=True)
             sizes.append(float(re.search(r"memory +([\d.]+) GiB planned", result.stdout).group(1)))
         self.assertEqual(sizes, sorted(sizes, reverse=True))
-        # 12 bytes a parameter of optimizer state, 4 of gradients, 2 of parameters; a 64th of it stays.
+        # 12 bytes a parameter of optimizer state, 4 of gradients, 2 of parameters; a 64th of these stays.
         for stage, bytes_each in ((1, 12), (2, 4)):
             saved = 8.03e9 * bytes_each * 63 / 64 / 2 ** 30
             self.assertGreater(sizes[stage - 1] - sizes[stage], 0.6 * saved)
@@ -327,12 +328,12 @@ class SameResult(Case):
 
 @needs_mpi
 class SameBits(Case):
-    """What no sum of gradients enters has the same bits for any number of ranks."""
-    # Many micro-batches, or sums in another order would mostly round to the same bits.
+    """Values without sums of gradients have the same bits for any number of ranks."""
+    # Many micro-batches, since sums of few, in another order, would mostly round to the same bits.
     OPTIONS = ["--lr", 0, "--micro-batch-size", 1, "--global-batch-size", 48, "--train-steps", 4, "--val-every", 2, "--val-steps", 25]
 
     def test_losses(self):
-        """Parameters that stay: losses follow from the data, the dropout and the order of the sums."""
+        """Parameters stay, so that losses follow from the data, the dropout and the order of the sums."""
         for shape in chosen((DROPOUT, LLAMA), (DROPOUT,)):
             self.run_it("one", 1, *self.OPTIONS, *shape)
             expected = [(e["step"], e["tokens"], e["loss"], e.get("val_loss")) for e in self.log("one")]
@@ -342,7 +343,7 @@ class SameBits(Case):
                 self.assertEqual([(e["step"], e["tokens"], e["loss"], e.get("val_loss")) for e in self.log("many")], expected, ranks)
 
     def test_the_sample_that_breaks_a_step(self):
-        """A token whose embedding is NaN: the step that meets it names the same samples, on whichever rank they are."""
+        """A token's embedding is NaN: the step that meets it names the same samples, on whichever rank they are."""
         self.run_it("model", 1, *self.OPTIONS, *LLAMA, "--checkpoint-every", 4)
         model = self.path + "/nan"
         os.makedirs(model)
@@ -413,7 +414,7 @@ class Checkpoints(Case):
                 self.assertLess(self.difference(name, "m1"), MUON_TOLERANCE)
 
     def test_global_batch_stays(self):
-        """Without --global-batch-size it follows from the ranks; a run that goes on keeps what it was."""
+        """Without --global-batch-size it follows from the number of ranks; a run that goes on keeps the first one."""
         command = [c for c in self.command("g", "--micro-batch-size", 2, "--checkpoint-every", 2)]
         at = command.index("--global-batch-size")
         del command[at:at + 2]
@@ -431,7 +432,7 @@ class Launchers(Case):
         options = ["--micro-batch-size", 4, "--train-steps", 6, "--zero-stage", 2]
         statuses, outputs = Job(self.command("a", *options), 3).end()
         self.assertEqual(statuses, [0, 0, 0], outputs)
-        self.assertEqual(outputs[1:], ["", ""]) # rank 0 alone speaks
+        self.assertEqual(outputs[1:], ["", ""]) # only rank 0 speaks
         ranks = []
         for rank in range(3):
             step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "3",
@@ -444,7 +445,8 @@ class Launchers(Case):
             self.assertEqual(self.curve("a"), self.curve("c"))
 
     def test_a_secret(self):
-        """By the variable and by a file; a rank without it is turned away, and no file has it; without one the report says so."""
+        """The secret comes by the variable or by a file. A rank without it is turned away, no file has it, and without
+        a secret the report says so."""
         secret = "0123456789abcdef of this test"
         path = self.path + "/the_secret"
         with open(path, "w", encoding="utf-8") as file:
@@ -474,7 +476,7 @@ class Launchers(Case):
 
     @needs_mpi
     def test_mpirun_to_a_file(self):
-        """Whole lines, every --log-every steps, though each rank prints into a pseudo-terminal of mpirun's."""
+        """Lines are whole, every --log-every steps, though each rank prints into a pseudo-terminal of mpirun's."""
         for ranks in (1, 2):
             command = self.command("t%d" % ranks, "--micro-batch-size", 6, "--train-steps", 7, "--log-every", 3, "--val-every", 0)
             with open(self.path + "/output", "w+", encoding="utf-8", newline="") as output:
@@ -484,7 +486,7 @@ class Launchers(Case):
                 self.assert_progress(output.read(), [1, 3, 6, 7])
 
     def test_a_launchers_terminal(self):
-        """The same where a pseudo-terminal stands for mpirun's; without a launcher each step is drawn."""
+        """A pseudo-terminal stands for mpirun's: lines are whole there too; without a launcher each step is drawn."""
         for name, environment, steps in (("u", {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [1, 3, 6, 7]), ("v", {}, None)):
             command = self.command(name, "--micro-batch-size", 12, "--train-steps", 7, "--log-every", 3, "--val-every", 0)
             terminal, other_end = pty.openpty()
@@ -494,7 +496,7 @@ class Launchers(Case):
                 try:
                     while part := os.read(terminal, 4096):
                         text += part
-                except OSError: # how a pseudo-terminal tells that its other end was closed
+                except OSError: # this is how a pseudo-terminal tells that its other end was closed
                     pass
             os.close(terminal)
             self.assertEqual(process.returncode, 0)
@@ -518,7 +520,7 @@ class Launchers(Case):
             self.assertIn(message, outputs[0])
 
     def test_programs_that_differ(self):
-        """Of another commit, here a copy that has another's name."""
+        """The ranks' programs are of different commits: here a copy has another commit's name."""
         commit = re.search(r"(?m)^commit +(\S+)$", subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout)[1]
         other = shutil.copy(PROGRAM, self.path + "/other_commit")
         with open(other, "r+b") as f:
@@ -541,7 +543,7 @@ class Launchers(Case):
             self.assertNotIn("ranks differ", outputs[0])
 
     def test_a_folder_that_another_job_writes_to(self):
-        """Every rank ends alike; rank 0 alone says why."""
+        """Every rank ends alike; only rank 0 says why."""
         options = ["--micro-batch-size", 2, "--train-steps", 100000, "--val-every", 0, "--checkpoint-every", 0]
         job = Job(self.command("held", *options), 2)
         self.wait_for_steps("held", 1, job)
@@ -568,12 +570,12 @@ class Launchers(Case):
             statuses, outputs = Job(self.command("d", *options), 3, different).end(20)
             self.assertNotIn(0, statuses)
             self.assertIn(message, "".join(outputs))
-        # Nor may the environment, where it changes what is computed.
+        # Nor may the environment differ, where it changes what is computed.
         statuses, outputs = Job(self.command("d", *options), 2, environments={1: {"NVTE_FLASH_ATTN": "0"}}).end(20)
         self.assertEqual(statuses, [2, 2])
         self.assertIn("rank 1: the environment variables differ between ranks: here 'NVTE_FLASH_ATTN=0', on rank 0 'NVTE_FLASH_ATTN is not "
                       "set, or 1'; start all ranks with the same", outputs[1])
-        # Where only the contents differ, the data is named: the folder is the same for all, but not what lies in it.
+        # If only the contents differ, the data are named: the folder is the same for all, but not what lies in it.
         statuses, outputs = Job(here(self.command("d", *options), self.path), 2, folders=[self.path, other]).end(20)
         self.assertNotIn(0, statuses)
         self.assertIn("the data files differ between ranks: here 't_train_001.bin", "".join(outputs))
@@ -587,7 +589,7 @@ class Faults(Case):
             self.assertIsNotNone(rank.poll())
 
     def resumes(self, name, step):
-        """The job's last checkpoint is whole."""
+        """Checks that the job's last checkpoint is whole."""
         result = subprocess.run(self.command(name, *self.STEPS, "--resume", "auto", "--train-steps", step + 1, "--checkpoint-every", 0),
                                 capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -625,12 +627,12 @@ class Faults(Case):
             self.assertLess(time.monotonic() - begun, 13)
             said = "".join(rank.stderr.read() for rank in others)
             self.assertRegex(said, r"rank %d \(host \S+, pid %d" % (victim, job.ranks[victim].pid))
-            job.ranks[victim].send_signal(signal.SIGCONT) # what a launcher does: the rank finds that the job is over
+            job.ranks[victim].send_signal(signal.SIGCONT) # as a launcher does: the rank finds that the job is over
             statuses, _ = job.end(20)
             self.assertNotEqual(statuses[victim], 0)
 
     def test_a_rank_fails(self):
-        """One that ends by a message: the others end too, and its message is there."""
+        """A rank ends by a message: the others end too, and its message is printed."""
         empty = self.path + "/empty"
         os.makedirs(empty)
         job = Job(here(self.command("f", *self.STEPS), self.path), 3, folders=[self.path, empty, self.path])
@@ -641,7 +643,7 @@ class Faults(Case):
 
     @needs_mpi
     def test_mpirun(self):
-        """No process stays behind when a rank of mpirun's is killed."""
+        """No process stays when a rank of mpirun's is killed."""
         command = self.command("m", *self.STEPS, "--collective-timeout", 5)
         launcher = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "3", *command], text=True, env=ENVIRONMENT,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -656,7 +658,7 @@ class Faults(Case):
 
     @staticmethod
     def runs(pid):
-        """It is there, and not only as the status that nobody has asked for yet."""
+        """Whether the process exists, and not only its status, which nobody has asked for yet."""
         try:
             with open("/proc/%d/stat" % pid) as f:
                 return f.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -685,13 +687,13 @@ class Faults(Case):
             self.resumes(name, steps[-1])
 
     def test_signal_during_a_validation(self):
-        """To one rank: all leave it after the same batch."""
+        """The signal comes to one rank: all leave the validation after the same batch."""
         write_shard(self.path + "/long_val_000.bin", 3, 20000)
         command = self.command("v", *self.STEPS, "--micro-batch-size", 1, "--val-every", 1, "--val-steps", 20000, "--collective-timeout", 5)
         command[command.index("--val-data") + 1] = self.path + "/long_val_*.bin"
         job = Job(command, 2)
         for line in job.ranks[0].stdout:
-            if line == "\n": # after the report, before the first step
+            if line == "\n": # behind the report, before the first step
                 break
         time.sleep(1.5)
         job.ranks[1].send_signal(signal.SIGTERM)
@@ -706,7 +708,7 @@ class Faults(Case):
 
     @skip_under_address_sanitizer(PROGRAM)
     def test_drifted_replica(self):
-        """A bit of one rank's parameters flips: the rank is named."""
+        """A bit of one rank's parameters flips: this rank is named."""
         options = [*self.STEPS, "--lr", 0, "--check-replicas", 10, "--checkpoint-every", 5, "--keep-checkpoints", 1]
         job = Job(self.command("r", *options), 3)
         self.wait_for_steps("r", 12, job)
@@ -715,7 +717,7 @@ class Faults(Case):
             length = struct.unpack("<Q", f.read(8))[0]
             wanted = json.loads(f.read(length))["transformer.wte.weight"]["data_offsets"][0]
             f.seek(8 + length + wanted)
-            row = f.read(256) # --lr 0: it stays what it is
+            row = f.read(256) # with --lr 0 it stays as it is
         victim = job.ranks[1]
         flipped = 0
         with open("/proc/%d/maps" % victim.pid) as maps, open("/proc/%d/mem" % victim.pid, "r+b", 0) as memory:
@@ -740,7 +742,7 @@ class Faults(Case):
 
 @unittest.skipUnless(HAS_MPI and CUDA_PROGRAM and os.path.exists(CUDA_PROGRAM), "no cuda engine on an emulator, or no MPI")
 class CudaEngine(Case):
-    """The path through NCCL, on the emulator's NCCL, which is made of MPI."""
+    """The path through NCCL, on the emulator's NCCL, which uses MPI."""
     SHAPE = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "1", "--global-batch-size", "4", "--train-steps", "2",
              "--val-every", "2", "--val-steps", "3", "--bucket-mib", "0.05", "--matmul-tuning=false"]
 
@@ -758,18 +760,20 @@ class CudaEngine(Case):
                     self.assertGreater(entry["comm_ms"], 0)
                     self.assertGreaterEqual(entry["comm_exposed_ms"], 0)
         self.run_it("host", 2, *options, "--device", "cuda", "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
-        self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have one order of summation
+        self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have only one order of summation
 
     @long_test("test_lora holds frozen parameters on the cpu target")
     def test_frozen_shards(self):
         options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2]
-        frozen = [*options, "--freeze", "transformer.h.*,transformer.w*", "--device", "cuda"] # whose shards are larger than the trained
+        # their shards are larger than the trained parameters'
+        frozen = [*options, "--freeze", "transformer.h.*,transformer.w*", "--device", "cuda"]
         self.run_it("frozen0", 2, *frozen, program=CUDA_PROGRAM)
         self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
 
     def test_a_rank_without_a_gpu(self):
-        """--device auto would find a CPU for it, which waits for collectives that the others do not take part in."""
+        """--device auto would choose a CPU for it, which would wait for collectives in which the others do not take
+        part."""
         command = self.command("auto", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, program=CUDA_PROGRAM)
         statuses, outputs = Job(command, 2, environments={1: {"EMU_DEVICES": "0"}}).end(20)
         self.assertEqual(statuses, [2, 2], outputs)
@@ -786,10 +790,11 @@ class CudaEngine(Case):
                          "capability 9.0, bf16, attention by flash, mma.sync bf16 where rank 0 has attention by flash, wgmma bf16; replicas")
 
     def test_ranks_agree_on_fused(self):
-        """Where one rank has no cuDNN that can be used, none uses it, and which rank that is is said."""
+        """If one rank has no cuDNN that can be used, no rank uses it, and the message names this rank."""
         command = self.command("fused", *self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda",
                                program=CUDA_PROGRAM)
-        lacks = {"off": "NVTE_FUSED_ATTN=0", "refused": "EMU_CUDNN_REFUSE=create", "here": "NVTE_FUSED_ATTN=1"} # which is as if unset
+        # this is as if it were unset
+        lacks = {"off": "NVTE_FUSED_ATTN=0", "refused": "EMU_CUDNN_REFUSE=create", "here": "NVTE_FUSED_ATTN=1"}
         curves = {}
         for name, first, second in (("all", "here", "here"), ("none", "off", "off"), ("second", "here", "refused")):
             shutil.rmtree(self.path + "/fused", ignore_errors=True)
@@ -805,7 +810,7 @@ class CudaEngine(Case):
                 self.assertEqual("fused: switched off by NVTE_FUSED_ATTN=0" in attention, name == "none")
                 self.assertEqual("rank 1, attention: flash, " in result.stderr, name == "second", result.stderr)
                 self.assertEqual("EMU_CUDNN_REFUSE=create" in result.stderr, name == "second", result.stderr)
-        self.assertNotEqual(curves["all"], curves["none"]) # else the next shows nothing
+        self.assertNotEqual(curves["all"], curves["none"]) # else the next check would show nothing
         self.assertEqual(curves["second"], curves["none"])
 
     @long_test("op_muon_model holds the optimizer on the emulator, SameResult its ranks, test_stages the ranks of a GPU")
@@ -820,15 +825,19 @@ class CudaEngine(Case):
             self.assertEqual(self.curve(name), self.curve("nccl0"), name)
 
     def test_graphs_between_collectives(self):
-        """Micro-steps that neither begin nor wait for collectives run as one graph each, the others as one for what is between
-        two collectives; but for the first of each kind, before which the libraries are not warm. A validation takes the
-        updated parameters' collectives from the step after it, which is enqueued as all are."""
+        """A micro-step that neither begins nor waits for collectives runs as one graph; other micro-steps run as one
+        graph for what is between two collectives. Not so the first one of each kind, before which the libraries are not
+        warm. A validation takes over the updated parameters' collectives from the step after it, which is then enqueued
+        like all of them."""
         options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4]
-        units, steps = 4, 3 # the head, two layers, the embeddings; steps that are recorded or enqueued again
-        waits, reductions = units - 1, units - 1 # graphs more: the first unit's wait, and the last one's reduction, have no work beside
-        sums = 2 # graphs more where gradients are sharded: of the last two units, whose sums have no backward beside them
-        gathered = 6 # where parameters are: their all-gathers begin, and are waited for, within forward and backward
-        middle = 2 * steps + 1 # micro-steps of a step of four
+        units, steps = 4, 3 # units: the head, two layers, the embeddings; steps: recorded or enqueued again
+        # additional graphs: the first unit's wait, and the last unit's reduction, have no work beside them
+        waits, reductions = units - 1, units - 1
+        # additional graphs where gradients are sharded: for the last two units, whose sums have no backward beside them
+        sums = 2
+        # where parameters are sharded: their all-gathers begin, and are waited for, within forward and backward
+        gathered = 6
+        middle = 2 * steps + 1 # of a step of four micro-steps
         cases = (
             (0, [steps * (1 + reductions)], []),
             (0, [steps, middle, steps * (1 + reductions)], []),
@@ -836,7 +845,8 @@ class CudaEngine(Case):
             (1, [steps * (1 + waits), steps * (1 + reductions)], ["--collectives", "mpi"]),
             (1, [steps * (1 + waits), middle, steps * (1 + reductions)], []),
             (2, [steps * (1 + waits + reductions + sums), steps * (1 + reductions + sums)], []),
-            (3, [times * (1 + reductions + sums + gathered) for times in (steps, 0, middle + steps + 1)], [])) # one kind but for the first
+            # one kind, without the first
+            (3, [times * (1 + reductions + sums + gathered) for times in (steps, 0, middle + steps + 1)], []))
         for stage, graphs, more in chosen(cases, (cases[1], cases[2])):
             micro_steps = len(graphs) + (len(graphs) == 3)
             run = [*options, "--zero-stage", stage, "--global-batch-size", 2 * micro_steps, *more]
@@ -845,7 +855,7 @@ class CudaEngine(Case):
             self.assertEqual(self.curve("with"), self.curve("without"), (stage, micro_steps))
 
     def graphs(self, name, *options):
-        """How many graphs rank 0 of two launches in a run."""
+        """Returns how many graphs rank 0 of two launches in a run."""
         counts = self.path + "/counts"
         if os.path.exists(counts):
             os.remove(counts) # the emulator appends
@@ -857,14 +867,16 @@ class CudaEngine(Case):
 
     @long_test("test_graphs_between_collectives counts by the same script, four runs of two ranks less")
     def test_collectives_are_counted(self):
-        """scripts/count_launches.py --ranks: at stage 1 a step reduces and gathers each unit, and gathers the ranks' reports."""
+        """scripts/count_launches.py --ranks: at stage 1 a step reduces and gathers each unit, and gathers the ranks'
+        reports."""
         micro_step, rest = count_launches.count(["--train-gpt", CUDA_PROGRAM, "--ranks", "2", "--num-layers", "2", "--zero-stage=1"])
         self.assertEqual((micro_step[count_launches.GRAPHS], rest[count_launches.GRAPHS]), (1, 6)) # as in the test above
         collectives = count_launches.by_row(micro_step)["collectives"], rest["ncclReduceScatter"], rest["ncclAllGather"]
         self.assertEqual(collectives, (0, 4, 5))
 
     def test_what_nccl_holds_is_counted(self):
-        """A GPU with room for the plan and its reserve, but not beside NCCL's buffers: said before anything is allocated."""
+        """A GPU has room for the plan and its reserve, but not also for NCCL's buffers: this is reported before
+        anything is allocated."""
         options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda"]
         planned = self.path + "/nccl.json"
         self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--plan-json", planned, program=CUDA_PROGRAM)
@@ -878,7 +890,8 @@ class CudaEngine(Case):
             self.assertIn(message, result.stdout + result.stderr)
 
     def first_config(self, name, options, memory, taken):
-        """config.json of two ranks that are killed before their first step, which takes minutes: on GPUs of so many bytes, of which NCCL takes some."""
+        """Returns config.json of two ranks, which are killed before their first step, as that takes minutes. memory:
+        the bytes of their GPUs; taken: how many of these NCCL takes."""
         shutil.rmtree(self.path + "/" + name, ignore_errors=True)
         command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command(name, *options, program=CUDA_PROGRAM)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -899,7 +912,7 @@ class CudaEngine(Case):
         return found
 
     def planned_for_two(self, *options):
-        """The peak of a plan for two ranks."""
+        """Returns the peak of a plan for two ranks."""
         self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--plan-json", self.path + "/plan.json", program=CUDA_PROGRAM)
         with open(self.path + "/plan.json") as f:
             return json.load(f)["peak_bytes"]
@@ -907,10 +920,10 @@ class CudaEngine(Case):
     KEPT = 768 << 20 # of a GPU's memory, for the driver and for NCCL
 
     def test_logits_yield_to_nccl(self):
-        """Chunks of logits that grew into free memory shrink where NCCL takes more of it than was kept for it."""
+        """Chunks of logits that grew into free memory shrink where NCCL takes more memory than was kept for it."""
         options = [*self.SHAPE, "--num-layers", 1, "--vocab-size", 50304, "--seq-length", 64, "--micro-batch-size", 128, "--global-batch-size", 256,
                    "--precision", "bf16", "--device", "cuda", "--val-every", 0]
-        # all of a micro-batch; half, as planned where nothing is known to be free
+        # All of a micro-batch; half of it, as planned where no free memory is known.
         peaks = [self.planned_for_two(*options, "--loss-chunk-tokens", tokens) for tokens in (8192, 4096)]
         memory = (peaks[0] + self.KEPT) * 64 // 63 + (1 << 20)
         for taken, tokens in chosen(((256 << 20, 8192), (768 << 20, 4096)), ((768 << 20, 4096),)):
@@ -919,7 +932,8 @@ class CudaEngine(Case):
 
     @long_test("test_logits_yield_to_nccl plans again by the same lines; auto measures an emulated GPU's rates for a minute")
     def test_auto_yields_to_nccl(self):
-        """What auto chose by the memory that was free is chosen again where NCCL takes more of it than was kept for it."""
+        """What auto chose by the memory that was free is chosen again where NCCL takes more memory than was kept for
+        it."""
         options = [*self.SHAPE, "--num-layers", 6, "--seq-length", 128, "--micro-batch-size", 64, "--global-batch-size", 128, "--precision", "bf16",
                    "--device", "cuda", "--val-every", 0, "--loss-chunk-tokens", 1024, "--recompute-granularity"]
         none, full = (self.planned_for_two(*options, granularity) for granularity in ("none", "full"))
@@ -933,12 +947,12 @@ class CudaEngine(Case):
             self.assertEqual(nothing_given_up, fits, found)
 
     def test_frozen_parameters_divide_no_graph(self):
-        """They have no update whose collectives could be waited for."""
+        """Frozen parameters have no update whose collectives a graph would wait for."""
         options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4, "--zero-stage", 1]
         self.assertEqual(self.graphs("frozen", *options, "--freeze", "transformer.h.*.ln_1.*"), self.graphs("all", *options))
 
     def test_graphs_of_a_batch_that_grows(self):
-        """Recorded micro-steps are recorded anew where the loss's scale changes, each kind of them."""
+        """Micro-steps of each kind are recorded anew where the loss's scale changes."""
         options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 9,
                    "--global-batch-size", 8, "--rampup-batch-size", "4 4 16"] # two, then four micro-steps
         for ranks, stage in chosen([(1, 0), (2, 0), (2, 1), (2, 2)], [(2, 1)]):

@@ -1,4 +1,4 @@
-"""scripts/prepare_data.py: what it writes is what it was given, the same each time, and whole or not at all."""
+"""scripts/prepare_data.py: it writes what it was given, the same each time, and whole or not at all."""
 
 import collections
 import importlib.util
@@ -56,7 +56,7 @@ class Case(unittest.TestCase):
         return str(path)
 
     def run_script(self, *arguments, out="out/x"):
-        """Returns exit status, stdout, stderr."""
+        """Returns exit status, stdout and stderr."""
         output, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
@@ -75,7 +75,7 @@ class Case(unittest.TestCase):
         return sorted(prefix.parent.glob(f"{prefix.name}_{split}_*.bin"))
 
     def documents(self, split, out="out/x", end_of_text=256):
-        """The documents in a split's shards, as tuples of tokens."""
+        """Returns the documents in a split's shards, as tuples of tokens."""
         documents = []
         for token in (token for shard in self.shards(split, out) for token in read_shard(shard)):
             if token == end_of_text:
@@ -115,9 +115,9 @@ class Bytes(Case):
         self.assertEqual(end_of_text, 256)
 
     def test_same_input_same_files(self):
-        """Whatever the order in which the system lists a folder, and whatever Python's hash seed."""
+        """The output does not depend on the order in which the system lists a folder, nor on Python's hash seed."""
         self.write_texts()
-        for i in range(20):  # second names for files: which one counts must not depend on that order either
+        for i in range(20):  # second names of files: which name counts must not depend on that order either
             os.symlink(self.folder / f"texts/{i % 7}/{i:03d}.h", self.folder / f"texts/{i % 7}/link_{i}.h")
         self.prepare(self.folder / "texts")
         walk = os.walk
@@ -156,7 +156,7 @@ class Bytes(Case):
         self.prepare(self.folder / "texts", "--val-fraction", 0.5, "--keep-copies")
         train, val = (collections.Counter(map(bytes, self.documents(split))) for split in ("train", "val"))
         self.assertEqual(sum(train.values()) + sum(val.values()), 40)
-        self.assertFalse(train.keys() & val.keys())  # copies fall on one side
+        self.assertFalse(train.keys() & val.keys())  # copies are in one split only
 
     def test_include_and_max_bytes(self):
         self.write_texts(100)
@@ -189,7 +189,7 @@ class Bytes(Case):
         self.assertEqual(status, 0)
         self.assertEqual(self.everything(), [b"text"])
         self.assertIn("left out 1 files", errors)
-        self.prepare(self.folder / "texts/b.o", "--val-fraction", 0)  # but named, it is meant
+        self.prepare(self.folder / "texts/b.o", "--val-fraction", 0)  # but a file that is named is meant
         self.assertEqual(self.everything(), [b"\x7fELF\0\0"])
 
     def test_a_file_with_two_names_counts_once(self):
@@ -300,7 +300,8 @@ class Mistakes(Case):
             self.assertEqual(prepare_data.count(text), value)
 
     def test_a_second_run_with_the_same_prefix_is_refused(self):
-        """Until the first ends, in whatever way; another prefix in the same folder is free."""
+        """A second run is refused until the first one ends, in whatever way; another prefix in the same folder is
+        free."""
         arguments = [self.write("text.txt", "text " * 100), "--val-fraction", 0]
         (self.folder / "out").mkdir()
         with open(self.folder / "out/x.lock", "a") as first:
@@ -338,7 +339,7 @@ class Mistakes(Case):
 
 
 class Vocabularies(Case):
-    """The bytes of tokens, from the description in a tokenizer.json."""
+    """The bytes of tokens come from the description in a tokenizer.json."""
 
     def test_byte_level_alphabet_is_a_bijection(self):
         alphabet = prepare_data.byte_level_alphabet()
@@ -362,7 +363,7 @@ class Vocabularies(Case):
 
 
 class Tokenizers(Case):
-    """With the `tokenizers` package, where it is installed."""
+    """Uses the `tokenizers` package, where it is installed."""
 
     def setUp(self):
         super().setUp()
@@ -381,7 +382,7 @@ class Tokenizers(Case):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
         tokenizer.train_from_iterator(["int main(void) { return 0; }\n"] * 10, trainer)
-        tokenizer.enable_truncation(4)  # must not be applied, nor this:
+        tokenizer.enable_truncation(4)  # must not be applied, and neither must padding
         tokenizer.post_processor = processors.TemplateProcessing("<|endoftext|> $A", None, [("<|endoftext|>", 0)])
         self.file = str(self.folder / "tokenizer.json")
         tokenizer.save(self.file)
@@ -396,16 +397,17 @@ class Tokenizers(Case):
         self.assertEqual(table[end_of_text], b"<|endoftext|>")
         self.prepare(self.folder / "texts", out="bytes/x")
         tokens = 0
-        for split in "train", "val":  # each document on the side where it is as bytes
+        for split in "train", "val":  # each document is in the split in which it is as bytes
             documents = self.documents(split, end_of_text=end_of_text)
             decoded = [b"".join(table[token] for token in document) for document in documents]
             self.assertEqual(decoded, list(map(bytes, self.documents(split, "bytes/x"))))
             self.assertTrue(decoded and all(text.decode() in texts for text in decoded))
             tokens += sum(map(len, documents))
-        self.assertLess(tokens, sum(map(len, texts)))  # longer tokens than bytes
+        self.assertLess(tokens, sum(map(len, texts)))  # tokens are longer than bytes
 
     def test_files_go_along(self):
-        """Those beside the tokenizer, whatever it is called; and the copies can be given again, as they are."""
+        """The files beside the tokenizer are copied, whatever it is called; the copies can be given again as they
+        are."""
         self.write("texts/a.c", "int main")
         config, merges = '{"eos_token": "<|endoftext|>"}', "#version: 0.2\n"
         self.write("tokenizer_config.json", config)
@@ -428,7 +430,7 @@ class Tokenizers(Case):
         self.assertEqual(found(), expected)
         self.prepare(self.folder / "texts", *every)  # bytes: the shards have no tokenizer now
         self.assertEqual(found(), {})
-        self.write("out/new_tokenizer.json", "the user's")  # no earlier run wrote it
+        self.write("out/new_tokenizer.json", "the user's")  # no earlier run has written it
         self.prepare(self.folder / "texts", *every, out="out/new")
         self.assertEqual(list(found()), ["new_tokenizer.json"])
 

@@ -1,4 +1,4 @@
-"""What test/run.py promises, in a small tree of its own. Python's standard library alone."""
+"""What test/run.py promises, in a small tree of its own. Needs only Python's standard library."""
 import json
 import os
 import re
@@ -14,7 +14,7 @@ import environment
 import run
 import stamps
 
-OWN = re.compile("TRAIN_GPT|TEST_|AGAIN$|EMU_|CHECKPOINT_KILLS$")  # of the run that this test is a part of
+OWN = re.compile("TRAIN_GPT|TEST_|AGAIN$|EMU_|CHECKPOINT_KILLS$")  # of the run that this test is part of
 PASSES = "echo 'ok 1 - a'; echo 'ok 2 - b'"
 CMOCKA = """#include "test/testing.h"
 static void first(void **state) { }
@@ -86,7 +86,7 @@ class Tree(unittest.TestCase):
         os.chmod(os.path.join(self.path, name), 0o755)
 
     def counting(self, name, text):
-        """A program that leaves a line where it ran."""
+        """Writes a program that leaves a line each time it runs."""
         self.program(name, "echo run >>%s.runs\n%s" % (name, text))
 
     def runs(self, name):
@@ -96,7 +96,7 @@ class Tree(unittest.TestCase):
         return {**{name: value for name, value in os.environ.items() if not OWN.match(name) and not run.CHOSEN.match(name)}, **more}
 
     def run_it(self, *tests, stdout=subprocess.PIPE, script=("test/run.py",), **variables):
-        """Status and lines. The script's own test is in the environment's."""
+        """Returns status and lines. The variables of the script's own test are in the environment."""
         result = subprocess.run([sys.executable, *script, *tests], text=True, stdout=stdout, stderr=subprocess.STDOUT, timeout=60, check=False,
                                 cwd=self.path, env=self.variables(variables))
         return result.returncode, (result.stdout or "").splitlines()
@@ -134,7 +134,7 @@ class Counts(Tree):
         self.assertEqual(self.run_it("test/test_none.py")[0], 1)
 
     def test_a_test_that_could_not_run_is_missed(self):
-        """The first takes away the folder in which the second would have its scratch."""
+        """The first test removes the folder in which the second one would have its scratch."""
         self.program("build/test/removes", 'rm -rf "$TMPDIR"\n' + PASSES)
         os.mkdir(self.path + "/temporary")
         status, lines = self.run_it("build/test/removes", "build/test/passes", TMPDIR=self.path + "/temporary", TEST_JOBS="1")
@@ -174,7 +174,8 @@ class Stamps(Tree):
         self.assertEqual(self.runs("build/test/passes"), 2)
 
     def assert_runs_again(self, test, *changes):
-        """After each of the changes: a function, or variables. Nothing else makes it run."""
+        """Checks that the test runs again after each of the changes, which are functions or variables, and after
+        nothing else."""
         self.run_it(test)
         self.assertIn("unchanged", self.run_it(test)[1][0])
         for number, change in enumerate(changes):
@@ -213,17 +214,18 @@ class Stamps(Tree):
         self.write("ignored", "b")
         self.assertIn("unchanged", self.run_it("test/test_it.py:A")[1][0])
         shutil.rmtree(self.path + "/.git")
-        self.assert_runs_again("test/test_it.py:A", lambda: self.write("ignored", "a"))  # without git nothing says so
+        # without git nothing says that it is ignored
+        self.assert_runs_again("test/test_it.py:A", lambda: self.write("ignored", "a"))
 
     def test_a_failure_leaves_no_stamp_and_takes_away_the_former(self):
         self.program("build/test/passes", "test -e fails || { %s; }" % PASSES)
         self.assertEqual(self.run_it("build/test/passes")[0], 0)
-        self.write("fails", "")  # on which no key depends
+        self.write("fails", "")  # no key depends on it
         self.assertEqual(self.run_it("build/test/passes", AGAIN="1")[0], 1)
         self.assertEqual(self.run_it("build/test/passes")[0], 1)
 
     def test_a_change_while_a_test_runs_leaves_no_stamp(self):
-        """Or the former data would count as those with which it passed."""
+        """Else the former data would count as data with which the test passed."""
         self.counting("build/test/passes", "echo b >test/golden/data; " + PASSES)
         self.write("test/golden/data", "a")
         self.run_it("build/test/passes")
@@ -243,7 +245,8 @@ class Stamps(Tree):
         self.assertFalse(os.path.exists(self.path + "/build/passed"))
 
     def test_the_data_of_the_c_tests_are_known(self):
-        """Each string of their sources that names a file or folder of the tree names one in DATA, but for names that are not opened."""
+        """Each string in their sources that names a file or folder of the tree names one in DATA, except for names that
+        are not opened."""
         not_opened = {"kernels/attention/sm90.cuh"}
         found = set()
         for base, folders, names in os.walk(environment.ROOT + "/test"):
@@ -337,7 +340,7 @@ class Output(Tree):
 class Ends(Tree):
     def setUp(self):
         super().setUp()
-        # With a child in a group of its own, as an mpirun has.
+        # It has a child in a group of its own, as an mpirun has.
         self.program("build/test/sleeps", "echo $$ >pids\n%s -c 'import os, time; os.setpgid(0, 0); open(\"begun\", \"w\"); time.sleep(60)' & "
                      "echo $! >>pids\necho 'ok 1 - a'\nwait" % sys.executable)
 
@@ -361,7 +364,8 @@ class Ends(Tree):
             if os.path.exists(self.path + "/begun"):
                 os.unlink(self.path + "/begun")
             os.makedirs(self.path + "/build/passed", exist_ok=True)
-            self.write("build/passed/seconds.json", '{"build/test/passes": 2, "build/test/sleeps": 1}')  # the order
+            # so that they run in this order
+            self.write("build/passed/seconds.json", '{"build/test/passes": 2, "build/test/sleeps": 1}')
             process = subprocess.Popen([sys.executable, "test/run.py", "build/test/passes", "build/test/sleeps"], text=True, cwd=self.path,
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.variables({"TEST_JOBS": "1", "AGAIN": "1"}))
             first = process.stdout.readline()

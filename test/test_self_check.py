@@ -1,5 +1,6 @@
-"""--self-check on the emulator, with faults planted in its kernels (test/emu/fault.h): what is found, what the run falls back on,
-what it says, and that a second start pays nothing. Skipped where TRAIN_GPT_CUDA names no emulator's train_gpt."""
+"""--self-check on the emulator, with faults planted in its kernels (test/emu/fault.h): what is found, what the run
+falls back on, what it says, and that a second start costs nothing. Skipped where TRAIN_GPT_CUDA names no train_gpt of
+the emulator."""
 import json
 import os
 import re
@@ -31,14 +32,14 @@ class SelfCheck(unittest.TestCase):
         cls.folder.cleanup()
 
     def begin(self, name, *arguments, **environment):
-        """A run whose --out has that name."""
+        """Starts a run whose --out has this name."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("EMU_", "TRAIN_GPT_SELF_CHECK"))}
         return subprocess.Popen([PROGRAM, *OPTIONS, "--train-data", self.folder.name + "/t_train_*.bin", "--out", f"{self.folder.name}/{name}",
                                  *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", "EMU_SLOW": "flash", **environment})
 
     def start(self, name, *arguments, **environment):
-        """What a run says, and its losses."""
+        """Returns what a run says, and its losses."""
         process = self.begin(name, *arguments, **environment)
         result = subprocess.CompletedProcess([], None, *process.communicate(timeout=300))
         result.returncode = process.returncode
@@ -55,7 +56,8 @@ class SelfCheck(unittest.TestCase):
         return next((line for line in result.stdout.splitlines() if line.startswith(name)), "")
 
     def test_right_kernels_are_checked_once(self):
-        """The verdict is kept in --out: the second start goes by it, unless it is to check always; another model's is a new one."""
+        """The verdict is kept in --out. A second start goes by it, unless it must always check; another model's verdict
+        is a new one."""
         first, losses = self.start("once")
         self.assertRegex(self.row(first, "self-check"), r"attention's kernels are right, within 0\.00\d+ of what they should give; \d+\.\d\d s$")
         self.assertIn("flash, wgmma", self.row(first, "attention"))
@@ -81,7 +83,8 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(losses, also)
 
     def test_what_is_wrong_is_not_used(self):
-        """wgmma falls back on mma.sync, whose run it then is to the bit; each way in which it can fail is told."""
+        """wgmma falls back on mma.sync, whose results the run then has, to the bit. Each way in which wgmma can fail is
+        reported."""
         _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
         faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
@@ -100,7 +103,7 @@ class SelfCheck(unittest.TestCase):
                     self.assertEqual(losses, mma)
 
     def test_a_candidate_that_is_wrong_takes_no_other_away(self):
-        """mma.sync is judged only to be timed: where it is wrong, wgmma, which is right, stays."""
+        """mma.sync is judged only to be timed: if it is wrong, wgmma, which is right, stays."""
         _, wgmma = self.start("wgmma", "--flash-kernels", "wgmma")
         result, losses = self.start("candidate", EMU_FAULT="wrong:flash_")
         self.assertIn("flash, wgmma", self.row(result, "attention"))
@@ -110,7 +113,7 @@ class SelfCheck(unittest.TestCase):
 
     def test_a_verdict_of_wrong_is_kept(self):
         first, _ = self.start("kept", EMU_FAULT="wrong:sm90_backward_kernel")
-        second, _ = self.start("kept")  # the fault is gone, the verdict is not
+        second, _ = self.start("kept")  # the fault is gone, the verdict stays
         for result in (first, second):
             self.assertRegex(self.row(result, "attention"), r"flash, mma\.sync .*; wgmma bf16 failed the self-check: its dQ is wrong")
         self.assertIn("by self_check.txt", self.row(second, "self-check"))
@@ -125,7 +128,7 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(asked.stderr, r"no attention backend is left \(flash: failed the self-check: .*unfused: --attention-backend flash")
 
     def test_flash_is_judged_before_cudnn(self):
-        """cuDNN's attention is held against flash in the run's own process, and leaves windows to it."""
+        """cuDNN's attention is compared with flash in the run's own process, and leaves windows to flash."""
         right, _ = self.start("cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0")
         self.assertRegex(self.row(right, "attention"), r"^attention +fused, ")
         self.assertIn("kernels are right", self.row(right, "self-check"))
@@ -133,12 +136,13 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(self.row(wrong, "attention"), r"unfused, .*flash: failed the self-check: .*fused: leaves windows to flash, which failed the self-check")
 
     def times(self, result):
-        """What the report says of each backend's milliseconds."""
+        """Returns what the report says of each backend's milliseconds."""
         row = self.row(result, "attention's time")
         return {name: float(ms) for name, ms in re.findall(r"(mma\.sync|wgmma|cuDNN)[a-z0-9 ]* ([0-9.e+]+) ms", row)}
 
     def test_the_fastest_is_taken(self):
-        """Of the backends that are right, where --attention-backend auto leaves several; a second start goes by the same times."""
+        """The fastest backend is taken among those that are right, where --attention-backend auto leaves several. A
+        second start goes by the same times."""
         cudnn = {"NVTE_FUSED_ATTN": "1"}
         for name, environment, slow, taken in [("to_mma", {}, "sm90", "flash, mma.sync"), ("to_cudnn", cudnn, "_kernel", "fused, cuDNN"),
                                                ("from_cudnn", {**cudnn, "EMU_CAPABILITY": "10.0"}, "cudnn", "flash, mma.sync")]:
@@ -153,18 +157,18 @@ class SelfCheck(unittest.TestCase):
                 self.assertEqual((self.times(again), same), (times, losses))
 
     def test_a_candidate_that_fails_is_left_out(self):
-        """A crash while candidates are timed ends the child only; the others are timed without the culprit."""
+        """A crash while candidates are timed ends only the child; the others are timed without the culprit."""
         result, _ = self.start("crash", NVTE_FUSED_ATTN="1", EMU_FAULT="illegal:cudnnBackendExecute")
         self.assertRegex(self.row(result, "attention "), r"flash, wgmma .*; fused: failed the self-check: .*an illegal memory access")
         self.assertEqual(sorted(self.times(result)), ["mma.sync", "wgmma"])
         self.assertIn("an illegal memory access", self.refused[0]["cuDNN"])
-        again, _ = self.start("crash", NVTE_FUSED_ATTN="1")  # what is known starts no child
+        again, _ = self.start("crash", NVTE_FUSED_ATTN="1")  # known results start no child
         self.assertIn("fused: failed the self-check: ", self.row(again, "attention "))
         self.assertEqual(self.times(again), self.times(result))
         self.assertIn("by self_check.txt in --out", self.row(again, "attention's time"))
 
     def test_products_are_checked(self):
-        """Where no algorithm is timed, the heuristics' first is held against sums in double."""
+        """Where no algorithm is timed, the heuristics' first one is compared with sums in double."""
         right, _ = self.start("products")
         self.assertRegex(self.row(right, "matmul algorithms"), r"all \d+ products are right by sums in double")
         wrong, _ = self.start("products", EMU_CUBLASLT_WRONG="0")
@@ -172,7 +176,7 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
     def test_algorithms_from_before_are_checked(self):
-        """A library or a GPU under a run that goes on may be another one, which no key tells."""
+        """A run that goes on may have another library or GPU, which no key tells."""
         self.assertIn("timed in", self.row(self.start("tuned", "--matmul-tuning=true")[0], "matmul algorithms"))
         with open(self.folder.name + "/tuned/matmul_algorithms.txt", encoding="utf-8") as file:
             chosen_before = re.search(r"^rows=.* fused=0 candidate=(\d+)", file.read(), re.M)[1]
@@ -197,7 +201,7 @@ class SelfCheck(unittest.TestCase):
         self.assertFalse(os.path.exists(self.folder.name + "/unknown/self_check.txt"))
 
     def ranks(self, name, *arguments, environments=({}, {})):
-        """What two ranks say, and their exit statuses."""
+        """Returns what two ranks say, and their exit statuses."""
         port, ranks = free_port(), []
         for rank, environment in enumerate(environments):
             one = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "EMU_DEVICES": "2"}
@@ -207,7 +211,7 @@ class SelfCheck(unittest.TestCase):
         return said, [rank.returncode for rank in ranks]
 
     def test_ranks_agree(self):
-        """A fault on one rank's GPU makes all of them take the simpler kernels, in this start and in the next."""
+        """A fault on one rank's GPU makes all ranks take the simpler kernels, in this start and in the next one."""
         for fault in ({"EMU_FAULT": "wrong:sm90_backward_kernel"}, {}):
             said, statuses = self.ranks("ranks", environments=({}, fault))
             self.assertEqual(statuses, [0, 0], said)
@@ -225,13 +229,14 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(taken, "mma.sync" if 1.03 * float(times["mma.sync"]) < float(times["wgmma"]) else "wgmma", times)
 
     def test_graphs_are_checked(self):
-        """A graph that loses its work is found before it trains, and leaves no trace in the losses; of one rank, too."""
+        """A graph that loses its work is found before it trains, on one rank, too, and leaves no trace in the
+        losses."""
         _, right = self.start("plain", "--self-check", "off")
         result, losses = self.start("graph", EMU_FAULT="wrong:a graph")
         self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
         self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
         for stage in chosen([0, 1, 2, 3], [3]):
-            # One backend for both: what is the fastest on a busy machine is not the same each time.
+            # One backend in each run: which one is the fastest on a busy machine differs each time.
             options = ["--zero-stage", stage, "--train-steps", 3, "--global-batch-size", 4, "--attention-backend", "flash", "--flash-kernels", "mma"]
             logs = []
             for name, *environments in [("straight", {}, {}), ("one_graph", {}, {"EMU_FAULT": "wrong:a graph"})]:
@@ -246,7 +251,7 @@ class SelfCheck(unittest.TestCase):
             self.assertEqual(*logs)
 
     def test_ranks_without_graphs(self):
-        """A rank that can record nothing goes on by single launches; of one that has lost a recorded part all end."""
+        """A rank that can record nothing goes on by single launches. If one rank has lost a recorded part, all end."""
         options = ["--self-check", "off", "--zero-stage", 3, "--check-replicas", 1, "--train-steps", 3]
         said, statuses = self.ranks("launches", *options, environments=({}, {"EMU_FAULT": "capture"}))
         self.assertEqual(statuses, [0, 0], said)

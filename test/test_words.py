@@ -1,8 +1,9 @@
-"""Comments can be understood at once: docs/style.md's rules, as far as a program can hold them. Python's standard library alone.
+"""Comments can be understood at once: checks docs/style.md's rules, as far as a program can. Needs only Python's
+standard library.
 
-A function's comment opens with a verb (VERBS), "Whether", "The number of" or a formula (`out (N) = ...`). No comment has one of VAGUE's
-phrases, which make a reader look for their noun. docs/reading.md quotes what the sources
-have, where it says, and docs/troubleshooting.md what they print.
+A function's comment opens with a verb (VERBS), "Whether", "The number of" or a formula (`out (N) = ...`). No comment
+has one of VAGUE's phrases, which make a reader look for their noun. docs/reading.md quotes what the sources have, where
+it says, and docs/troubleshooting.md quotes what they print.
 
   test_words.py                 the test
   test_words.py --list FILE...  what is found in these files, a line each
@@ -47,8 +48,8 @@ def sources():
 
 
 def comments(text):
-    """(line, the comment's text, the function behind it or None) of each comment that stands on lines of its own, and of each that ends
-    a line of code, which has no function."""
+    """Yields (line, the comment's text, the function behind it or None) of each comment. A comment at the end of a line
+    of code has no function."""
     lines = text.split("\n")
     i = 0
     while i < len(lines):
@@ -74,7 +75,7 @@ def comments(text):
 
 
 def faults(path, text):
-    """What the rules forbid, a line each: words that docs/words.md gives up, and what comments may not do."""
+    """Yields a line for whatever the rules forbid: words that docs/words.md gives up, and what comments may not do."""
     for word in GIVEN_UP.finditer(text):
         yield f"{path}:{text.count(chr(10), 0, word.start()) + 1}: {word.group()} is given up in docs/words.md"
     for line, words, function in comments(text):
@@ -103,7 +104,7 @@ HEADING = re.compile(r"\[([\w/.]+):(\d+)\]\(\.\./[\w/.]+\) `(\w+)`")
 
 
 def line_of(path, function):
-    """The line at which a function's definition begins; 0: the file has none."""
+    """Returns the line at which a function's definition begins; 0 if the file has none."""
     lines = read(path).split("\n")
     for i, line in enumerate(lines):
         if re.match(r"[a-z].*\b%s\(" % function, line) and "{" in "".join(lines[i:i + 4]).split(";")[0]:
@@ -112,7 +113,7 @@ def line_of(path, function):
 
 
 def quotes(path, excerpt):
-    """Whether the file has the excerpt's lines, in which `...` stands for any."""
+    """Whether the file has the excerpt's lines, in which `...` stands for any lines."""
     parts = [" ".join(part.split()) for part in re.split(r"^\s*\.\.\.$", excerpt, flags=re.M)]
     text, at = " ".join(read(path).split()), 0
     for part in parts:

@@ -1,4 +1,4 @@
-// What the tests share: cmocka, random data, comparison by norm.
+// What all tests share: cmocka, random data, comparison by norm.
 #pragma once
 #include <math.h>   // sqrt, fabs, isnan
 #include <setjmp.h> // cmocka.h needs these four before it
@@ -13,7 +13,8 @@ extern "C" {
 #else
 #include <cmocka.h>
 #endif
-// cmocka's macro would hide the function of that name in runtime/machine/error.h; fail_msg is built on it.
+// cmocka's macro `fail` would hide the function of that name in runtime/machine/error.h; cmocka's fail_msg is built on
+// it.
 #undef fail
 #undef fail_msg
 #define fail_msg(...) (test_case_print(), print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
@@ -26,10 +27,10 @@ extern "C" {
 #include <sys/stat.h> // umask
 #include <unistd.h>   // close
 
-// What a test relies on where it is started alone, such as in a script's background: standard files that are open,
-// signals that are neither ignored nor blocked, a umask, lines that are written as they end. test/environment.py
-// prepares these and the rest where all tests run. SIGHUP stays ignored, so that a run under nohup goes on, as do those
-// that stop a background job.
+// Prepares a test that is started on its own, such as in a script's background: standard files are open, signals are
+// neither ignored nor blocked, the umask is usual, lines are written as they end. test/environment.py prepares this and
+// more where all tests run. SIGHUP stays ignored where it is, so that a run under nohup goes on, as do the signals that
+// stop a background job.
 __attribute__((constructor)) static inline void test_prepare(void) {
     int file;
     while ((file = open("/dev/null", O_RDWR)) >= 0 && file <= STDERR_FILENO)
@@ -45,12 +46,12 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     umask(022);
-    setvbuf(stdout, NULL, _IOLBF, 0); // what a test said stays said where a limit ends this program
-    if (getenv("TEST_FILTER"))        // of the tests of a cmocka program, only those whose name has this pattern
+    setvbuf(stdout, NULL, _IOLBF, 0); // so that a limit that ends this program loses nothing that a test has printed
+    if (getenv("TEST_FILTER"))        // of a cmocka program's tests, only those whose names match this pattern run
         cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
 
-// Whether AddressSanitizer is compiled in, which keeps what was freed for a while.
+// Whether AddressSanitizer is compiled in. It keeps freed memory for a while.
 #if defined(__SANITIZE_ADDRESS__)
 enum { UNDER_ADDRESS_SANITIZER = 1 };
 #elif defined(__has_feature)
@@ -64,12 +65,14 @@ static inline bool in_long_run(void) {
     const char *const long_tests = getenv("LONG_TESTS");
     return long_tests && *long_tests;
 }
-// Begins a case that the short run skips, before it allocates anything: skip() does not return.
+// Skips the case that it begins, unless this is the long run. Stands before the case allocates anything, since skip()
+// does not return.
 #define long_test() (in_long_run() ? (void)0 : skip())
-// How many times a limit of time is extended: where TEST_RUNNER runs the test on an emulated CPU.
+// Returns the factor by which limits of time are extended: 5 where TEST_RUNNER runs the test on an emulated CPU.
 static inline int test_slowness(void) { return getenv("TEST_RUNNER") ? 5 : 1; }
-// Whether a test takes the i-th of its cases. On emulated hardware, where each takes long, the short run takes every
-// `every`-th: all that a loop is about should be met by some of these, where not all combinations are.
+// Whether a test takes the i-th of its cases. On emulated hardware, where a case takes long, the short run takes only
+// every `every`-th. Choose `every` such that these cases meet everything that the loop is about, though not every
+// combination.
 static inline bool takes_case(int i, int every) {
 #if defined(CUDA_EMULATED) || defined(AMX_EMULATE) || defined(BF16_DOT_EMULATE)
     return i % every == 0 || in_long_run();
@@ -78,7 +81,7 @@ static inline bool takes_case(int i, int every) {
 #endif
 }
 
-// LeakSanitizer's hook. The texts of a process's options are never freed, and a test's process has many configurations.
+// LeakSanitizer's hook. A process never frees the texts of its options, and a test's process reads many configurations.
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -89,14 +92,15 @@ extern "C"
 
 // ---- The case under test, and comparison ----
 
-#ifdef FLOATX_NAME // a test that includes kernels/device.cuh first
+#ifdef FLOATX_NAME // in a test that includes kernels/device.cuh first
 #define TEST_PRECISION FLOATX_NAME
 #else
 #define TEST_PRECISION "of no one precision"
 #endif
 
-// Shape and seed of what a test does just now: any assertion of this header that fails says it. A test begins with none.
+// Shape and seed of the current case, which any assertion of this header prints when it fails; empty as a test begins.
 static char test_case_text[512];
+// Sets the current case: `shape` is a format of printf for `arguments`; `seed` is "" or ends in ", ".
 __attribute__((format(printf, 2, 0))) static inline void test_case_set(const char *seed, const char *shape,
                                                                        va_list arguments) {
     char text[sizeof test_case_text - 64];
@@ -117,7 +121,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_case_without_seed(
     test_case_set("", shape, arguments);
     va_end(arguments);
 }
-// The name of the test that runs, which TEST_FILTER takes; NULL in a test that has a setup of its own.
+// The name of the running test, for TEST_FILTER; NULL in a test that has a setup function of its own.
 static const char *test_name;
 static inline int test_case_none(void **state) {
     test_case_text[0] = '\0';
@@ -132,7 +136,7 @@ static inline void test_case_print(void) {
         print_error("in the case %s:\n", test_case_text);
 }
 
-// cmocka's own, after the case.
+// cmocka's assertions, which print the case first.
 #undef assert_true
 #define assert_true(c) ((c) ? (void)0 : (test_case_print(), _assert_true(0, #c, __FILE__, __LINE__)))
 #undef assert_int_equal
@@ -149,12 +153,13 @@ static inline void assert_memory_equal_at(const void *a, const void *b, size_t b
                                           const char *b_name, const char *file, int line) {
     if (bytes > 0 && memcmp(a, b, bytes) != 0) {
         test_case_print();
-        print_error("%s has not the bytes of %s, of which it has %zu\n", a_name, b_name, bytes);
+        print_error("%s differs from %s, compared over %zu bytes\n", a_name, b_name, bytes);
     }
     _assert_memory_equal(a, b, bytes, file, line);
 }
 
-// |x - reference| / |reference| in the 2-norm; NaN anywhere gives NaN, which no `<` accepts.
+// Returns |x - reference| / |reference| in the 2-norm of n elements, or |x| where the reference is 0. A NaN anywhere
+// gives NaN, which no `<` accepts.
 static inline double relative_error(const double *x, const double *reference, int64_t n) {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -164,7 +169,7 @@ static inline double relative_error(const double *x, const double *reference, in
     return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
 
-// The largest difference between n numbers and the expected ones, or the first NaN.
+// The largest difference between n numbers and the expected ones, or the first that is NaN.
 struct difference {
     double size, got, expected;
     int64_t place;
@@ -181,7 +186,8 @@ static inline struct difference largest_difference(const double *x, const double
     return largest;
 }
 
-// Every comparison with a reference that fails says this: `error` of `what`, in the measure's words, is above `bound`.
+// Prints what every failed comparison with a reference says: `error` of `what`, with a word on how it is measured (""
+// for a plain difference), is above `bound`.
 static inline void print_difference(const char *what, double error, const char *measure, double bound,
                                     struct difference largest) {
     print_error("%s is off by %.3g%s, allowed %.3g: largest difference %.3g at [%lld], %.9g where %.9g is expected\n",
@@ -194,7 +200,7 @@ static inline void fail_comparison(const char *what, double error, const char *m
     _fail(file, line);
 }
 
-// n elements whose relative error in the norm is at most `bound`.
+// Checks that x (n) differs from expected (n) by at most `bound`, relative, in the norm.
 #define assert_close(x, expected, n, bound) assert_close_at((x), (expected), (n), (bound), #x, __FILE__, __LINE__)
 static inline void assert_close_at(const double *x, const double *expected, int64_t n, double bound, const char *what,
                                    const char *file, int line) {
@@ -202,7 +208,7 @@ static inline void assert_close_at(const double *x, const double *expected, int6
     if (!(error <= bound))
         fail_comparison(what, error, " (relative, in the norm)", bound, largest_difference(x, expected, n), file, line);
 }
-// One number, or the element `place` of some, whose difference is at most `bound`.
+// Checks that one number differs by at most `bound`. place: its index among several, which is printed.
 #define assert_near(x, expected, bound, place) assert_near_at((x), (expected), (bound), (place), #x, __FILE__, __LINE__)
 static inline void assert_near_at(double x, double expected, double bound, int64_t place, const char *what,
                                   const char *file, int line) {
@@ -211,15 +217,15 @@ static inline void assert_near_at(double x, double expected, double bound, int64
         fail_comparison(what, difference.size, "", bound, difference, file, line);
 }
 
-enum { TEST_PATH = 192 }; // bytes of a template
-// A name for mkdtemp or mkstemp to fill in, in the folder for files that TMPDIR names: TMPDIR/NAME.XXXXXX. Returns path.
+enum { TEST_PATH = 192 }; // bytes of a path by test_template
+// Fills path with a name for mkdtemp or mkstemp, TMPDIR/NAME.XXXXXX, or /tmp/NAME.XXXXXX without TMPDIR. Returns path.
 static inline char *test_template(char path[TEST_PATH], const char *name) {
     const char *const folder = getenv("TMPDIR");
     snprintf(path, TEST_PATH, "%s/%s.XXXXXX", folder && *folder ? folder : "/tmp", name);
     return path;
 }
 
-// A file without a name, in that folder, where tmpfile would take /tmp. NULL where it can't be made.
+// Opens a file without a name in TMPDIR, where tmpfile would use /tmp. Returns NULL where none can be made.
 static inline FILE *test_file(void) {
     char path[TEST_PATH];
     const int file = mkstemp(test_template(path, "test"));
@@ -228,8 +234,8 @@ static inline FILE *test_file(void) {
     return file >= 0 ? fdopen(file, "w+") : NULL;
 }
 
-// For a process that becomes mpirun, where test/run.py gave the test a folder for mpirun's sessions: one of its own in it.
-// Of several mpiruns in one folder, one may make or remove a part that another has just looked for.
+// Makes a folder for the sessions of this process, which becomes mpirun, in the test's folder (test/run.py). In a
+// common folder one mpirun may remove what another has just found.
 static inline void test_own_session_folder(void) {
     const char *const folder = getenv("OMPI_MCA_orte_tmpdir_base");
     char path[TEST_PATH];
@@ -239,19 +245,20 @@ static inline void test_own_session_folder(void) {
     setenv("PRTE_MCA_prte_tmpdir_base", path, 1);
 }
 
-// A small generator of the tests' own (splitmix64), so that test data does not lean on code under test.
+// Returns the next number of a generator of the tests' own (splitmix64), so that test data does not depend on code
+// under test.
 static inline uint64_t test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
-// Uniform in [-1, 1).
+// Returns a number that is uniform in [-1, 1).
 static inline double test_uniform(uint64_t *state) { return (double)(test_random(state) >> 11) * 0x1p-52 - 1.0; }
 
-// Memory that ops and the test both read and write; free() takes it. On a GPU it is managed memory or pinned memory of the
-// host (test/cuda/host_visible_memory.h), and the test runs under CUDA_LAUNCH_BLOCKING=1, so that an op is done when it
-// returns.
+// Memory that ops and the test both read and write; free() frees it. On a GPU it is managed memory or pinned memory of
+// the host (test/cuda/host_visible_memory.h), and the test runs under CUDA_LAUNCH_BLOCKING=1, so that an op is done
+// when it returns.
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
 static inline void *test_alloc(size_t bytes) {
     void *memory = NULL;
@@ -268,7 +275,7 @@ static inline void test_release(void *memory) {
 }
 #define free(memory) test_release(memory)
 #else
-static inline void *test_alloc(size_t bytes) { // aligned as cudaMalloc aligns, and the memory plan
+static inline void *test_alloc(size_t bytes) { // aligned as cudaMalloc and the memory plan align
     void *memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
     assert_non_null(memory);
     return memory;
@@ -281,9 +288,9 @@ static inline double *test_doubles(int64_t n) {
     return x;
 }
 
-// The position of sequence b's first token, of sequences that begin one position after each other, or all at 0 where
-// `start` is; and (B) of them, NULL where all are 0, which the caller frees.
+// Returns the position of sequence b's first token: start + b, or 0 in each sequence where `start` is 0.
 static inline int test_start(int start, int b) { return start ? start + b : 0; }
+// Returns test_start of each sequence (B), which the caller frees; NULL where `start` is 0.
 static inline int32_t *test_starts(int B, int start) {
     int32_t *starts = start ? (int32_t *)test_alloc((size_t)B * sizeof *starts) : NULL;
     for (int b = 0; b < B && starts; b++)
@@ -292,7 +299,8 @@ static inline int32_t *test_starts(int B, int start) {
 }
 
 #ifdef FLOATX_NAME // for tests that include kernels/device.cuh first
-// A random floatX array and the same values (rounded to floatX) in double.
+// Returns a random array (n) of floatX in [-scale, scale), and in *exact the same values in double (n). The caller
+// frees both.
 static inline floatX *test_floats(double **exact, int64_t n, double scale, uint64_t *state) {
     floatX *x = (floatX *)test_alloc((size_t)n * sizeof *x);
     *exact = test_doubles(n);
@@ -314,6 +322,6 @@ static inline double *floats_to_doubles(const float *x, int64_t n) {
         result[i] = x[i];
     return result;
 }
-// Half a unit in the last place of floatX, relative: what one rounding costs at most.
+// The largest relative error of one rounding to floatX: half a unit in the last place.
 static const double FLOATX_ROUNDING = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
 #endif

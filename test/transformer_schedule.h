@@ -1,4 +1,5 @@
-// Schedules of a transformer, written without the engine's: the planner must be good at the kind, not at one instance.
+// Schedules of a transformer, written without the engine's code: the planner must be good at schedules of this kind,
+// not at one instance.
 #pragma once
 #include "memory.cuh"     // struct plan
 #include "test/testing.h" // test_alloc
@@ -19,9 +20,9 @@ struct schedule {
     int *kept;        // (layers) rows that stay until backward
     int *group_first; // (layers)
     size_t size[ROWS], hidden, logits, workspace[8], kv_cache;
-    bool dropout, logits_per_chunk; // one buffer of logits for all chunks, or a new one each
+    bool dropout, logits_per_chunk; // logits_per_chunk: each chunk has its own buffer of logits, or all share one
     struct plan *plan;
-    int *id; // (layers, ROWS) current buffer of each activation
+    int *id; // (layers, ROWS) each activation's current buffer
 };
 
 static void phase_of(struct schedule *s, int layer, const char *what) {
@@ -79,7 +80,8 @@ static int closure(int wanted, int kept) {
     return produce;
 }
 
-// One op of backward: reads the gradient `in` and some rows, writes the gradient `out`.
+// Plans one op of backward: it reads the gradient `in` and the activations `rows` (bits), and writes the gradient
+// `out`; -1: none.
 static void backward_op(struct schedule *s, int layer, const char *what, int in, int out, int rows, int which) {
     phase_of(s, layer, what);
     plan_touch(s->plan, in);
@@ -156,7 +158,8 @@ static void training_step(struct schedule *s) {
     const int dresidual = temporary(s, "dresidual", -1, s->hidden);
     head(s, *activation(s, s->layers - 1, OUT), dresidual, true);
     for (int l = s->layers - 1; l >= 0; l--) {
-        if (l + 1 == s->layers || s->group_first[l + 1] == l + 1) // the last layer of its group: make the group again
+        // a group's last layer: all of the group is made again
+        if (l + 1 == s->layers || s->group_first[l + 1] == l + 1)
             for (int again = s->group_first[l]; again <= l; again++)
                 forward(s, again, closure(BACKWARD_ROWS | (again < l ? 1 << OUT : 0), s->kept[again]),
                         "recomputed activations", "recompute");
@@ -216,7 +219,7 @@ static void set_policy(struct schedule *s, enum policy policy, int n) {
     }
 }
 
-// Sizes of a model of width C with H heads, G key/value heads and FFN width F at N tokens, 2 bytes an element.
+// Sets the sizes of a model of width C with H heads, G KV heads and MLP width F at N tokens, 2 bytes an element.
 static void set_sizes(struct schedule *s, size_t N, size_t T, size_t C, size_t H, size_t G, size_t F, bool swiglu,
                       bool unfused, size_t V, int head_chunks) {
     const size_t D = C / H;

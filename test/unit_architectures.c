@@ -1,5 +1,5 @@
-// config.json of a model's folder, as written: of the architecture that fits the model, and read back as the same
-// options, of which none is dropped; no file makes the parser read beyond its bytes.
+// config.json of a model's folder, as the program writes it: it names the architecture that fits the model, and is read
+// as the same options, none of which is dropped. No file makes the parser read beyond its bytes.
 #include "config/layers.h"       // config_layer_is_windowed
 #include "config/resolve.h"      // config_parse, config_resolve
 #include "formats/huggingface.h" // under test
@@ -42,7 +42,7 @@ static const struct {
     {LLAMA_LIKE SCALED_YARN "--yarn-beta-fast 20 --no-yarn-truncate --rope-attention-factor 1.2079441541679836",
      ARCHITECTURE_LLAMA},
     {LLAMA_LIKE SCALED_YARN "--yarn-mscale 0.707 --yarn-mscale-all-dim 1.5", ARCHITECTURE_LLAMA},
-    {LLAMA_LIKE "--activation geglu --softmax-scale 0.25", ARCHITECTURE_LLAMA}, // that of heads of 16
+    {LLAMA_LIKE "--activation geglu --softmax-scale 0.25", ARCHITECTURE_LLAMA}, // the default scale for heads of 16
     {LLAMA_LIKE "--add-qkv-bias --rotary-base 1e6", ARCHITECTURE_QWEN2},
     {LLAMA_LIKE "--add-qkv-bias --window-size 4 --window-attn-skip-freq 0,1,1", ARCHITECTURE_QWEN2},
     {LLAMA_LIKE QK_NORM "--kv-channels 128 --num-query-groups 2", ARCHITECTURE_QWEN3},
@@ -75,7 +75,7 @@ static const struct {
     {NEOX_LIKE "--parallel-residual --untie-embeddings-and-output-weights", ARCHITECTURE_GPT_NEOX},
     {NEOX_LIKE "--activation gelu --no-add-qkv-bias --no-add-attention-proj-bias", ARCHITECTURE_GPT_NEOX},
     {ROPE, ARCHITECTURE_GPT_NEOX},
-    // What no class has.
+    // Settings that no class of transformers has.
     {"--num-query-groups 2 " ROPE, ARCHITECTURE_OURS},
     {NEOX_LIKE "--no-add-bias-linear", ARCHITECTURE_OURS},
     {"--normalization RMSNorm --no-add-bias-linear --kv-channels 8", ARCHITECTURE_OURS},
@@ -94,7 +94,8 @@ static void read_into(struct config *read, const struct huggingface_config *h) {
         option_set(&config_rows[option_find(&config_options, name, false)], read, value);
     }
 }
-// Whether an option of the model is the same, or means the same: add_bias_linear is where all biases are.
+// Whether an option of the model is the same in the two configs, or means the same: add_bias_linear means that all
+// biases are there.
 static bool same_option(const struct option_row *row, const struct config *wrote, const struct config *read,
                         enum architecture a) {
     char x[OPTION_TEXT], y[OPTION_TEXT];
@@ -119,7 +120,7 @@ static bool same_option(const struct option_row *row, const struct config *wrote
         return read->model.num_query_groups == wrote->model.num_attention_heads;
     return strcmp(before, after) == 0;
 }
-// Writes and reads the options; fails unless all come back.
+// Writes the options and reads them; fails unless all come back.
 static void assert_comes_back(const char *options, enum architecture architecture) {
     const struct config wrote = config_of(options);
     struct config read = config_of("");
@@ -156,11 +157,11 @@ static void test_written_is_read_as_the_same_options(void **state) {
 #undef SEEN_ROW
 }
 
-// Each option of the model with another value than its default, on models of several architectures: none is dropped
-// silently. An option that came later needs a row here.
+// Checks each option of the model with a value other than its default, on models of several architectures: none is
+// dropped silently. A new option needs a row here.
 static void test_no_option_is_dropped(void **state) {
     static const struct {
-        const char *name, *options; // which give it an effect and another value
+        const char *name, *options; // options: they give it an effect and another value
     } changed[] = {
         {"num_layers", "--num-layers 3"},
         {"hidden_size", "--hidden-size 64"},
@@ -225,7 +226,7 @@ static void test_no_option_is_dropped(void **state) {
         while (i < sizeof changed / sizeof *changed && strcmp(changed[i].name, rows[k]->name) != 0)
             i++;
         if (i == sizeof changed / sizeof *changed)
-            fail_msg("%s has no row here: say how an architecture of Hugging Face writes it, or that none does",
+            fail_msg("%s has no row here: add how an architecture of Hugging Face writes it, or that none does",
                      rows[k]->name);
         for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
             char options[900];
@@ -237,7 +238,8 @@ static void test_no_option_is_dropped(void **state) {
         }
     }
 }
-// A preset's checkpoints are of the class that the model was published as. Mistral 7B without a window is a Llama.
+// Checks that a preset's checkpoints are of the class that its model was published as. Mistral 7B without a window is a
+// Llama.
 static void test_presets_are_of_their_class(void **state) {
     static const struct {
         const char *begins;
@@ -265,7 +267,8 @@ static void test_presets_are_of_their_class(void **state) {
             fail_msg("%s is of %s", presets[i].name, architecture_class(architecture_of(&c)));
     }
 }
-// A checkpoint of our own kind, of a version before an option: the option has its default, biases that of all.
+// Checks a checkpoint of our own kind, from a version before an option: the option has its default; a missing bias
+// option is as the one for all biases.
 static void test_older_checkpoints_lack_options(void **state) {
     struct huggingface_config h;
     struct error_text error;
@@ -300,7 +303,8 @@ static void test_end_of_text(void **state) {
     free(beyond);
 }
 
-// Whatever was left out, an object that doesn't end is none; and a file of each kind, cut at every byte, does no harm.
+// Checks that an object that does not end is refused, whatever it lacks, and that a file of each kind, cut at every
+// byte, does no harm.
 static void test_truncation_at_every_byte(void **state) {
     struct huggingface_config h;
     struct error_text error;

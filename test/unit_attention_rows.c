@@ -1,5 +1,5 @@
-// What attention may be asked for, and the rows of its backends: a feature that no row names is refused by all of them.
-// A planted feature stands for the next one that is added.
+// The features that attention may be asked for, and the rows of its backends: all backends refuse a feature that no row
+// names. A planted feature stands for the next new one.
 #define ATTENTION_PLANTED_FEATURES(FEATURE) FEATURE(PLANTED, "planted slopes")
 #define ATTENTION_PLANTED_FIELDS(FIELD) FIELD(const float *, slopes, PLANTED)
 #include "attention.cuh"

@@ -1,5 +1,5 @@
-// Checkpoints survive: kills at every system call and at random moments, errors of every system call, a full disk, a
-// read-only one, flipped bits. What is found afterwards is always complete, and the newest that was.
+// Checkpoints survive kills at every system call and at random moments, errors of every system call, a full disk, a
+// read-only one, and flipped bits. What is found afterwards is always complete, and it is the newest that was complete.
 #include "formats/checkpoint.h"        // under test
 #include "formats/checkpoint_folder.h" // under test
 #include "formats/checkpoint_part.h"   // under test
@@ -34,13 +34,13 @@ enum { UNDER_THREAD_SANITIZER = 0 };
 // Folders and checkpoints to test with
 
 static char folder[256], root[PATH_MAX];
-static char *child_text; // what a child says to its parent; CHILD_TEXT bytes, shared
+static char *child_text; // what a child says to its parent; CHILD_TEXT bytes of shared memory
 enum { CHILD_TEXT = 4096 };
 
 static void run_shell(const char *command) { assert_int_equal(system(command), 0); }
 
-// In memory, where there is room: a kill takes nothing from the page cache, so it makes no difference here, and the
-// many fsyncs don't wait for a disk that others use. TMPDIR names another place.
+// Makes the tests' folder, in memory where there is room. A kill takes nothing from the page cache, so that memory
+// makes no difference, and the many fsyncs don't wait for a disk that others use. TMPDIR names another place.
 static int root_create(void **state) {
     struct statvfs status;
     const bool memory = access("/dev/shm", W_OK) == 0 && statvfs("/dev/shm", &status) == 0 &&
@@ -61,7 +61,7 @@ static void root_clear(void) {
     run_shell(command);
 }
 
-// `name` in the root; valid until the eighth call after it.
+// Returns the path of `name` in the root, which is valid until the eighth call after this one.
 static const char *in_root(const char *name) {
     static char paths[8][PATH_MAX + 256];
     static int next;
@@ -97,7 +97,7 @@ static int count_names(bool hidden) {
 }
 static int leftovers(void) { return count_names(true); }
 
-// What a checkpoint holds follows from its step and a salt, so that two saves of one step can be told apart.
+// A checkpoint's contents, which follow from its step and a salt, so that two saves of one step differ.
 struct contents {
     int64_t step, salt;
     unsigned char noise[300];
@@ -129,7 +129,7 @@ static void save(int64_t step, int64_t salt) {
         fail_msg("%s", problem);
 }
 
-// What a search said of what it passed over, a line each.
+// What a search said of the checkpoints that it passed over, a line each.
 struct heard {
     char text[8192];
 };
@@ -139,7 +139,7 @@ static void hear(void *context, const char *text) {
     snprintf(heard->text + length, sizeof heard->text - length, "%s\n", text);
 }
 
-// The newest one's step and salt; -1 for none. Its files must be what its step and salt say.
+// Step and salt of the newest checkpoint, whose files must be what these two say; -1: there is none.
 struct found {
     int64_t step, salt;
     char path[PATH_MAX];
@@ -181,7 +181,7 @@ static void assert_newest_at(int64_t step, int64_t salt, const char *file, int l
         _fail(file, line);
     }
 }
-// `words`: what the text must hold, separated by '|'.
+// Checks a text. words: what it must hold, separated by '|'.
 #define assert_words(text, words) assert_words_at((text), (words), __FILE__, __LINE__)
 static void assert_words_at(const char *text, const char *words, const char *file, int line) {
     char wanted[1024], *rest = NULL;
@@ -252,7 +252,7 @@ static void names_read_back_as_what_they_are(void **state) {
                                   "config.json"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (checkpoint_entry_parse(&entry, others[i]))
-            fail_msg("'%s' is read as one of ours", others[i]);
+            fail_msg("'%s' is taken for a checkpoint's name", others[i]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ static void names_read_back_as_what_they_are(void **state) {
 static const char good_manifest[] =
     "{\"version\": 1, \"step\": 12, \"files\": [{\"name\": \"a.bin\", \"bytes\": 0, \"xxh3_128\": \"" HASH "\"}]}";
 
-// A copy of exactly these bytes, so that a sanitizer sees a step beyond them.
+// Parses a copy that has exactly these bytes, so that a sanitizer sees a step beyond them.
 static const char *parse(const char *text, size_t bytes, struct error_text *error) {
     struct manifest manifest;
     char *const copy = (char *)malloc(bytes ? bytes : 1);
@@ -284,7 +284,7 @@ static void manifests_read_back(void **state) {
         char name[MANIFEST_FILE_NAME];
         memset(name, 'x', sizeof name);
         snprintf(name, sizeof name, "model-%05d", i);
-        name[11] = i % 2 ? 'x' : 0; // the longest that is allowed, and short ones
+        name[11] = i % 2 ? 'x' : 0; // the longest name that is allowed, and short ones
         name[MANIFEST_FILE_NAME - 1] = 0;
         struct manifest_file *const file = manifest_add(&manifest, name);
         assert_non_null(file);
@@ -307,7 +307,7 @@ static void manifests_read_back(void **state) {
     free(text);
 }
 
-// Each bad in one thing, and what must be said of it.
+// Checks manifests that are each bad in one thing, and what is said of it.
 static void bad_manifests_are_refused_by_name(void **state) {
 #define FILE_WITH(name, bytes, hash) "{\"name\": " name ", \"bytes\": " bytes ", \"xxh3_128\": " hash "}"
 #define WITH_FILES(files) "{\"version\": 1, \"step\": 12, \"files\": " files "}"
@@ -388,7 +388,7 @@ static void huge_manifests_are_refused(void **state) {
     assert_null(parse(text, bytes - 1, &error));
     assert_words(parse(text, bytes, &error), "is 4194305 bytes long; expected a manifest of 4194304 at most");
     memset(text, '[', bytes);
-    assert_words(parse(text, bytes - 1, &error), "not JSON"); // nested past every stack
+    assert_words(parse(text, bytes - 1, &error), "not JSON"); // nested more deeply than any stack holds
     size_t length = (size_t)sprintf(text, "{\"version\": 1, \"step\": 1, \"files\": [");
     for (int i = 0; i <= MANIFEST_FILES; i++)
         length += (size_t)sprintf(text + length, "%s1", i ? "," : "");
@@ -405,7 +405,7 @@ static void cut_and_changed_manifests_are_refused(void **state) {
         assert_non_null(parse(good_manifest, cut, &error));
     char changed[sizeof good_manifest];
     uint64_t random = 5;
-    for (int trial = 0; trial < 20000; trial++) { // whatever comes in: an answer, and nothing beyond the bytes is read
+    for (int trial = 0; trial < 20000; trial++) { // whatever the bytes are, it returns, and reads nothing beyond them
         memcpy(changed, good_manifest, sizeof changed);
         for (int i = 0; i < 1 + trial % 3; i++)
             changed[test_random(&random) % bytes] = (char)test_random(&random);
@@ -428,7 +428,7 @@ static void a_checkpoint_is_there_after_its_commit_and_not_before(void **state) 
     assert_int_equal(found.step, -1);
     assert_words(heard.text, ".step_00000010.|.partial: is being written or removed by process ");
     checkpoint_abandon(&writer);
-    checkpoint_abandon(&writer); // once more does nothing
+    checkpoint_abandon(&writer); // a second time it does nothing
     assert_int_equal(leftovers(), 0);
     save(10, 1);
     assert_newest(10, 1);
@@ -440,7 +440,8 @@ static void a_checkpoint_is_there_after_its_commit_and_not_before(void **state) 
     assert_newest(100000000, 3);
 }
 
-// XXH3 128 of nothing is in its documentation: what we write is what xxhsum -H128 prints.
+// Checks that the manifest has what was written. XXH3 128 of no bytes is in its documentation: the manifest has what
+// xxhsum -H128 prints.
 static void the_manifest_says_what_was_written(void **state) {
     struct checkpoint_writer writer;
     struct manifest manifest;
@@ -457,7 +458,7 @@ static void the_manifest_says_what_was_written(void **state) {
     assert_null(checkpoint_file(&writer, "empty", NULL, 0));
     assert_null(checkpoint_file(&writer, "large", bytes, MAX));
     assert_null(checkpoint_file(&writer, "chunk", bytes, CHECKPOINT_CHUNK));
-    assert_null(checkpoint_file_begin(&writer, "mixed")); // small and large parts, on and off the chunks' borders
+    assert_null(checkpoint_file_begin(&writer, "mixed")); // small and large pieces, on the chunks' borders and off them
     uint64_t done = 0;
     for (int i = 0; done < MAX; i++) {
         const uint64_t wish = i % 3 == 0 ? test_random(&random) % 100 : test_random(&random) % (5u << 20);
@@ -505,19 +506,19 @@ static void what_is_not_listed_is_ignored_and_what_is_missing_is_named(void **st
     assert_int_equal(mkdir(path, 0777), 0);
     assert_words(verify(checkpoint, &error), "model.safetensors: Is a directory");
     assert_int_equal(rmdir(path), 0);
-    assert_int_equal(mkfifo(path, 0666), 0); // must not wait for its other end
+    assert_int_equal(mkfifo(path, 0666), 0); // it must not wait for the other end
     assert_words(verify(checkpoint, &error), "model.safetensors: is not a regular file");
     snprintf(path, sizeof path, "%s/manifest.json", checkpoint);
     assert_int_equal(truncate(path, 60), 0);
     assert_words(verify(checkpoint, &error), "manifest.json: is not JSON");
-    assert_int_equal(truncate(path, 1 << 30), 0); // not read into memory
+    assert_int_equal(truncate(path, 1 << 30), 0); // too large to be read into memory
     assert_words(verify(checkpoint, &error), "manifest.json: is 4194305 bytes long");
     assert_int_equal(unlink(path), 0);
     assert_words(verify(checkpoint, &error), "manifest.json: No such file or directory; it is no complete checkpoint");
     assert_words(verify(in_root("step_00000011"), &error), "step_00000011: cannot be opened: No such file");
 }
 
-// Flips every bit of a file; how many of them leave a checkpoint that verifies.
+// The number of bits of a file whose flip leaves a checkpoint that verifies.
 static int flip_bits(const char *checkpoint, const char *name) {
     unsigned char bytes[4096];
     char path[PATH_MAX + 256];
@@ -546,8 +547,8 @@ static void every_flipped_bit_is_found(void **state) {
     root_clear();
     save(10, 1);
     assert_int_equal(flip_bits(in_root("step_00000010"), "model.safetensors"), 0);
-    // In the manifest, the step may become another: 10 by one bit 11, 12, 14, 18, 30, 50, 90, or 1 and a space, which
-    // contradict the folder's name where one is searched for. All else is found.
+    // Only the manifest's step may become another one: 10 becomes 11, 12, 14, 18, 30, 50 or 90, or 1 and a space, by
+    // one bit. A search finds these by the folder's name. All else is found.
     assert_int_equal(flip_bits(in_root("step_00000010"), MANIFEST_NAME), 8);
     struct error_text error;
     struct found found;
@@ -565,7 +566,7 @@ static void faults_of_the_program_are_texts_too(void **state) {
     for (size_t i = 0; i < sizeof bad_names / sizeof *bad_names; i++) {
         assert_null(checkpoint_begin(&writer, root, 20));
         assert_words(checkpoint_file_begin(&writer, bad_names[i]), "cannot be made: Invalid argument");
-        // What follows a failure says the same, and does nothing.
+        // Calls after a failure say the same, and do nothing.
         assert_ptr_equal(checkpoint_file_write(&writer, "x", 1), writer.error.text);
         assert_ptr_equal(checkpoint_file_end(&writer), writer.error.text);
         assert_ptr_equal(checkpoint_file_begin(&writer, "a"), writer.error.text);
@@ -578,7 +579,7 @@ static void faults_of_the_program_are_texts_too(void **state) {
     assert_words(checkpoint_commit(&writer), "committed within a file");
     assert_null(checkpoint_begin(&writer, root, 20));
     assert_null(checkpoint_file(&writer, "a", "x", 1));
-    assert_non_null(checkpoint_file(&writer, "a", "y", 1)); // twice
+    assert_non_null(checkpoint_file(&writer, "a", "y", 1)); // a second time
     assert_null(checkpoint_begin(&writer, root, 20));
     assert_non_null(checkpoint_file_write(&writer, "x", 1));
     assert_null(checkpoint_begin(&writer, root, 20));
@@ -618,7 +619,7 @@ static void newer_ones_are_passed_over_with_a_reason(void **state) {
     struct heard heard;
     struct error_text error;
     root_clear();
-    assert_null(find_newest(&found, &heard, &error)); // no root at all: a run that has saved nothing
+    assert_null(find_newest(&found, &heard, &error)); // there is no root: a run that has saved nothing
     assert_int_equal(found.step, -1);
     for (int i = 1; i <= 5; i++)
         save(10 * i, i);
@@ -673,12 +674,12 @@ static void users_name_a_checkpoint_its_root_or_the_run(void **state) {
     assert_int_equal(manifest.step, 20);
     manifest_free(&manifest);
     assert_words(heard.text, "step_00000030/model.safetensors: is damaged");
-    // The one that was named is wrong: no other is taken in its place.
+    // Where the named checkpoint is bad, no other is taken in its place.
     assert_words(checkpoint_resolve(path, &manifest, in_root("step_00000030"), &listener, &error), "is damaged");
     assert_string_equal(path, "");
     assert_words(checkpoint_resolve(path, &manifest, in_root("step_00000010/empty"), &listener, &error),
                  "is no folder");
-    // Under another name it is still that checkpoint.
+    // Under another name it is still the same checkpoint.
     assert_int_equal(rename(in_root("step_00000010"), in_root("best")), 0);
     assert_null(checkpoint_resolve(path, &manifest, in_root("best"), &listener, &error));
     assert_int_equal(manifest.step, 10);
@@ -707,7 +708,7 @@ static void the_oldest_go_beyond_those_to_keep(void **state) {
     assert_true(exists(in_root("step_00000030")));
     prune(4, -1);
     assert_int_equal(count_names(false), 4);
-    cut_model("step_00000050"); // doesn't count among the two
+    cut_model("step_00000050"); // so it does not count as one of the two
     prune(2, 60);
     assert_true(exists(in_root("step_00000040")));
     assert_false(exists(in_root("step_00000030")));
@@ -721,19 +722,19 @@ static void the_newest_complete_one_always_stays(void **state) {
     root_clear();
     for (int i = 1; i <= 5; i++)
         save(10 * i, i);
-    flip_model("step_00000050"); // right in length: only its hash tells
+    flip_model("step_00000050"); // its length is right, so that only its hash tells
     cut_model("step_00000040");
     prune(1, -1);
     assert_newest(30, 3);
-    assert_true(exists(in_root("step_00000050"))); // of the newer ones nothing is lost
+    assert_true(exists(in_root("step_00000050"))); // of the newer ones none is lost
     assert_false(exists(in_root("step_00000020")));
-    // A run that went back to 30 and saves 35 while 50 is still there.
+    // A run that went back to step 30, and saves 35 while 50 is still there.
     save(35, 7);
     prune(1, 35);
     assert_newest(35, 7);
     assert_false(exists(in_root("step_00000030")));
     flip_model("step_00000035");
-    prune(1, -1); // none is complete: nothing goes
+    prune(1, -1); // none is complete, so nothing is removed
     assert_int_equal(count_names(false), 3);
 }
 
@@ -753,13 +754,13 @@ static void only_our_own_is_removed_and_links_are_not_followed(void **state) {
     assert_int_equal(mkdir(link, 0777), 0);
     snprintf(link, sizeof link, "%s/deep/link", in_root(".step_00000021.4194304.removing"));
     assert_int_equal(symlink("../../../outside", link), 0);
-    // Those of processes that live, this one and its parent, but write nothing.
+    // Folders of living processes, this one and its parent, that write nothing.
     char own[64], parents[64];
     snprintf(own, sizeof own, ".step_00000040.%d.partial", (int)getpid());
     snprintf(parents, sizeof parents, ".step_00000040.%d.partial", (int)getppid());
     assert_int_equal(mkdir(in_root(own), 0777), 0);
     assert_int_equal(mkdir(in_root(parents), 0777), 0);
-    // Alike, but not ours.
+    // Names like ours that are not ours.
     const char *const foreign[] = {".step_00000022.partial", "step_5", ".step_00000022.4194304.partial.bak", "best",
                                    "step_00000001.old"};
     for (size_t i = 0; i < 5; i++)
@@ -782,7 +783,7 @@ static void a_checkpoint_that_was_set_aside_comes_back(void **state) {
     save(20, 2);
     const char *const aside = in_root(".step_00000020.4194304.replaced");
     assert_int_equal(rename(in_root("step_00000020"), aside), 0);
-    assert_newest(20, 2); // found under that name, by readers that change nothing
+    assert_newest(20, 2); // readers find it under that name, and change nothing
     assert_true(exists(aside));
     prune(1, -1);
     assert_true(exists(in_root("step_00000020")));
@@ -798,7 +799,7 @@ static void a_checkpoint_that_was_set_aside_comes_back(void **state) {
 // Children that are killed, or whose system calls fail
 
 #define NOT_PERMITTED 77
-// Runs in a process of its own; returns its exit status, or -1 if it did not exit.
+// Runs a function in a process of its own; returns its exit status, or -1 if it did not exit.
 static int in_child(int (*run)(void *), void *argument) {
     int status = 0;
     child_text[0] = 0;
@@ -806,7 +807,7 @@ static int in_child(int (*run)(void *), void *argument) {
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        alarm(120); // one that hangs is a failure
+        alarm(120); // a child that hangs is a failure
         _exit(run(argument));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -822,7 +823,7 @@ static int child_says(const char *text) {
             return child_says("not: " #condition);                                                                     \
     } while (0)
 
-// A save and a prune as the trainer does them.
+// A save and a prune, as the trainer makes them.
 struct job {
     int64_t step, salt;
 };
@@ -838,8 +839,8 @@ static int run_job(void *argument) {
     return 0;
 }
 
-// A living writer's folder is left alone. A killed one's goes with the next save, though a process of its number exists
-// until its parent has asked for its status.
+// Checks that the folder of a living writer is left, and that a killed writer's folder goes with the next save, though
+// a process of the writer's number exists until its parent has asked for its status.
 static void a_writer_holds_its_folder_until_it_dies(void **state) {
     int ends[2];
     char byte = 0;
@@ -882,16 +883,16 @@ static void a_writer_holds_its_folder_until_it_dies(void **state) {
     root_clear();
 }
 
-// What is done to a child at its system calls, of which those on files count, from 1.
+// What is done to a child at its system calls. Calls on files count, from 1.
 struct trace {
-    int kill_at;          // ends there, before the call; 0: never
-    int fail_at;          // that one fails
-    int error;            // with this
-    bool no_exchange;     // renameat2 fails in every case, as on a file system that can't exchange
-    bool short_writes;    // each write takes half of what it is given
-    int calls;            // seen
-    unsigned long failed; // the number of the call that was made to fail
-    char order[64];       // f for an fsync, r for a rename
+    int kill_at;          // the child is killed before this call; 0: never
+    int fail_at;          // this call fails; 0: none does
+    int error;            // its errno
+    bool no_exchange;     // renameat2 always fails, as on a file system that can't exchange
+    bool short_writes;    // each write takes half of its bytes
+    int calls;            // calls so far
+    unsigned long failed; // the system call's number of the call that failed
+    char order[64];       // f: an fsync, r: a rename
 };
 
 static bool is_file_call(unsigned long number) {
@@ -916,7 +917,7 @@ static bool poke(pid_t child, size_t offset, long value) { return ptrace(PTRACE_
 
 static bool is_rename(unsigned long number) { return number == SYS_rename || number == SYS_renameat; }
 
-// At the entry of a call, of which `bytes` is the third argument: whether it is to fail.
+// Whether a call is to fail; runs as the child enters it. bytes: the call's third argument.
 static bool trace_enter(struct trace *trace, pid_t child, unsigned long number, unsigned long bytes) {
     const bool counts = is_file_call(number);
     const size_t length = strlen(trace->order);
@@ -931,14 +932,14 @@ static bool trace_enter(struct trace *trace, pid_t child, unsigned long number, 
     const bool fails = exchange || (counts && trace->fail_at == trace->calls);
     if (counts && trace->fail_at == trace->calls)
         trace->failed = number;
-    if (fails) // it becomes no call at all
+    if (fails) // no call has the number -1
         assert_true(poke(child, offsetof(struct user_regs_struct, orig_rax), -1));
     if (trace->short_writes && (number == SYS_write || number == SYS_pwrite64) && bytes > 1)
         assert_true(poke(child, offsetof(struct user_regs_struct, rdx), (long)(bytes / 2)));
     return fails;
 }
 
-// Runs in a child under trace; its wait status.
+// Runs a function in a traced child; returns its wait status.
 static int in_traced_child(int (*run)(void *), void *argument, struct trace *trace) {
     int status = 0;
     bool fails = false;
@@ -981,7 +982,7 @@ static int in_traced_child(int (*run)(void *), void *argument, struct trace *tra
         }
     }
 }
-#else // system calls are stopped on x86-64 alone
+#else // system calls are traced only on x86-64
 static int in_traced_child(int (*run)(void *), void *argument, struct trace *trace) { return NOT_PERMITTED << 8; }
 #endif
 
@@ -992,7 +993,7 @@ static void skip_if_not_permitted(int status, const char *what) {
     skip();
 }
 
-// Whatever has a checkpoint's name is one, also while others are removed.
+// Checks that whatever has a checkpoint's name is a checkpoint, also while others are removed.
 static void verify_all(void) {
     struct checkpoint_entries entries;
     struct error_text error;
@@ -1005,8 +1006,8 @@ static void verify_all(void) {
     free(entries.all);
 }
 
-// Killed before each of its calls in turn: there is always a complete checkpoint, the old one or the new one, and the
-// next save works and clears up. `steps`: one that is there, one that is saved.
+// Checks a save that is killed before each of its calls in turn: there is always a complete checkpoint, the old one or
+// the new one, and the next save succeeds and cleans up. old_step: there before; new_step: saved.
 static void kill_at_every_call(int64_t old_step, int64_t new_step, bool no_exchange) {
     int old_found = 0, new_found = 0;
     for (int at = 1;; at++) {
@@ -1025,8 +1026,8 @@ static void kill_at_every_call(int64_t old_step, int64_t new_step, bool no_excha
         new_found += found.salt == 2;
         verify_all();
         if (new_found && found.salt == 1)
-            fail_msg("killed at call %d: the old one is back", at);
-        prune(0, -1); // what a search found stays where it is, or gets its name again
+            fail_msg("killed at call %d: the old checkpoint is the newest again", at);
+        prune(0, -1); // what a search finds must stay, or get its name again
         assert_newest(found.step, found.salt);
         assert_int_equal(leftovers(), 0);
         save(new_step, 3);
@@ -1044,7 +1045,8 @@ static void killed_at_every_system_call_of_a_save(void **state) { kill_at_every_
 static void killed_at_every_system_call_of_the_same_step(void **state) { kill_at_every_call(20, 20, false); }
 static void killed_at_every_system_call_without_exchange(void **state) { kill_at_every_call(20, 20, true); }
 
-// Each call in turn fails: the save says so and the old one is there, or it succeeds and the new one is.
+// Lets each call of a save fail in turn: the save reports it and the old checkpoint is there, or the save succeeds and
+// the new one is.
 static void fail_at_every_call(int64_t old_step, int64_t new_step, int error_number, bool no_exchange) {
     int failed = 0, at = 1;
     for (bool more = true; more; at++) {
@@ -1065,7 +1067,7 @@ static void fail_at_every_call(int64_t old_step, int64_t new_step, int error_num
             fail_msg("call %d failed: step %d, salt %d; %s; %s", at, (int)found.step, (int)found.salt, problem,
                      child_text);
         if (trace.failed == SYS_fsync || trace.failed == SYS_write)
-            assert_int_equal(WEXITSTATUS(status), 1); // none of them goes unheard
+            assert_int_equal(WEXITSTATUS(status), 1); // every failure is reported
         if (WEXITSTATUS(status) == 1) {
             failed++;
             assert_words(child_text, strerror(error_number));
@@ -1087,7 +1089,7 @@ static void every_system_call_fails_once(void **state) {
     fail_at_every_call(20, 20, EIO, true);
 }
 
-// A signal in the middle of a call is no error, and a write may take a part.
+// Checks that a signal in the middle of a call is no error, and that a write may take only a part.
 static void interrupted_calls_and_short_writes_go_on(void **state) {
     for (int at = 1;; at++) {
         struct job job = {20, 2};
@@ -1109,18 +1111,18 @@ static void interrupted_calls_and_short_writes_go_on(void **state) {
     assert_newest(30, 3);
 }
 
-// A power cut can't be had in a test, but the calls that guard against it can be counted, in their order.
+// Checks the calls that guard against a power cut, in their order: a test can't cut the power, but it can count them.
 static void everything_is_on_the_disk_before_its_name_and_the_name_after(void **state) {
     struct job job = {20, 2};
     struct trace trace = {0};
     root_clear();
     save(10, 1);
     skip_if_not_permitted(in_traced_child(run_job, &job, &trace), "tracing");
-    // Two files, the manifest, the folder; its name; the root; the name under which step 10 is removed.
+    // Two files, the manifest and the folder; the folder's name; the root; the name under which step 10 is removed.
     assert_string_equal(trace.order, "ffffrfr");
     struct trace again = {0};
     in_traced_child(run_job, &job, &again);
-    assert_string_equal(again.order, "ffffrrfr"); // the first rename finds the name taken, the second exchanges
+    assert_string_equal(again.order, "ffffrrfr"); // the first rename finds the name taken; the second one exchanges
     struct trace aside = {0};
     aside.no_exchange = true;
     in_traced_child(run_job, &job, &aside);
@@ -1128,12 +1130,12 @@ static void everything_is_on_the_disk_before_its_name_and_the_name_after(void **
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Several processes that write one checkpoint, each its part
+// Several processes that write one checkpoint, each of them a part
 
 enum { TEAM = 3, TEAM_PIECE = 7, TEAM_BEGIN = 5 };
-static volatile pid_t *laid_out; // shared: process 0, once the others may begin; -1: it could not
+static volatile pid_t *laid_out; // shared: process 0's pid, once the others may begin; -1: it has failed
 
-// Its share of the contents in pieces; the first bytes are there already.
+// Writes a process's share of the contents, in pieces; the first bytes are already there.
 static const char *team_part(pid_t writer, int number, int64_t step, int64_t salt, struct checkpoint_part *part) {
     struct contents contents;
     memset(&contents, 0, sizeof contents);
@@ -1197,8 +1199,8 @@ static int run_member(void *argument) {
     return !problem ? 0 : m->traced ? child_says(problem) : 1;
 }
 
-// A save by all of them, of which one is under trace; its wait status. Where it ends otherwise than by success the
-// others are ended a little later, as the watch over a job does. *others: how many of them failed by themselves.
+// Saves by all processes, of which `traced` is under trace; returns its wait status. Unless it succeeds, the other ones
+// are killed a little later, as the watch over a job does. *others: how many of them failed by themselves.
 static int in_team(int traced, int64_t step, struct trace *trace, int *others) {
     pid_t pids[TEAM];
     struct member member = {traced, step, 2, true};
@@ -1220,7 +1222,7 @@ static int in_team(int traced, int64_t step, struct trace *trace, int *others) {
         if (number == traced)
             continue;
         while (waitpid(pids[number], &other, whole ? 0 : WNOHANG) == 0) {
-            if (waited++ == 30) // of a millisecond each: time for what must not be done
+            if (waited++ == 30) // of a millisecond each: time in which a forbidden rename would show
                 kill(pids[number], SIGKILL);
             usleep(1000);
         }
@@ -1237,7 +1239,7 @@ static void team_is_whole(int at, int traced, bool saved, bool not_saved) {
     if (problem || !((old && !saved) || (new_one && !not_saved)))
         fail_msg("process %d, call %d: step %d, salt %d; %s", traced, at, (int)found.step, (int)found.salt, problem);
     verify_all();
-    save(30, 3); // also clears up
+    save(30, 3); // also cleans up
     assert_newest(30, 3);
     assert_int_equal(leftovers(), 0);
 }
@@ -1278,7 +1280,7 @@ static void a_failing_call_of_any_of_several_leaves_the_checkpoint_before(void *
             if (refused)
                 assert_words(child_text, "the checkpoints before it are untouched");
             if (trace.failed == SYS_fsync || trace.failed == SYS_pwrite64)
-                assert_int_equal(WEXITSTATUS(status), 1); // none of them goes unheard
+                assert_int_equal(WEXITSTATUS(status), 1); // every failure is reported
             failed += refused;
             team_is_whole(at, traced, !refused, refused);
         }
@@ -1305,7 +1307,8 @@ static void several_go_on_after_interruptions_and_short_writes(void **state) {
         }
     }
 }
-// The part of process 2 is late, fails or is never begun: the checkpoint waits, fails or waits; process 1 hears of it.
+// Checks the part of process 2. Where it is late the checkpoint waits, where it fails the checkpoint fails, and where
+// it is never begun the checkpoint waits. Process 1 is told of failures.
 static void parts_are_waited_for_and_failures_are_told(void **state) {
     static struct checkpoint_writer writer;
     static struct checkpoint_part part, late;
@@ -1315,12 +1318,12 @@ static void parts_are_waited_for_and_failures_are_told(void **state) {
     assert_null(team_part(getpid(), 1, 20, 2, &part));
     assert_null(checkpoint_part_begin(&late, root, 20, getpid(), 2));
     assert_words(checkpoint_part_open(&late, "nothing"), "nothing: cannot be opened|No such file|step 20 is not saved");
-    assert_words(checkpoint_part_end(&late), "nothing: cannot be opened"); // the same text again
+    assert_words(checkpoint_part_end(&late), "nothing: cannot be opened"); // again with this text
     assert_words(checkpoint_wait_for_parts(&writer), "rank 2 could not write its part|the checkpoints before it");
     assert_false(late.given_up || late.unheard);
     assert_newest(10, 1);
     assert_int_equal(leftovers(), 0);
-    // What process 0 has given up is no failure of the others.
+    // What process 0 has given up counts as no failure of the others.
     assert_null(team_lay_out(&writer, 20, 2));
     assert_null(checkpoint_part_begin(&late, root, 20, getpid(), 2));
     checkpoint_abandon(&writer);
@@ -1345,10 +1348,11 @@ static int64_t clock_us(void) {
     return now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-// Resumes from the newest, and saves and saves, telling its parent of each that is complete.
+// A process that resumes from the newest checkpoint and saves again and again, and tells its parent of each complete
+// save.
 struct loop {
     int pipe;
-    bool again; // begins by saving the newest step again
+    bool again; // it begins by saving the newest step again
 };
 static int run_loop(void *argument) {
     const struct loop *const loop = (const struct loop *)argument;
@@ -1370,7 +1374,8 @@ static int run_loop(void *argument) {
 }
 static void killed_at_random_moments(void **state) {
     uint64_t random = (uint64_t)clock_us();
-    int64_t complete = 0; // the newest step known to be: 0 below, then as a child or the search after it says
+    // the newest step known to be complete: first 0, then what a child or the search after it says
+    int64_t complete = 0;
     const int kills = in_long_run() && !UNDER_THREAD_SANITIZER ? 200 : 50;
     root_clear();
     const int64_t begin_us = clock_us();
@@ -1400,14 +1405,14 @@ static void killed_at_random_moments(void **state) {
             complete = step;
         close(ends[0]);
         const char *const problem = find_newest(&found, NULL, &error);
-        // Nothing that was complete is lost; what was killed before it could be told is one save at most.
+        // Nothing complete is lost. A kill before a save could be reported hides one save at most.
         if (problem || found.step < complete || found.step > complete + 1)
             fail_msg("kill %d: step %d, complete %d; %s", i, (int)found.step, (int)complete, problem);
         complete = found.step;
     }
     assert_true(complete > kills / 10);
     print_message("%d kills, %d steps\n", kills, (int)complete);
-    save(complete + 1, 0); // what all of them left is gone after the next
+    save(complete + 1, 0); // the next save removes what all of these left
     prune(2, complete + 1);
     assert_int_equal(leftovers(), 0);
     assert_int_equal(count_names(false), 2);
@@ -1444,7 +1449,8 @@ static bool write_text(const char *path, const char *text) {
         close(fd);
     return written;
 }
-// A file system of one MiB on the run's folder, which only this process sees and which goes with it.
+// Makes a file system of one MiB on the run's folder, which only this process sees, and which goes with it. Returns
+// whether it could.
 static bool mount_small_disk(void) {
     if (unshare(CLONE_NEWNS) != 0) {
         char uid[32], gid[32];
@@ -1470,7 +1476,7 @@ static int run_full_disk(void *unused) {
         return NOT_PERMITTED;
     check(!save_with(&writer, 10, 1));
     const uint64_t before = free_bytes();
-    for (int i = 0; i < 2; i++) { // the data doesn't fit, or the manifest after it
+    for (int i = 0; i < 2; i++) { // first the data does not fit, then the manifest after it
         const uint64_t count = i == 0 ? sizeof bytes : before;
         const char *problem = checkpoint_begin(&writer, root, 20);
         if (!problem)
@@ -1480,10 +1486,10 @@ static int run_full_disk(void *unused) {
         check(problem && strstr(problem, i == 0 ? "step_00000020/model: " : "step_00000020/manifest.json: "));
         check(strstr(problem, "cannot be ") && strstr(problem, ": No space left on device; step 20 is not saved"));
         check(strstr(problem, "untouched; free space, or keep fewer by --keep-checkpoints"));
-        check(free_bytes() == before); // and nothing of it is left
+        check(free_bytes() == before); // nothing of it is left
         check(!find_newest(&found, NULL, &error) && found.step == 10 && found.salt == 1);
     }
-    // A leftover fills the disk: the next save makes the room itself.
+    // A leftover fills the disk: the next save makes room itself.
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/.step_00000015.4194304.partial", root);
     check(mkdir(path, 0777) == 0);
@@ -1519,7 +1525,7 @@ static int run_read_only(void *unused) {
     problem = checkpoint_prune(root, 1, 20, &error);
     check(problem && strstr(problem, "step_00000010: cannot be removed: Read-only file system"));
     check(!find_newest(&found, NULL, &error) && found.step == 20 && found.salt == 2);
-    // Made read-only in the middle of a save, as a kernel does after an error of the disk.
+    // The disk becomes read-only in the middle of a save, as a kernel makes it after an error.
     check(mount(NULL, folder, NULL, MS_REMOUNT, NULL) == 0);
     check(!checkpoint_begin(&writer, root, 30));
     check(!checkpoint_file(&writer, "model", "x", 1));
@@ -1540,7 +1546,7 @@ static void a_read_only_disk_leaves_the_checkpoints_before(void **state) {
 // The thread
 
 struct thread_job {
-    int pipe; // waits until a byte comes
+    int pipe; // it waits until a byte comes
     int64_t step;
 };
 static const char *thread_save(void *argument, struct error_text *error) {
@@ -1556,7 +1562,7 @@ static const char *thread_save(void *argument, struct error_text *error) {
     const char *const problem = save_with(&writer, job->step, 1);
     if (problem)
         return error_format(error, "%s", problem);
-    job->step++; // seen by the waiter
+    job->step++; // the waiter sees it
     return job->step == 12 ? error_format(error, "step %d went wrong", 11) : NULL;
 }
 static void a_thread_saves_while_training_goes_on(void **state) {
@@ -1574,7 +1580,7 @@ static void a_thread_saves_while_training_goes_on(void **state) {
         assert_true(checkpoint_thread_start(&worker, thread_save, &job));
         assert_true(checkpoint_thread_busy(&worker));
         assert_false(checkpoint_thread_done(&worker));
-        assert_false(checkpoint_thread_start(&worker, thread_save, &job)); // one at a time
+        assert_false(checkpoint_thread_start(&worker, thread_save, &job)); // only one save at a time
         assert_int_equal(write(ends[1], "x", 1), 1);
         while (i < 2 && checkpoint_thread_busy(&worker))
             usleep(1000);
@@ -1593,10 +1599,10 @@ static void a_thread_saves_while_training_goes_on(void **state) {
         assert_newest(10 + i, 1);
     }
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
-    assert_false(sigismember(&blocked, SIGTERM)); // here they arrive as before
+    assert_false(sigismember(&blocked, SIGTERM)); // in this thread they arrive as before
     assert_true(checkpoint_thread_start(&worker, thread_save, &job));
     assert_int_equal(write(ends[1], "x", 1), 1);
-    checkpoint_thread_destroy(&worker); // waits
+    checkpoint_thread_destroy(&worker); // it waits
     assert_newest(13, 1);
     close(ends[0]);
     close(ends[1]);
@@ -1619,7 +1625,7 @@ static int group_setup(void **state) {
     descriptors_before = open_descriptors();
     return child_text == MAP_FAILED || laid_out == MAP_FAILED ? -1 : root_create(state);
 }
-// Last of all, in this process: errors and searches too.
+// Checks, last of all, that no descriptor is left open in this process, by errors and searches neither.
 static void no_descriptor_is_left_open(void **state) { assert_int_equal(open_descriptors(), descriptors_before); }
 
 int main(void) {

@@ -1,6 +1,6 @@
-// runtime/machine/child.h: how a child's end is told, and what it said.
+// runtime/machine/child.h: how a child's end is reported, and what it said.
 //
-//   unit_child          every test          unit_child child KIND [PARENT]    the child of one
+//   unit_child          every test          unit_child child KIND [PARENT]    the child of one test
 #include "runtime/machine/child.h"    // under test
 #include "runtime/machine/deadline.h" // deadline_clock_s
 #include "test/testing.h"             // cmocka
@@ -9,17 +9,17 @@
 #include <string.h>                   // strcmp
 #include <unistd.h>                   // fork, pause
 
-static const char *anew; // child_run's
+static const char *anew; // the argument of child_run with that name
 static struct child_result start(char *output, size_t size, const char *kind, double seconds) {
     char program[] = "unit_child", first[] = "child", name[32], parent[16];
-    if (test_slowness() > 1) // an emulator of a CPU starts no program of that CPU as a child
+    if (test_slowness() > 1) // an emulator of a CPU can't start a program for that CPU as a child
         skip();
     char *const arguments[] = {program, first, name, parent, NULL};
     snprintf(name, sizeof name, "%s", kind);
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     return child_run(output, size, arguments, seconds, anew);
 }
-// A process that holds the child's output and outlives it.
+// Leaves behind a process that holds the child's output and outlives it.
 static void leave_a_process_behind(void) {
     if (fork() == 0) {
         sleep(20);
@@ -74,7 +74,7 @@ static void the_middle_of_what_does_not_fit_is_dropped(void **state) {
         assert_string_equal(output + length - 6, " line\n");
     }
 }
-// A launcher may ignore SIGCHLD, which its programs inherit.
+// Checks that a child's end is reported where a launcher ignores SIGCHLD, which its programs inherit.
 static void a_parent_that_ignores_its_children_is_told(void **state) {
     char output[64];
     signal(SIGCHLD, SIG_IGN);
@@ -84,7 +84,7 @@ static void a_parent_that_ignores_its_children_is_told(void **state) {
     assert_int_equal(result.status, 5);
     assert_true(after == SIG_IGN);
 }
-// Its seconds begin anew at the text that it prints after 0.6 of them.
+// Checks a child's time limit: it begins anew with the text that the child prints after 0.6 of its seconds.
 static void its_time_begins_anew(void **state) {
     char output[64];
     const double seconds = test_slowness();
@@ -110,7 +110,7 @@ static void one_that_hangs_is_killed(void **state) {
     assert_int_equal(result.end, CHILD_LATE);
     assert_true(deadline_clock_s() - since_s < 5 * test_slowness());
 }
-// Neither a process that holds its output nor an output that is closed early hides its end.
+// Checks that neither a process that holds a child's output, nor an output that is closed early, hides the child's end.
 static void its_end_is_its_own(void **state) {
     char output[64];
     const double since_s = deadline_clock_s();

@@ -1,11 +1,12 @@
-// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work
-// before it and the work after it of the collective, and on the emulator what its NCCL is to find.
+// kernels/collectives.cuh between ranks: sums and gathered bytes against loops; the order of a collective and the work
+// before and after it; and, on the emulator, what its NCCL must find.
 //
 // Each test starts this program again under mpirun, as ranks that check what they get.
 //
 //   unit_collectives           every test          mpirun -np N unit_collectives SCENARIO [nccl|host]    one of them
 //
-// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16
+// Tolerances. A sum of n terms rounds n - 1 times, by at most 2^-24 of the sum of the terms' absolute values. Through
+// bf16 each term is rounded once more, and so is the sum, all by 2^-8.
 // each term is rounded once more, and the sum, all by 2^-8.
 #include "kernels/collectives.cuh"  // under test
 #include "kernels/device_queue.cuh" // device_open, device_synchronize
@@ -16,13 +17,13 @@
 #ifdef HAVE_MPI
 
 #ifdef TARGET_CUDA
-enum { KINDS = 2, HAS_NCCL = 1 }; // nccl, host
+enum { KINDS = 2, HAS_NCCL = 1 }; // nccl and host
 #else
-enum { KINDS = 1, HAS_NCCL = 0 }; // host
+enum { KINDS = 1, HAS_NCCL = 0 }; // only host
 #endif
-static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; short: for a rank that never comes
+static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; SHORT: for a rank that never comes
 enum { LARGEST_PART = 4099 };
-// Messages of an exchange, of each rank to each: the n-th has (from * 3 + to + n) % 4 * 777 bytes.
+// Messages of an exchange, from each rank to each: the n-th one has (from * 3 + to + n) % 4 * 777 bytes.
 enum { MESSAGES = 3, MAX_RANKS = 4, LARGEST_EXCHANGED = 2 * MAX_RANKS * MESSAGES * 4 * 777 };
 static size_t message_bytes(int from, int to, int n) { return (size_t)((from * 3 + to + n) % 4) * 777; }
 
@@ -72,7 +73,7 @@ static void collectives_end(struct rank *r) {
 
 // --- Values -------------------------------------------------------------------------------------------------------
 
-// What a rank's buffer holds at i in a round: any rank can tell.
+// Returns what a rank's buffer holds at i in a round; any rank can compute it.
 static float value_at(int round, int rank, int64_t i) {
     uint64_t state = (uint64_t)i * 64 + (uint64_t)rank * 8 + (uint64_t)round;
     return (float)test_uniform(&state);
@@ -98,8 +99,8 @@ static void check_sums(const float *got, int round, const struct rank *r, int64_
     }
 }
 
-// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned
-// place.
+// Checks a reduce-scatter whose result goes to its place in the buffer, or elsewhere. The buffer begins `offset`
+// elements after an aligned place.
 static void check_reduce_scatter(struct rank *r, int64_t part, int offset, bool in_place) {
     struct device *const dev = &r->device;
     const size_t part_bytes = (size_t)part * sizeof(float), bytes = part_bytes * (size_t)r->ranks;
@@ -146,8 +147,8 @@ static void check_all_gather(struct rank *r, size_t bytes, bool in_place) {
 static unsigned char message_byte(int from, int to, int n, size_t i) {
     return (unsigned char)(i * 7 + i / 251 + (size_t)(31 * from + 11 * to + 3 * n + 1));
 }
-// What a rank receives of each is what that one made for it before the exchange began, and is there for what is enqueued
-// after the wait.
+// Checks that a rank receives from each rank what was there before the sender began the exchange, and that work after
+// the wait sees what was received.
 static void check_exchange(struct rank *r) {
     struct device *const dev = &r->device;
     const size_t room = 4 * 777, bytes = room * MESSAGES * (size_t)r->ranks;
@@ -172,7 +173,7 @@ static void check_exchange(struct rank *r) {
     device_zero(in, bytes, dev);
     const uint64_t ticket =
         collective_exchange(&r->collectives, sends, count, receives, count, "a test's messages", dev);
-    memset(sends, 0, sizeof sends); // the lists are the caller's
+    memset(sends, 0, sizeof sends); // the lists belong to the caller
     collective_wait(&r->collectives, ticket, dev);
     device_zero(out, bytes, dev);
     device_download(host, in, bytes, dev);
@@ -188,7 +189,7 @@ static void check_exchange(struct rank *r) {
     device_free(in, bytes);
     host_free(host);
 }
-// Messages between two ranks alone: the others begin the exchange with empty lists.
+// Checks messages between only two ranks: the others begin the exchange with empty lists.
 static void check_pair(struct rank *r) {
     struct device *const dev = &r->device;
     int *const memory = (int *)device_allocate(2 * sizeof *memory), value = 40 + r->rank, got = 0;
@@ -222,9 +223,9 @@ static void values_are_right(struct rank *r, enum collectives_kind kind) {
 
 // --- Order --------------------------------------------------------------------------------------------------------
 
-// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the
-// wait must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing
-// has run by then but what the queues' own waits demand.
+// Checks two sums at once, while the device goes on. Each must see work that was enqueued before it. Work that is
+// enqueued after the wait must see the sum, and be unseen by it. The host waits for nothing until the end, so that on
+// the emulator only the queues' own waits make work run.
 static void order_is_kept(struct rank *r, enum collectives_kind kind) {
     enum { PART = 1000 };
     struct device *const dev = &r->device;
@@ -245,10 +246,10 @@ static void order_is_kept(struct rank *r, enum collectives_kind kind) {
     for (int i = 0; i < 2; i++) {
         device_upload(buffer[i], values[i], all_bytes, dev);
         ticket[i] = collective_reduce_scatter(c, out[i], buffer[i], PART, i ? "the second" : "the first", dev);
-        device_zero(taken[i], bytes, dev); // what is computed meanwhile
+        device_zero(taken[i], bytes, dev); // what the device computes meanwhile
     }
 #ifdef TARGET_CUDA
-    if (kind == COLLECTIVES_NCCL) // before anything that the device's stream was given
+    if (kind == COLLECTIVES_NCCL) // before any work of the device's stream
         cuda_check(cudaStreamSynchronize(c->nccl.device.stream));
 #endif
     for (int i = 0; i < 2; i++) {
@@ -268,7 +269,7 @@ static void order_is_kept(struct rank *r, enum collectives_kind kind) {
     host_free(host);
     collectives_end(r);
 }
-// The same with no wait of the host in between: the device's stream alone makes the collective run.
+// Checks the same order without a wait of the host in between: only the device's stream makes the collective run.
 static void wait_is_enough(struct rank *r, enum collectives_kind kind) {
     struct device *const dev = &r->device;
     const size_t all_bytes = sizeof(float) * (size_t)r->ranks;
@@ -294,7 +295,8 @@ static void wait_is_enough(struct rank *r, enum collectives_kind kind) {
     device_free(taken, all_bytes);
     host_free(host);
 }
-// More than can be under way: when the last is begun, the first is long done, and waiting for it is still right.
+// Checks more collectives than can be under way: when the last one begins, the first is long done, and waiting for it
+// is still right.
 static void many_are_under_way(struct rank *r, enum collectives_kind kind) {
     enum { MANY = 1100 };
     struct device *const dev = &r->device;
@@ -325,7 +327,7 @@ static void many_are_under_way(struct rank *r, enum collectives_kind kind) {
     host_free(host);
 }
 
-// What nobody waited for is there once the collectives are closed: its memory may be freed then.
+// Checks that closing the collectives waits for those that nobody has waited for: their memory may then be freed.
 static void closing_waits(struct rank *r, enum collectives_kind kind) {
     const size_t all_bytes = (size_t)r->ranks;
     unsigned char *const buffer = (unsigned char *)device_allocate(all_bytes);
@@ -334,7 +336,7 @@ static void closing_waits(struct rank *r, enum collectives_kind kind) {
     memset(host, r->rank + 1, all_bytes);
     device_upload(buffer, host, all_bytes, &r->device);
     if (r->rank == 1)
-        usleep(100000); // the others' collective can't be done before
+        usleep(100000); // so that the others' collective can't be done before
     collective_all_gather(&r->collectives, buffer, buffer + r->rank, 1, "a byte", &r->device);
     collectives_end(r);
     device_download(host, buffer, all_bytes, &r->device);
@@ -345,7 +347,7 @@ static void closing_waits(struct rank *r, enum collectives_kind kind) {
     host_free(host);
 }
 
-// Until what was begun is done, with nothing of the device's waiting for it.
+// Waits until what was begun is done, while nothing of the device waits for it.
 static void others_finish(struct collectives *c, enum collectives_kind kind) {
 #ifdef TARGET_CUDA
     if (kind == COLLECTIVES_NCCL)
@@ -354,8 +356,8 @@ static void others_finish(struct collectives *c, enum collectives_kind kind) {
     usleep(400000);
 #endif
 }
-// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their
-// wait for it. The late rank itself finds both done.
+// Checks the times where one rank is late. First the others wait only once the collective is done, then while it runs.
+// The late rank itself finds each collective done.
 static void times_are_known(struct rank *r, enum collectives_kind kind) {
     static const double LATE_S = 0.2;
     struct device *const dev = &r->device;
@@ -379,12 +381,14 @@ static void times_are_known(struct rank *r, enum collectives_kind kind) {
         collectives_times(c, &busy_s, &waited_s);
         busy_s -= busy_before_s;
         waited_s -= waited_before_s;
-        const bool exposed = waits || (HAS_NCCL && kind == COLLECTIVES_HOST); // which overlaps nothing
+        // on a GPU the host's collectives overlap nothing
+        const bool exposed = waits || (HAS_NCCL && kind == COLLECTIVES_HOST);
         if (late ? busy_s > LATE_S * 3 / 4 : busy_s < LATE_S / 4 || busy_s > 20 * LATE_S)
             fail("the collective ran for %.3f s", busy_s);
         const double least_s = exposed && !late ? LATE_S / 4 : 0;
         const double most_s =
-            exposed || late ? busy_s + LATE_S * 3 / 4 : LATE_S / 8; // it may come to its wait before the start
+            // it may come to its wait before the collective starts
+            exposed || late ? busy_s + LATE_S * 3 / 4 : LATE_S / 8;
         if (waited_s < least_s || waited_s > most_s)
             fail("the device waited for %.3f s of %.3f s", waited_s, busy_s);
     }
@@ -393,7 +397,7 @@ static void times_are_known(struct rank *r, enum collectives_kind kind) {
 }
 
 #ifdef TARGET_CUDA
-// The control thread finds out by itself how far the GPU is: here it has nothing left to do but that.
+// Checks that the control thread finds out by itself how far the GPU is: nothing else is left to do.
 static void control_is_told(struct rank *r, enum collectives_kind kind) {
     struct nccl_queue *const q = &r->collectives.nccl;
     const size_t all_bytes = sizeof(float) * (size_t)r->ranks;
@@ -416,7 +420,7 @@ static void control_is_told(struct rank *r, enum collectives_kind kind) {
     device_free(buffer, all_bytes);
 }
 
-// Its blocks go before those of the device's own stream.
+// Checks that the blocks of NCCL's stream go before the blocks of the device's own stream.
 static void collectives_go_first(struct rank *r, enum collectives_kind kind) {
     int least, greatest, priority, others;
     collectives_begin(r, kind, false);
@@ -429,8 +433,9 @@ static void collectives_go_first(struct rank *r, enum collectives_kind kind) {
 }
 
 #ifdef CUDA_EMULATED
-// Opening the collectives takes what they will ever hold of the device's memory, so that the check whether a plan fits
-// counts it. On a GPU kernels that are loaded later take some too, which the check has a reserve for.
+// Checks that opening the collectives takes all memory of the device that collectives ever hold, so that the check
+// whether a plan fits counts this memory. On a GPU, kernels that are loaded later take some more, for which the check
+// has a reserve.
 static void memory_is_taken_first(struct rank *r, enum collectives_kind kind) {
     const size_t all_bytes = sizeof(float) * LARGEST_PART * (size_t)r->ranks;
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -499,7 +504,8 @@ static void messages_differ(struct rank *r, enum collectives_kind kind) {
     collective_exchange(&r->collectives, &send, 1, &receive, 1, "messages", &r->device);
     collectives_end(r);
 }
-// What neither NCCL nor its stand-in can find: the control thread does, which knows what each rank has begun.
+// Checks what neither NCCL nor its stand-in can find: one rank's collective is missing. The control thread, which knows
+// what each rank has begun, finds it.
 static void one_is_missing(struct rank *r, enum collectives_kind kind) {
     float *const x = begin_fault(r);
     for (int i = 0; i < 2 - r->rank; i++)
@@ -559,7 +565,7 @@ static const struct scenario {
 };
 enum { SCENARIOS = sizeof scenarios / sizeof *scenarios };
 
-// "a,b,c": one after another
+// Runs scenarios one after another; names: "a,b,c".
 static void run_rank(const char *names, const char *kind_name) {
     static struct rank rank;
     const enum collectives_kind kind = strcmp(kind_name, "nccl") == 0 ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
@@ -572,12 +578,12 @@ static void run_rank(const char *names, const char *kind_name) {
     }
     rank_close(&rank);
 }
-// mpirun, whose output and whose ranks' is read from `said`.
+// An mpirun. `said` has what it and its ranks print.
 struct ranks_job {
     pid_t mpirun;
     FILE *said;
 };
-// In a process of its own, which becomes mpirun. MPI leaves memory behind of its own.
+// Turns this process into mpirun. MPI leaves memory behind, which is no leak of ours.
 static void become_mpirun(int ranks, const char *names, const char *kind) {
     char program[512] = "", number[16];
     test_own_session_folder();
@@ -609,7 +615,8 @@ static struct ranks_job start_ranks(int ranks, const char *names, const char *ki
     assert_non_null(job.said);
     return job;
 }
-// The job's status as of wait, all that its ranks said in `message`.
+// Waits for a job, and puts all that its ranks printed into message (size bytes); returns its status as wait() gives
+// it.
 static int end_ranks(struct ranks_job job, char *message, size_t size) {
     int status = 0;
     message[fread(message, 1, size - 1, job.said)] = 0;
@@ -640,10 +647,10 @@ static void two_ranks_over_nccl(void **state) { check_ranks(2, nccl_scenarios, "
 static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios, "nccl"); }
 
 static const struct fault {
-    const char *name, *words, *other_words; // of the message
+    const char *name, *words, *other_words; // words, other_words: parts of the message
     const char *planted;                    // EMU_FAULT; NULL: none
 } faults[] = {
-    // behind the four that open them
+    // Call 5 is the first one behind the four that open the collectives.
     {"counts_differ", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclReduceScatter of 9 ncclFloat32"},
     {"order_differs", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclAllGather of 32 ncclUint8"},
     {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},
@@ -661,14 +668,14 @@ static const struct fault {
     {"close", "NCCL's exchange of 1 elements on known numbers gave 1 wrong", "NCCL_P2P_DISABLE=1", "wrong:messages"},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };
-// All at once: mpirun takes a second or two to end a job that failed.
+// Runs all faults at once: mpirun takes a second or two to end a job that failed.
 static void faults_are_found(void **state) {
     char message[8192];
     struct ranks_job jobs[FAULTS];
     need_mpirun();
     for (int i = 0; i < FAULTS; i++) {
         if (faults[i].planted)
-            setenv("EMU_FAULT", faults[i].planted, 1); // this process has read it
+            setenv("EMU_FAULT", faults[i].planted, 1); // this process has already read the variable
         jobs[i] = start_ranks(2, faults[i].name, "nccl");
         unsetenv("EMU_FAULT");
     }

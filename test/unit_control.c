@@ -1,5 +1,5 @@
-// The control connections between forked processes: exchanges, and every way in which a job can end. The start of a job
-// is in test/unit_control_start.c.
+// The control connections between forked processes: exchanges, and every way in which a job can end.
+// test/unit_control_start.c tests the start of a job.
 #include "runtime/machine/error.h" // fail
 #include "test/control_job.h"      // under test: runtime/net/control.c
 #include <math.h>                  // fabs
@@ -12,7 +12,7 @@ static void exchanges_of_all_sizes(void **state) {
         job_expect_good(job_start(ranks, 10, run_sizes, NULL));
 }
 
-// Nobody leaves a barrier that somebody has not reached.
+// Checks that nobody leaves a barrier that somebody has not reached.
 static int run_late(struct control *c, void *shared) {
     int64_t *const arrived = (int64_t *)shared;
     for (int i = 0; i < 8; i++) {
@@ -55,13 +55,14 @@ static void one_rank_needs_nobody(void **state) {
 
 // ---- ends ----
 
-// Collectives, of which the tenth does not end.
+// Runs ten collectives, of which the last one does not end.
 static int run_collectives(struct control *c, void *stops) {
     for (int i = 0; i < 10; i++) {
         char name[32];
         snprintf(name, sizeof name, "piece %d", i + 1);
         control_collective_begun(c, name);
-        control_barrier(c, "the data's own way", true); // a collective is done when all are in it
+        // stands for the data: a collective is done when all ranks are in it
+        control_barrier(c, "the data's own way", true);
         if (i == 9)
             socket_sleep_s(20);
         control_collective_done(c);
@@ -70,7 +71,7 @@ static int run_collectives(struct control *c, void *stops) {
 }
 static void a_rank_that_is_killed(void **state) {
     uint64_t random = (uint64_t)getpid();
-    struct job *jobs[4]; // at the same time, as wherever a test has several: all they do is wait
+    struct job *jobs[4]; // at the same time, as in other tests with several jobs: they only wait
     char words[4][256];
     for (int lost = 0; lost < 4; lost++) {
         struct job *const job = jobs[lost] = job_start(4, 1, run_collectives, NULL);
@@ -79,7 +80,8 @@ static void a_rank_that_is_killed(void **state) {
                  "(collective 10); the job ends",
                  lost, job->address.at.host, (int)job->pids[lost]);
     }
-    // Long enough for all to be in the tenth and to have said so, and then at any moment.
+    // First after enough time for all ranks to be in the tenth collective and to have reported it, then at random
+    // moments.
     socket_sleep_s(0.5 + 0.1 * fabs(test_uniform(&random)));
     const double killed_s = deadline_clock_s();
     for (int lost = 0; lost < 4; lost++)
@@ -91,7 +93,8 @@ static void a_rank_that_is_killed(void **state) {
     }
 }
 
-// Where it is lost: in the first collective that another is in, and outside of any after the last that there was.
+// Leaves a rank to be lost in the first collective, which another rank has left, or, with all_done, after the second
+// one, outside of any.
 static int run_uneven(struct control *c, void *all_done) {
     control_barrier(c, "the start", false);
     control_collective_begun(c, "first");
@@ -119,7 +122,8 @@ static void where_a_rank_is_lost(void **state) {
     }
 }
 
-// At any moment of a busy job, from its first exchange on: all end, and one line is printed.
+// Runs a busy job, of which a rank is killed at any moment from its first exchange on: all end, and one line is
+// printed.
 static int run_busy(struct control *c, void *connected) {
     __atomic_add_fetch((int *)connected, 1, __ATOMIC_SEQ_CST);
     while (c->ranks > 1)
@@ -145,7 +149,7 @@ static void a_kill_at_any_moment(void **state) {
 }
 
 static int run_one_stays_behind(struct control *c, void *context) {
-    const int *const behind = (const int *)context; // the rank, and whether in an exchange
+    const int *const behind = (const int *)context; // the rank, and whether it is late in an exchange
     control_collective_begun(c, "first");
     control_collective_done(c);
     control_barrier(c, "the start", false);
@@ -158,7 +162,8 @@ static int run_one_stays_behind(struct control *c, void *context) {
     return 0;
 }
 static void a_rank_that_never_comes(void **state) {
-    int behind[5][2] = {{0, 0}, {2, 0}, {0, 1}, {2, 1}, {-1, 0}}; // at last: all are in it, and it does not end
+    // the last case: all ranks are in the collective, and it does not end
+    int behind[5][2] = {{0, 0}, {2, 0}, {0, 1}, {2, 1}, {-1, 0}};
     struct job *jobs[5];
     char words[5][256];
     const double start_s = deadline_clock_s();
@@ -178,7 +183,8 @@ static void a_rank_that_never_comes(void **state) {
     }
 }
 
-// What is patient waits for longer than the timeout, and a collective that follows another is not late for that one.
+// Waits longer than the timeout, which a patient exchange may. A collective after such an exchange is not late because
+// of it.
 static int run_patient(struct control *c, void *unused) {
     if (c->rank == 1)
         socket_sleep_s(0.9);
@@ -198,7 +204,8 @@ static void patience(void **state) {
     job_expect_good(unlimited);
 }
 
-// A rank that is stopped is found by its silence, in a patient exchange too. It ends when it goes on.
+// Waits for a rank that is stopped, which the others notice by its silence, in a patient exchange too. The stopped rank
+// ends when it goes on.
 static int run_in_vain(struct control *c, void *never) {
     control_barrier(c, "the start", false);
     if (c->rank == *(int *)never)
@@ -230,7 +237,7 @@ static void a_rank_that_is_stopped(void **state) {
         kill(pids[lost], SIGCONT);
         job_wait(jobs[lost], -1);
         assert_int_equal(jobs[lost]->statuses[lost], EXIT_FAILURE);
-        if (lost == 0) // whom nobody could tell that the job has ended
+        if (lost == 0) // nobody could tell it that the job has ended
             assert_non_null(strstr(jobs[lost]->text, "was stopped for "));
         else
             assert_string_equal(jobs[lost]->text, "");
@@ -239,7 +246,8 @@ static void a_rank_that_is_stopped(void **state) {
     }
 }
 
-// A rank that is stopped in the middle of a heartbeat, after the heartbeat's time was taken, blames nobody either.
+// Stops this process in the middle of a heartbeat, after the heartbeat's time was taken: then too it blames nobody when
+// it goes on.
 static void stop_this_process(void *stopped) {
     if (!*(bool *)stopped) {
         *(bool *)stopped = true;
@@ -294,7 +302,8 @@ static void ranks_in_different_exchanges(void **state) {
     }
 }
 
-// Bytes from where rank `from` sends that are no frame that it may send: `words` of the line, a type, payload bytes.
+// Bytes that rank `from` sends to rank `to`, and that are no frame that it may send. words: parts of the line that is
+// printed.
 static const struct wrong_frame {
     int from, to;
     uint32_t type, operation;
@@ -316,7 +325,7 @@ static int run_wrong_frame(struct control *c, void *context) {
     struct control_frame frame;
     control_barrier(c, "the start", false);
     memset(&frame, 0, sizeof frame);
-    memset(&frame.report, 'x', sizeof frame.report); // names without an end too
+    memset(&frame.report, 'x', sizeof frame.report); // also names without an end
     frame.type = wrong->type;
     frame.operation = wrong->operation;
     frame.payload_bytes = wrong->payload_bytes;
@@ -333,7 +342,7 @@ static void frames_that_no_rank_sends(void **state) {
         struct job *const job = job_start(3, 10, run_wrong_frame, &wrong);
         job_wait(job, -1);
         char *const end = strchr(job->text, '\n');
-        if (wrong.from == 0 && end && end[1]) // rank 0 says in a line of its own that rank 1 has ended
+        if (wrong.from == 0 && end && end[1]) // rank 0 says in a second line that rank 1 has ended
             *end = ' ';
         job_expect_end(job, -1, wrong.words, since_s, 3);
     }
@@ -351,7 +360,7 @@ static int run_mistake(struct control *c, void *whose) {
     return 0;
 }
 static void mistakes_end_all(void **state) {
-    int whose = -1; // everybody's, and said once
+    int whose = -1; // everybody's, and so reported once
     struct job *job = job_start(3, 10, run_mistake, &whose);
     job_wait(job, -1);
     assert_string_equal(job->text, "train_gpt: rank 0: --data none: no such file\n");
@@ -374,7 +383,7 @@ static void mistakes_end_all(void **state) {
 
 // ---- the watch of a device ----
 
-// The poll finds what is done, as the CUDA target's does with events.
+// A device whose poll finds what is done, as the CUDA target's finds it by events.
 struct device {
     struct control *control;
     int64_t done;
@@ -416,13 +425,13 @@ static void closing_in_any_order(void **state) {
         jobs[i] = job_start(3, 10, run_close, orders[i]);
     for (int i = 0; i < 6; i++)
         job_expect_good(jobs[i]);
-    int slow[3] = {0, 0, 18}; // longer than the timeout: who has said goodbye is not late
+    int slow[3] = {0, 0, 18}; // longer than the timeout: a rank that has said goodbye is not late
     job_expect_good(job_start(3, 0.6, run_close, slow));
     for (int i = 0; i < 10; i++)
         job_expect_good(job_start(4, 10, run_nothing, NULL));
 }
 
-// A rank that is lost while others wait for its goodbye.
+// Checks a rank that is lost while others wait for its goodbye.
 static void a_death_while_others_close(void **state) {
     int order[3] = {0, 0, 400};
     struct job *const job = job_start(3, 10, run_close, order);
@@ -431,7 +440,7 @@ static void a_death_while_others_close(void **state) {
     kill(job->pids[2], SIGKILL);
     job_wait(job, -1);
     job_expect_end(job, 2, "rank 2 (host | ended after 'the start' (exchange 1); the job ends", killed_s, 2);
-    // One that has said goodbye may be killed: nobody needs it.
+    // A rank that has said goodbye may be killed: nobody needs it.
     int early[3] = {10, 0, 10};
     struct job *const good = job_start(3, 10, run_close, early);
     socket_sleep_s(0.25);

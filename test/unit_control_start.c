@@ -1,5 +1,5 @@
-// How the ranks of a job find each other: by a listener's address or a rendezvous, late, twice, again, and among
-// connections that are not of the job.
+// How the ranks of a job find each other: by a listener's address or a rendezvous; late, twice, again; and among
+// connections from outside the job.
 #include "runtime/net/control_start.c" // under test
 #include "runtime/net/handshake.c"     // under test
 #include "runtime/net/sockets.c"       // under test
@@ -11,7 +11,7 @@
 
 static const char SECRET[] = "of this test's ranks";
 
-// Whether the other end closes the connection, whatever it says before.
+// Whether the other end closes the connection within within_s seconds, whatever it says before.
 static bool is_closed(int socket, double within_s) {
     const double until_s = deadline_clock_s() + within_s;
     char said[4096];
@@ -20,7 +20,7 @@ static bool is_closed(int socket, double within_s) {
         received = recv(socket, said, sizeof said, 0);
     return received == 0 || (received < 0 && errno != EAGAIN);
 }
-// What does not reply, or with half a reply, or with another key, counts for nothing.
+// Checks that strangers count for nothing: connections that do not reply, or with half a reply, or with another key.
 static void strangers_are_dropped(void **state) {
     struct error_text error;
     struct handshake_talk talk;
@@ -43,10 +43,10 @@ static void strangers_are_dropped(void **state) {
     assert_true(socket_send_all(sockets[0], other, strlen(other), 0));
     assert_true(socket_send_all(sockets[1], "t", 1, 0));
     assert_true(socket_send_all(sockets[2], &talk.reply, sizeof talk.reply / 2, 0));
-    assert_true(socket_send_all(sockets[3], &talk.reply, sizeof talk.reply, 0)); // of another job
+    assert_true(socket_send_all(sockets[3], &talk.reply, sizeof talk.reply, 0)); // for another job
     close(sockets[4]);
     job_start_rank(job, 0, 10, ends[1], run_sizes, NULL);
-    for (int i = 0; i < 6; i++) // those that have said something wrong are closed, and those that may yet speak are not
+    for (int i = 0; i < 6; i++) // wrong answers are closed; connections that may still speak are not
         if (i != 4)
             assert_int_equal(is_closed(sockets[i], i == 0 || i == 3 ? 2 : 0.05), i == 0 || i == 3);
     job_start_rank(job, 1, 10, ends[1], run_sizes, NULL);
@@ -68,7 +68,7 @@ static void strangers_are_dropped(void **state) {
             close(sockets[i]);
 }
 
-// A job by --rendezvous, in which every rank gets what the others don't: its launch.
+// What one rank of a job by --rendezvous is started with.
 struct meeting {
     int rank, ranks, port;
     double start_s;
@@ -108,7 +108,8 @@ static char wait_for(pid_t pid) {
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return (char)('0' + exit_status(status));
 }
-// Runs them, each so long after the one before, and gives what they said and how they ended, as digits.
+// Runs n ranks, each apart_s seconds after the start of the previous one, or after its end where it ends first. Puts
+// their exit statuses into `statuses`, as digits, and what they said into text (text_bytes).
 static void meet(const struct meeting *meetings, int n, double apart_s, char statuses[MAX_RANKS + 1], char *text,
                  size_t text_bytes) {
     int ends[2];
@@ -158,7 +159,8 @@ static void a_port_that_is_taken(void **state) {
     close(listener);
 }
 
-// A rank that has another secret than rank 0, or alone has none or one, is told so, and does not end the launch.
+// Checks a rank with another secret than rank 0, and one that has a secret only by itself, or none only by itself: it
+// is told so, and does not end the launch.
 static void a_rank_with_another_secret(void **state) {
     static const char *const secrets[][2] = {{"one", "other"}, {"one", NULL}, {NULL, "one"}};
     for (int i = 0; i < 3; i++) {
@@ -169,7 +171,7 @@ static void a_rank_with_another_secret(void **state) {
         char statuses[MAX_RANKS + 1], text[4096];
         meet(all, 3, 0.1, statuses, text, sizeof text);
         assert_string_equal(statuses, "030");
-        assert_int_equal(lines(text), 2); // one on each side, both of which name the option
+        assert_int_equal(lines(text), 2); // a line on each side, each naming the option
         assert_error(text, "rank 0 turns away a connection from 127.0.0.1, port ");
         assert_error(text, "rank 0 is not to be reached at 127.0.0.1");
         const char *const first = strstr(text, "--rendezvous-secret");
@@ -178,7 +180,7 @@ static void a_rank_with_another_secret(void **state) {
     }
 }
 
-// One that ended before all had come may come again.
+// Checks that a rank that ended before all had come may come again.
 static void a_rank_that_comes_again(void **state) {
     const int port = test_free_port();
     int ends[2], status = 0;
@@ -203,7 +205,7 @@ static void a_rank_that_comes_again(void **state) {
 // ---- an attack ----
 
 enum { KINDS = 5, HELD = 300, DESCRIPTORS = 100 };
-// One bad connection, of one of several kinds. Returns its socket, to be held for a while; -1: it is closed.
+// Makes one bad connection, of one of several kinds. Returns its socket, to be held for a while; -1: it is closed.
 static int attack_once(int port, int kind, uint64_t *random) {
     struct error_text error;
     struct handshake_talk talk;
@@ -222,22 +224,23 @@ static int attack_once(int port, int kind, uint64_t *random) {
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (char)test_random(random);
     switch (kind) {
-    case 0: return socket; // says nothing
+    case 0: return socket; // it says nothing
     case 1: socket_send_all(socket, bytes, sizeof bytes, 0); break;
     case 2: socket_send_all(socket, &claim, sizeof claim, 0); break;
-    case 3: // a proof without the key, of the right challenge
+    case 3: // a proof without the key, for the right challenge
         if (socket_receive_all(socket, &talk.challenge, sizeof talk.challenge, deadline_clock_s() + 0.05)) {
             const struct handshake_key none = {{0}, {0}};
             handshake_prove_reply(talk.reply.proof, &none, &talk);
         }
         socket_send_all(socket, &talk.reply, sizeof talk.reply, 0);
         break;
-    default: socket_send_all(socket, &talk.reply, sizeof talk.reply / 2, 0); return socket; // and then nothing
+    // half a reply, and then nothing
+    default: socket_send_all(socket, &talk.reply, sizeof talk.reply / 2, 0); return socket;
     }
     close(socket);
     return -1;
 }
-// Attacks until it is killed; writes a byte to `made` once `count` connections have been made.
+// Starts a process that attacks until it is killed; it writes a byte to `made` when `count` connections have been made.
 static pid_t start_attack(int port, int count, int made) {
     fflush(stdout);
     const pid_t pid = fork();
@@ -256,10 +259,10 @@ static pid_t start_attack(int port, int count, int made) {
             _exit(1);
     }
 }
-// Ranks join, and their job runs, after thousands of strangers and while more come, though rank 0 has no more descriptors
-// than a part of those takes that say nothing. Ten of them are printed, and their number.
+// Checks that ranks join, and their job runs, after thousands of strangers and while more come, though the strangers
+// that say nothing are more than rank 0 has descriptors for. Ten strangers are printed, and their number.
 static void an_attack(void **state) {
-    enum { MAX_S = 6 }; // a start takes 0.1 s, 3 on busy cores; one that waits for those that say nothing 20
+    enum { MAX_S = 6 }; // a start takes 0.1 s, or 3 s on busy cores; a start that waits for silent strangers takes 20 s
     const int port = test_free_port(), count = in_long_run() ? 10000 : 2000;
     const struct meeting all[] = {{0, 3, port, 20, SECRET}, {1, 3, port, 20, SECRET}, {2, 3, port, 20, SECRET}};
     struct rlimit before, few;
@@ -277,7 +280,7 @@ static void an_attack(void **state) {
     pids[0] = start_meeting(all[0], ends[1]);
     setrlimit(RLIMIT_NOFILE, &before);
     const struct socket_address address = {"127.0.0.1", {""}, port};
-    close(socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error)); // rank 0 listens
+    close(socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error)); // so that rank 0 listens by now
     const pid_t attack = start_attack(port, count, made[1]);
     close(made[1]);
     assert_true(socket_wait_ready(made[0], POLLIN, deadline_clock_s() + 15) && read(made[0], text, 1) == 1);
@@ -305,7 +308,8 @@ static void an_attack(void **state) {
                  length > 500 ? text + length - 500 : text);
 }
 
-// The way by the loopback is there where the host's name means nothing; and the interfaces' addresses for other hosts.
+// Checks that ranks meet by the loopback address where the host's name means nothing, and that other hosts get the
+// interfaces' addresses.
 static void an_unknown_host_name(void **state) {
     struct socket_address address;
     struct error_text error;

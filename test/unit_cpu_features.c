@@ -1,16 +1,16 @@
-// A CPU that lacks what the program was compiled for is told so, with the build that it can run.
+// A CPU that lacks what the program was compiled for gets a message, with the build that it can run.
 #include "runtime/machine/cpu_features.c"        // under test
-#include "runtime/machine/cpu_features_needed.c" // under test; this program's own check, which passes
+#include "runtime/machine/cpu_features_needed.c" // under test; its check of this program itself passes
 #include "test/testing.h"                        // cmocka
 
-// A build with all features of the table up to `level`, and the one of that name.
+// Builds with all features of the table up to a level, and the build of that name.
 enum { FEATURES = sizeof cpu_features_needed / sizeof *cpu_features_needed };
 static void build_for(struct cpu_feature *build, int level, const char *name) {
     memcpy(build, cpu_features_needed, sizeof cpu_features_needed);
     for (struct cpu_feature *f = build; f->name; f++)
         f->compiled = (f->level > 0 && f->level <= level) || strcmp(f->name, name) == 0 ? "1" : "__NOT__";
 }
-// A CPU with what the build has.
+// Returns a CPU with the build's features.
 static struct cpu cpu_for(const struct cpu_feature *build) {
     struct cpu cpu;
     memset(&cpu, 0, sizeof cpu);
@@ -83,7 +83,8 @@ static void the_highest_level_that_fits_is_named(void **state) {
     }
 }
 
-// A kernel or a hypervisor that does not save the registers switches the instructions off, whatever cpuid says.
+// Checks that instructions count as missing where a kernel or a hypervisor does not save their registers, whatever
+// cpuid says.
 static void registers_that_nobody_saves(void **state) {
     struct cpu_feature build[FEATURES];
     char text[512];

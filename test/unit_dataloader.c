@@ -1,5 +1,5 @@
-// The data loader: the order of samples is a permutation of all windows each epoch, whatever the batch, the ranks and
-// the timing; malformed files are errors that say what to do.
+// The data loader. In each epoch the order of samples is a permutation of all windows, whatever the batch, the ranks
+// and the timing. Malformed files are errors that say what to do.
 #include "dataloader.h"   // under test
 #include "test/fails.h"   // assert_fails
 #include "test/testing.h" // cmocka, test_random
@@ -18,7 +18,7 @@ static int folder_remove(void **state) {
     return system(command);
 }
 
-// `name` in the folder; valid until the eighth call after it.
+// Returns the path of `name` in the folder, which is valid until the eighth call after this one.
 static const char *in_folder(const char *name) {
     static char paths[8][512];
     static int next;
@@ -33,7 +33,7 @@ static void file_write(const char *name, const void *bytes, size_t count) {
     assert_int_equal(fclose(file), 0);
 }
 
-// Bytes that grow.
+// Bytes that grow as they are written.
 struct bytes {
     unsigned char data[1 << 16];
     size_t count;
@@ -47,7 +47,7 @@ static void put_u8(struct bytes *bytes, uint8_t value) { put(bytes, &value, 1); 
 static void put_u32(struct bytes *bytes, uint32_t value) { put(bytes, &value, 4); }
 static void put_u64(struct bytes *bytes, uint64_t value) { put(bytes, &value, 8); }
 
-// Tokens first, first+1, ... : each value says where it came from.
+// Appends tokens first, first+1, ...: each value says where it came from.
 static void put_tokens(struct bytes *bytes, int width, uint64_t first, int count) {
     for (int i = 0; i < count; i++) {
         const uint64_t token = first + (uint64_t)i;
@@ -82,7 +82,7 @@ enum {
 };
 static const int megatron_width[] = {0, 1, 1, 2, 4, 8, 8, 4, 2};
 
-// An index of sequences of 3, 0, 4, 3, 0, 4, ... tokens, `count` in all, two sequences a document.
+// Returns an index of `count` sequences of 3, 0, 4, 3, 0, 4, ... tokens, two of them a document.
 static struct bytes index_bytes(int dtype, int count, bool modes) {
     struct bytes bytes;
     int lengths[4096], sequences = 0, rest = count;
@@ -124,7 +124,7 @@ static void megatron_write(const char *name, int dtype, uint64_t first, int coun
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Order. Five shards whose windows are numbered by their tokens: T = 7, window w of all begins with token 7*w.
+// Order: five shards whose tokens number their windows. T = 7, and window w of all windows begins with token 7 * w.
 
 enum { T = 7, WINDOWS = 13 + 1 + 40 + 2 + 25, VOCAB = 100000 };
 
@@ -144,7 +144,7 @@ static struct dataloader *order_open(uint64_t seed, bool shuffle, int rank, int 
                            "--train-data");
 }
 
-// Takes B samples; window (B) = their numbers. Checks every token on the way.
+// Takes B samples, and checks every token. window (B): the samples' numbers.
 static void windows_read(struct dataloader *loader, int *window, int B) {
     int32_t inputs[64 * T], targets[64 * T];
     assert_true(B <= 64);
@@ -158,7 +158,7 @@ static void windows_read(struct dataloader *loader, int *window, int B) {
         }
     }
 }
-// The first n samples of one process, one at a time.
+// Takes the first n samples of one process, one at a time. window (n): their numbers.
 static void sequence_read(int *window, int n, uint64_t seed, bool shuffle) {
     struct dataloader *loader = order_open(seed, shuffle, 0, 1, 1, 0);
     for (int i = 0; i < n; i++)
@@ -184,7 +184,7 @@ static void test_shards_and_windows_are_shuffled(void **state) {
     sequence_read(window, 3 * WINDOWS, 42, true);
     sequence_read(again, WINDOWS, 42, true);
     sequence_read(other, WINDOWS, 43, true);
-    assert_memory_equal(window, again, sizeof again);                // same seed, same order
+    assert_memory_equal(window, again, sizeof again);                // a seed always gives one order
     assert_memory_not_equal(window, other, sizeof other);            // another seed
     assert_memory_not_equal(window, window + WINDOWS, sizeof other); // another epoch
     assert_memory_not_equal(window + WINDOWS, window + 2 * WINDOWS, sizeof other);
@@ -199,7 +199,7 @@ static void test_shards_and_windows_are_shuffled(void **state) {
             ascending += other[i] == other[i - 1] + 1;
         }
         assert_int_equal(changes, 4); // shard after shard
-        assert_true(ascending < 20);  // of 76 neighbors; about one by chance, all in file order
+        assert_true(ascending < 20);  // of 76 neighbors about one ascends by chance; in file order all do
         first_shard[seed] = shard[0];
     }
     for (int shard = 0; shard < 5; shard++) {
@@ -208,15 +208,16 @@ static void test_shards_and_windows_are_shuffled(void **state) {
             found = found || first_shard[i] == shard;
         firsts += found;
     }
-    assert_int_equal(firsts, 5); // each shard comes first under some seed
+    assert_int_equal(firsts, 5); // under some seed each shard comes first
 }
 
-// The windows of one shard come in another order in each epoch, and not in that of another shard of the same size.
+// Checks that a shard's windows have another order in each epoch, and another one than the windows of a shard of equal
+// size.
 static void test_windows_are_shuffled_anew(void **state) {
     int window[3 * WINDOWS], order[3][40], count[3] = {0};
     sequence_read(window, 3 * WINDOWS, 42, true);
     for (int i = 0; i < 3 * WINDOWS; i++)
-        if (window[i] >= 14 && window[i] < 54) // the third shard's
+        if (window[i] >= 14 && window[i] < 54) // a window of the third shard
             order[i / WINDOWS][count[i / WINDOWS]++] = window[i];
     assert_memory_not_equal(order[0], order[1], sizeof order[0]);
     assert_memory_not_equal(order[0], order[2], sizeof order[0]);
@@ -292,7 +293,7 @@ static void test_ranks_share_the_order_of_one(void **state) {
             }
 }
 
-// The batch may change from one read to the next, as long as it changes on every rank.
+// Checks that the batch may change from one read to the next, as long as it changes on every rank.
 static void test_batch_may_change_on_ranks(void **state) {
     int expected[4 * WINDOWS], window[64];
     sequence_read(expected, 4 * WINDOWS, 7, true);
@@ -309,9 +310,9 @@ static void test_batch_may_change_on_ranks(void **state) {
         }
 }
 
-// Every permutation of n comes about equally often over keys: chi-square below its 1 - 1e-6 quantile or so.
+// Checks that over keys every permutation of n is about equally frequent: chi-square below about its 1 - 1e-6 quantile.
 static void test_permutation_is_uniform(void **state) {
-    static const double bound[] = {0, 0, 24, 35, 65}; // 1, 5, 23 degrees of freedom
+    static const double bound[] = {0, 0, 24, 35, 65}; // for 1, 5 and 23 degrees of freedom
     for (int n = 2; n <= 4; n++) {
         enum { KEYS = 100000 };
         int counts[256] = {0}, factorial = n == 2 ? 2 : n == 3 ? 6 : 24;
@@ -334,7 +335,7 @@ static void test_permutation_is_uniform(void **state) {
             fail_msg("permutations of %d: chi-square %.1f", n, chi_square);
     }
 }
-// Where each index of a larger domain goes is uniform over keys, and each n is a permutation.
+// Checks that in a larger domain each index's place is uniform over keys, and that each n has a permutation.
 static void test_permutation_at_many_sizes(void **state) {
     enum { SIZE = 50, KEYS = 20000 };
     static int counts[SIZE][SIZE];
@@ -356,8 +357,8 @@ static void test_permutation_at_many_sizes(void **state) {
         for (uint64_t i = 0; i < 50; i++)
             assert_true(order_permute(n - 1 - i, n, n) < n);
 }
-// The order is part of what a run's result depends on: it must not change between machines or versions. These come from
-// the definition written a second time, in Python.
+// Checks that the order is as it always was: a run's result depends on it, so it must not change between machines or
+// versions. The numbers come from the definition, written a second time in Python.
 static void test_order_is_what_it_was(void **state) {
     static const int expected[] = {55, 54, 68, 67, 62, 57, 65, 78, 70, 77, 72, 58, 60, 63, 69, 56,
                                    71, 75, 66, 73, 79, 59, 61, 76, 80, 64, 74, 14, 19, 33, 45, 51};
@@ -391,7 +392,7 @@ static void test_every_format_and_type_reads_the_same(void **state) {
         int32_t inputs[10], targets[10];
         char pattern[600];
         snprintf(pattern, sizeof pattern, "%s", in_folder(cases[i].pattern));
-        if (i == 6) // named twice, as .bin and .idx: still one dataset
+        if (i == 6) // named twice, as .bin and as .idx: still one dataset
             snprintf(pattern, sizeof pattern, "%s/same_g.{idx,bin},%s/same_g.bin", folder, folder);
         struct dataloader *loader = dataloader_open(pattern, 10, 1, false, 103, 0, 1, 1, i % 2, "--val-data");
         assert_string_equal(dataloader_format(loader), cases[i].format);
@@ -409,7 +410,7 @@ static void test_every_format_and_type_reads_the_same(void **state) {
     }
 }
 
-// A parser is given a copy of exactly these bytes, so that the sanitizer sees a read beyond them.
+// Parses a copy that has exactly these bytes, so that the sanitizer sees a read beyond them.
 static const char *parse_shard(const unsigned char *data, size_t count, uint64_t file_bytes, struct error_text *error) {
     struct token_file file;
     unsigned char *copy = (unsigned char *)malloc(count ? count : 1);
@@ -444,7 +445,7 @@ static void test_truncation_at_every_byte(void **state) {
         assert_null(parse_index(index.data, index.count, 40, &error));
         for (size_t count = 0; count < index.count; count++) {
             error.text[0] = '\0';
-            if (count == without_modes) // complete: the modes are optional
+            if (count == without_modes) // the modes are optional, so this is complete
                 continue;
             assert_non_null(parse_index(index.data, count, 40, &error));
             assert_non_null(strstr(error.text, "tiny.idx: "));
@@ -452,8 +453,8 @@ static void test_truncation_at_every_byte(void **state) {
     }
 }
 
-// Any byte of an index set to any of a few values: a verdict, never a read outside (the sanitizer's build sees that),
-// and what is accepted describes tokens that are there.
+// Checks an index with any byte set to any of a few values: the parser returns, reads nothing outside (the sanitizer's
+// build sees that), and what it accepts describes tokens that are there.
 static void test_damaged_bytes(void **state) {
     static const unsigned char values[] = {0, 1, 2, 0x7f, 0x80, 0xff};
     struct error_text error;
@@ -498,7 +499,7 @@ static void test_each_damage_is_named(void **state) {
 
     assert_error(parse_index(index.data, index.count, 84, &error), "describes 80 bytes of tokens, but the .bin has 84");
     assert_error(parse_index(index.data, index.count, 76, &error), "which has only 76");
-    const uint64_t ends = 34 + 12 * 9; // the document index of 9 sequences
+    const uint64_t ends = 34 + 12 * 9; // where the document index of 9 sequences begins
     const struct {
         size_t place;
         int64_t value;
@@ -535,7 +536,7 @@ static void test_each_damage_is_named(void **state) {
 // What a user sees
 
 struct mistake {
-    const char *pattern; // in the folder
+    const char *pattern; // in the folder, or an absolute path
     int T, vocab_size, batches_ahead, samples, B;
 };
 static void make_mistake(void *argument) {
@@ -547,7 +548,7 @@ static void make_mistake(void *argument) {
                                                 mistake->batches_ahead, "--train-data");
     int32_t inputs[64], targets[64];
     for (int i = 0; i < mistake->samples; i += mistake->B) {
-        usleep(mistake->B > 1 ? 2000 : 0); // so that the ring is full, most times
+        usleep(mistake->B > 1 ? 2000 : 0); // so that the ring is mostly full
         dataloader_read(loader, inputs, targets, mistake->B);
     }
 }
@@ -605,10 +606,11 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     megatron_write("negative_8", MEGATRON_I8, (uint64_t)-20, 50);
     megatron_write("negative_16", MEGATRON_I16, (uint64_t)-20, 50);
     megatron_write("negative_32", MEGATRON_I32, (uint64_t)-20, 50);
-    megatron_write("wide", MEGATRON_I64, ((uint64_t)1 << 32) - 20, 50); // would be in range if cut to 32 bits
+    megatron_write("wide", MEGATRON_I64, ((uint64_t)1 << 32) - 20, 50); // in range if it were cut to 32 bits
     shard_write("edge.bin", 2, 0, 50);
 
-    // Token 33 belongs to the windows at 24 and, as a first token, none; with 8 a window it is the fifth sample's.
+    // Token 33 is in the window that begins at 24 and is no window's first token; with 8 a window it is the fifth
+    // sample's.
     assert_mistake("outside.bin", 8, 100, 5,
                    "outside.bin: token 33 of the file is 4000000000, outside the vocabulary of 100|--vocab-size");
     assert_mistake("negative.bin", 8, 100, 1, "negative.bin: token 0 of the file is -20, outside");
@@ -621,7 +623,7 @@ static void test_tokens_outside_the_vocabulary(void **state) {
                                  {"outside.bin", 8, 100, 2, 4, 4},
                                  {"edge.bin", 8, 49, 0, 6, 1},
                                  {"edge.bin", 8, 49, 2, 6, 3}};
-    for (int i = 0; i < 4; i++) { // a token that isn't used, though read ahead, stops nothing
+    for (int i = 0; i < 4; i++) { // an unused token, though read ahead, stops nothing
         char message[1024];
         assert_int_equal(run_in_child(make_mistake, &unharmed[i], message, sizeof message), 0);
     }
@@ -639,7 +641,8 @@ static void test_file_that_shrinks_during_the_run(void **state) {
     assert_fails(read_file_that_shrinks, NULL, "shrinks.bin: ends at byte 1044|don't change it");
 }
 
-// Reads two epochs of two shards, the first of which is written anew after the loader was opened: the same, or other, tokens.
+// Reads two epochs of two shards, of which the first is written anew after the loader has opened it: with tokens from
+// *other on; NULL: with the same ones.
 static void read_a_shard_written_anew(void *other) {
     struct dataloader *loader = dataloader_open(in_folder("anew_?.bin"), 8, 1, true, 100, 0, 1, 1, 0, "--train-data");
     int32_t inputs[8], targets[8];
@@ -659,10 +662,10 @@ static void test_a_shard_that_is_written_anew_is_said_once(void **state) {
     assert_int_equal(run_in_child(read_a_shard_written_anew, &first, message, sizeof message), 0);
     const char *const said = strstr(message, "anew_a.bin was written anew while the run reads it");
     assert_non_null(said);
-    assert_null(strstr(strchr(said, '\n'), "written anew")); // once
+    assert_null(strstr(strchr(said, '\n'), "written anew")); // said only once
 }
 
-// Above 2 GiB, and above 4 GiB: sparse, so that it takes no disk; only the far end holds tokens.
+// Reads far behind 2 GiB or 4 GiB in a sparse file, which takes no disk: only its far end holds tokens.
 static void far_end_read(int width, int64_t tokens) {
     struct bytes far;
     far.count = 0;
@@ -690,7 +693,7 @@ static void far_end_read(int width, int64_t tokens) {
         assert_int_equal(inputs[length + t], 500 + t);
         assert_int_equal(targets[length + t], 501 + t);
     }
-    dataloader_read(loader, inputs, targets, 1); // and round to the first window again
+    dataloader_read(loader, inputs, targets, 1); // and begins again with the first window
     assert_int_equal(inputs[0], 0);
     assert_int_equal(dataloader_epoch(loader), 1);
     dataloader_close(loader);
@@ -702,7 +705,8 @@ static void test_shards_above_2_and_4_GiB(void **state) {
     far_end_read(2, 3000000001u); // more tokens than an int32 counts
 }
 
-// Nothing that is read stays: resident memory is the same after 64 MB as after 1 MB.
+// Returns the number of this process's resident pages, which must be the same after 64 MB as after 1 MB: nothing that
+// is read stays.
 static long resident_pages(void) {
     long size = 0, resident = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -727,7 +731,7 @@ static void test_resident_memory_is_flat(void **state) {
     const long before = resident_pages();
     while (dataloader_epoch(loader) == 0)
         dataloader_read(loader, inputs, targets, BATCH);
-    assert_true(resident_pages() - before < (UNDER_ADDRESS_SANITIZER ? 2048 : 64)); // 8 MiB or 256 KiB of the 64 MB
+    assert_true(resident_pages() - before < (UNDER_ADDRESS_SANITIZER ? 2048 : 64)); // 8 MiB, or 256 KiB, of the 64 MB
     dataloader_close(loader);
     free(inputs);
     free(targets);

@@ -1,5 +1,5 @@
-// Documents in the data loader: where each token's document begins, and which targets do not count, are what a scan of
-// the whole shard says, whatever the window, the batch, the ranks and the reading ahead.
+// Documents in the data loader. Where each token's document begins, and which targets do not count, agrees with a scan
+// of the whole shard, whatever the window, the batch, the ranks and the reading ahead.
 #include "dataloader.h"   // under test
 #include "test/fails.h"   // assert_fails, assert_error
 #include "test/testing.h" // cmocka, test_random
@@ -23,12 +23,12 @@ static int folder_remove(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A shard, and what a scan of all of it says
+// A shard, and what a scan of all of it finds
 
 struct shard {
     int count;
     uint16_t tokens[TOKENS_MAX];
-    bool begins[TOKENS_MAX]; // a document of the .idx begins here
+    bool begins[TOKENS_MAX]; // whether a document of the .idx begins at this token
 };
 
 static void shard_write(const char *name, const struct shard *shard) {
@@ -40,7 +40,7 @@ static void shard_write(const char *name, const struct shard *shard) {
     assert_int_equal(fclose(file), 0);
 }
 
-// An .idx of these sequences and document entries; width: bytes of a token, 2 or 4.
+// Writes an .idx of these sequences and document entries. width: bytes of a token, 2 or 4.
 static void index_write(const char *name, int width, const int *lengths, int sequences, const int *entries, int count) {
     FILE *file = fopen(in_folder(name), "wb");
     const unsigned char code = width == 2 ? 8 : 4;
@@ -70,7 +70,8 @@ static void bin_write(const char *name, const void *tokens, size_t bytes) {
     assert_int_equal(fclose(file), 0);
 }
 
-// As NAME.bin and NAME.idx: documents of up to three sequences, some of either empty, as `random` says. Sets begins.
+// Writes a shard as NAME.bin and NAME.idx, in random documents of up to three sequences, some of which are empty. Sets
+// shard->begins.
 static void megatron_write(const char *name, struct shard *shard, uint64_t *random) {
     static int lengths[3 * TOKENS_MAX], entries[3 * TOKENS_MAX];
     char path[64];
@@ -93,20 +94,20 @@ static void megatron_write(const char *name, struct shard *shard, uint64_t *rand
     index_write(path, 2, lengths, sequences, entries, documents);
 }
 
-// Whether token i of a shard begins a document, its first token aside.
+// Whether token i of a shard begins a document; not for the first token.
 static bool begins_document(const struct shard *shard, int i, enum document_boundary boundary) {
     switch (boundary) {
     case BOUNDARY_NONE: return false;
     case BOUNDARY_FIRST: return shard->tokens[i] == DELIMITER;
     case BOUNDARY_LAST: return shard->tokens[i - 1] == DELIMITER;
     case BOUNDARY_INDEX: return shard->begins[i];
-    case BOUNDARY_BITS: break; // test/test_finetune_data.py
+    case BOUNDARY_BITS: break; // test/test_finetune_data.py tests these
     }
     return false;
 }
 
-// Tokens that are FIRST_VALUE + their place among all shards, so that a window says where it lies, and delimiters: one
-// in `rarity`, in places that cover each place of a window; never a window of delimiters alone.
+// Fills the shards with delimiters, one in `rarity`, at each place of a window, and with tokens that are FIRST_VALUE +
+// their place among all shards, so that a window's tokens say where it lies. No window has only delimiters.
 static void shards_fill(struct shard *shards, int rarity, uint64_t *random) {
     int value = FIRST_VALUE;
     for (int f = 0; f < FILES; f++) {
@@ -119,7 +120,7 @@ static void shards_fill(struct shard *shards, int rarity, uint64_t *random) {
     }
 }
 
-// The shard of a window, and its first token there, by its fourth token, which is no delimiter.
+// Finds a window's shard, and its first token there, by its fourth token, which is no delimiter.
 static const struct shard *window_find(const struct shard *shards, int32_t fourth, int *first) {
     int place = fourth - FIRST_VALUE - 3, f = 0;
     while (place >= shards[f].count)
@@ -134,7 +135,7 @@ static void row_check(const struct shard *shards, const int32_t *inputs, const i
                       struct document_rule rule) {
     int first;
     const struct shard *shard = window_find(shards, inputs[3], &first);
-    int begin = 0; // of the document at hand, in the shard
+    int begin = 0; // of the current document, in the shard
     for (int i = 1; i <= first; i++)
         begin = begins_document(shard, i, rule.boundary) ? i : begin;
     for (int t = 0; t < T; t++) {
@@ -160,7 +161,7 @@ static void batch_check(struct dataloader *loader, int B, struct document_rule r
         row_check(shards, inputs + b * T, targets + b * T, with_starts ? starts + b * T : NULL, rule);
 }
 
-// The rules that are tested, on shards, or on Megatron's datasets.
+// A rule that is tested on shards, or on Megatron's datasets.
 struct rule_case {
     struct document_rule rule;
     bool megatron;
@@ -197,13 +198,14 @@ static struct dataloader *documents_open(const struct rule_case *k, bool shuffle
 // ---------------------------------------------------------------------------------------------------------------------
 // Single windows, readable
 
-// A window of six characters, of which '|' is the delimiter; `begins` marks by '^' where the .idx has a document begin.
+// Checks a window of six characters, in which '|' is the delimiter. begins: '^' where the .idx has a document begin;
+// documents: where each token's document begins; counted: the targets, '-' where one does not count.
 static void window_check(enum document_boundary boundary, const char *text, const char *begins, const char *documents,
                          const char *counted) {
     enum { LENGTH = 5 };
     struct dataloader loader;
     struct token_file file;
-    uint64_t places[LENGTH + 3] = {0}; // 100 tokens of the file lie before the window, and a document before that
+    uint64_t places[LENGTH + 3] = {0}; // 100 tokens of the file lie before the window, where a document begins, too
     int32_t tokens[LENGTH + 1], where[LENGTH + 1], in[LENGTH], out[LENGTH], from[LENGTH];
     const struct token_batch batch = {in, out, from};
     memset(&loader, 0, sizeof loader);
@@ -219,7 +221,7 @@ static void window_check(enum document_boundary boundary, const char *text, cons
         if (begins[0] && begins[t] == '^')
             places[file.num_documents++] = 100 + (uint64_t)t;
     }
-    places[file.num_documents++] = 100 + LENGTH + 1; // and one begins after it
+    places[file.num_documents++] = 100 + LENGTH + 1; // and one begins behind the window
     sample_documents(where, tokens, LENGTH + 1, loader.rule, &file, 100);
     batch_row(batch, 0, tokens, where, &loader);
     for (int t = 0; t < LENGTH; t++) {
@@ -238,18 +240,18 @@ static void documents_begin_where_the_rule_says(void **state) {
     window_check(BOUNDARY_FIRST, "||||||", "", "01234", "|||||");
 
     window_check(BOUNDARY_LAST, "abcdef", "", "00000", "bcdef");
-    window_check(BOUNDARY_LAST, "|abcde", "", "01111", "-bcde"); // the end of a document that began before the window
+    window_check(BOUNDARY_LAST, "|abcde", "", "01111", "-bcde"); // it ends a document that began before the window
     window_check(BOUNDARY_LAST, "ab|cde", "", "00033", "b|-de");
-    window_check(BOUNDARY_LAST, "ab||cd", "", "00034", "b||-d"); // an empty document: its delimiter is predicted
+    window_check(BOUNDARY_LAST, "ab||cd", "", "00034", "b||-d"); // an empty document, whose delimiter is predicted
     window_check(BOUNDARY_LAST, "abcd|e", "", "00000", "bcd|-");
     window_check(BOUNDARY_LAST, "abcde|", "", "00000", "bcde|");
     window_check(BOUNDARY_LAST, "||||||", "", "01234", "|||||");
 
-    window_check(BOUNDARY_INDEX, "ab|cd|", "      ", "00000", "b|cd|"); // what the tokens are says nothing
+    window_check(BOUNDARY_INDEX, "ab|cd|", "      ", "00000", "b|cd|"); // the tokens themselves do not matter
     window_check(BOUNDARY_INDEX, "abcdef", "^     ", "00000", "bcdef");
     window_check(BOUNDARY_INDEX, "abcdef", " ^^  ^", "01222", "--de-");
-    window_check(BOUNDARY_INDEX, "ab|cde", "   ^  ", "00033", "b|-de"); // the delimiter last
-    window_check(BOUNDARY_INDEX, "ab|cde", "  ^   ", "00222", "b|cde"); // the delimiter first
+    window_check(BOUNDARY_INDEX, "ab|cde", "   ^  ", "00033", "b|-de"); // the delimiter comes last
+    window_check(BOUNDARY_INDEX, "ab|cde", "  ^   ", "00222", "b|cde"); // the delimiter comes first
     window_check(BOUNDARY_INDEX, "abcde|", "     ^", "00000", "bcde|");
     window_check(BOUNDARY_INDEX, "abcdef", "^^^^^^", "01234", "-----");
 }
@@ -277,7 +279,7 @@ static void documents_equal_those_of_a_scan(void **state) {
                     dataloader_close(loader);
                 }
         }
-    assert_true(rows >= 4 * CASES * 12 * 2 * 138 && masked > rows / 10 && inside > rows); // the test is no empty one
+    assert_true(rows >= 4 * CASES * 12 * 2 * 138 && masked > rows / 10 && inside > rows); // so the test is not empty
 }
 
 static void documents_survive_seeks_and_other_batches(void **state) {
@@ -297,7 +299,8 @@ static void documents_survive_seeks_and_other_batches(void **state) {
     }
 }
 
-// Documents may be separated at a position, and a run resumed after it: the samples are those of a run that went on.
+// Checks a run that is resumed after a position at which documents may be separated: it gets the samples of a run that
+// went on.
 static void documents_survive_a_resume(void **state) {
     for (int k = 0; k < CASES; k++)
         for (int ahead = 0; ahead < 3; ahead++) {
@@ -319,7 +322,7 @@ static void documents_survive_a_resume(void **state) {
             assert_memory_equal(inputs, expected[0], sizeof inputs);
             assert_memory_equal(targets, expected[1], sizeof targets);
             assert_memory_equal(starts, expected[2], sizeof starts);
-            batch_check(loader, 4, cases[k].rule, true); // another batch, and then a shard that was added
+            batch_check(loader, 4, cases[k].rule, true); // another batch, and then one more shard
             dataloader_resume(loader, &grown, 1, 19 * ROWS);
             assert_int_equal(loader->ahead.capacity, ahead * ROWS);
             while (dataloader_epoch(loader) < 4)
@@ -339,7 +342,7 @@ static void documents_survive_a_resume(void **state) {
         }
 }
 
-// Without a rule a batch is as it always was.
+// Checks that without a rule a batch is as it always was: every target counts.
 static void without_a_rule_every_target_counts(void **state) {
     const struct document_rule none = {BOUNDARY_NONE, -1, false};
     files_write(false, 4, 1);
@@ -356,7 +359,7 @@ static void without_a_rule_every_target_counts(void **state) {
 // The .idx
 
 static void the_index_says_where_documents_begin(void **state) {
-    // Sequences: 3 0 2 | (nothing) | 0 | 1 | 4 | (nothing) 0 at the end. Documents of no token begin nowhere.
+    // Sequences: 3 0 2 | (nothing) | 0 | 1 | 4 | (nothing) 0 at the end. Documents without tokens begin nowhere.
     static const int lengths[] = {3, 0, 2, 0, 1, 4, 0}, entries[] = {0, 3, 3, 4, 5, 6, 6, 7};
     static const uint64_t expected[] = {0, 5, 6};
     const uint32_t tokens[10] = {0};
@@ -372,12 +375,12 @@ static void the_index_says_where_documents_begin(void **state) {
         assert_int_equal(file.num_documents, 3);
         assert_memory_equal(file.documents, expected, sizeof expected);
         const uint64_t *kept = file.documents;
-        assert_null(token_file_read_documents(&file, &error)); // once is enough
+        assert_null(token_file_read_documents(&file, &error)); // a second time it reads nothing
         assert_ptr_equal(file.documents, kept);
         token_file_close(&file);
         assert_null(file.documents);
     }
-    struct token_file shard; // has no .idx, and no documents
+    struct token_file shard; // it has no .idx, and no documents
     files_write(false, 9, 1);
     memset(&shard, 0, sizeof shard);
     assert_null(token_file_open(&shard, in_folder("shard_0.bin"), &error));
@@ -386,7 +389,7 @@ static void the_index_says_where_documents_begin(void **state) {
     token_file_close(&shard);
 }
 
-// An .idx that changed since the file was opened is refused, whatever became of it.
+// Checks that an .idx that has changed since the file was opened is refused, whatever it became.
 static void an_index_that_changes_is_refused(void **state) {
     static const int lengths[] = {6, 4}, others[] = {6, 5}, halves[] = {12, 8}, entries[] = {0, 1, 2};
     const uint16_t tokens[20] = {0};
@@ -398,7 +401,7 @@ static void an_index_that_changes_is_refused(void **state) {
     assert_null(token_file_open(&file, in_folder("change.bin"), &error));
     index_write("change.idx", 2, others, 2, entries, 3);
     assert_error(token_file_read_documents(&file, &error), "change.idx: describes 22 bytes");
-    index_write("change.idx", 4, lengths, 2, entries, 3); // as many bytes, as half as many tokens
+    index_write("change.idx", 4, lengths, 2, entries, 3); // as many bytes, half as many tokens
     assert_error(token_file_read_documents(&file, &error), "change.idx: has tokens of int32, but had uint16");
     bin_write("change.idx", "MMIDIDX", 5);
     assert_error(token_file_read_documents(&file, &error), "change.idx: is 5 bytes long");

@@ -1,12 +1,12 @@
-// Locks of files: one holder at a time, whom the others can name, until it ends in whatever way; on file systems and
-// kernels without the usual kind, by what there is.
+// Locks of files: one holder at a time, whom others can name, until it ends in whatever way. On file systems and
+// kernels without the usual kind of lock, by the kind that they have.
 #include <errno.h>    // EINVAL
 #include <fcntl.h>    // fcntl
 #include <sys/file.h> // flock
 
-// What the code under test calls: that of the system, or what a kernel or file system without such locks answers.
+// What the code under test calls: the system's functions, or the answers of a kernel or file system without such locks.
 static struct {
-    int ofd_problem, flock_problem; // errno; 0: they work
+    int ofd_problem, flock_problem; // an errno; 0: they work
 } missing;
 static int replaced_fcntl(int fd, int command, struct flock *lock) {
     if (missing.ofd_problem == 0)
@@ -49,7 +49,7 @@ static int setup_one(void **state) {
     return 0;
 }
 
-// Takes the lock, which must come to `expected`; returns the open file.
+// Takes the lock, which must give `expected`; returns the open file.
 static int take(enum file_lock expected, struct error_text *text) {
     int fd;
     text->text[0] = '\0';
@@ -58,7 +58,7 @@ static int take(enum file_lock expected, struct error_text *text) {
     assert_int_equal(fd >= 0, expected == FILE_LOCK_TAKEN || expected == FILE_LOCK_IMPOSSIBLE);
     return fd;
 }
-// Whether text has the words.
+// Checks that text has the words.
 static void assert_words(const struct error_text *text, const char *words) {
     if (!strstr(text->text, words))
         fail_msg("'%s' is without '%s'", text->text, words);
@@ -68,7 +68,7 @@ static void the_second_is_told_who_has_it(void **state) {
     struct error_text text;
     char host[256] = "", expected[320];
     const int first = take(FILE_LOCK_TAKEN, &text);
-    take(FILE_LOCK_HELD, &text); // of the same process too
+    take(FILE_LOCK_HELD, &text); // also against the same process
     gethostname(host, sizeof host - 1);
     snprintf(expected, sizeof expected, "process %ld on host %s", (long)getpid(), host);
     assert_string_equal(text.text, expected);
@@ -79,12 +79,13 @@ static void the_second_is_told_who_has_it(void **state) {
     take(FILE_LOCK_HELD, &text);
     assert_string_equal(text.text, "another process");
     close(first);
-    close(take(FILE_LOCK_TAKEN, &text)); // the file that stays has no lock
+    close(take(FILE_LOCK_TAKEN, &text)); // the file stays, without a lock
     assert_true(file_lock_read(later, path));
     assert_string_not_equal(content, later);
 }
 
-// A child that has the open file too, and ends, frees nothing; a program that it becomes does not have it.
+// Checks that a child with the open file frees no lock as it ends, and that a program that the child becomes does not
+// have the file.
 static void a_child_neither_frees_nor_passes_it_on(void **state) {
     struct error_text text;
     const int first = take(FILE_LOCK_TAKEN, &text);
@@ -96,7 +97,7 @@ static void a_child_neither_frees_nor_passes_it_on(void **state) {
         _exit(0);
     }
     assert_int_equal(waitpid(child, NULL, 0), child);
-    close(open(path, O_RDONLY)); // which would free a lock of the process
+    close(open(path, O_RDONLY)); // this would free a process's lock
     take(FILE_LOCK_HELD, &text);
     close(first);
 }

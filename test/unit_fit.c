@@ -1,9 +1,10 @@
-// The search for what fits, on hand-made spaces whose best choice is known: by trying every choice.
+// The search for what fits, on made-up spaces whose best choice is known, since every choice is tried.
 #include "run/fit_search.cuh"
 #include "test/testing.h" // cmocka, test_random
 
-// A made-up model: linear as the search estimates it, but for a constant that it does not know, buffers that some kinds
-// of offload need, time that a group takes more, and gaps of placing that grow and shrink from choice to choice.
+// A made-up model. It is linear, as the search estimates it, except for a constant that the search does not know,
+// buffers that some kinds of offload need, more time for a group, and gaps of placement that grow and shrink from
+// choice to choice.
 struct made {
     struct fit_space space;
     double constant, staging, gap;
@@ -64,7 +65,7 @@ static struct made made_of(uint64_t *random) {
     return made;
 }
 
-// The best value of every choice that fits; INFINITY: none fits.
+// Returns the best value of all choices that fit; INFINITY: none fits.
 static double best_of_all(struct made *made, enum fit_objective objective, int formats_most) {
     struct fit_space *s = &made->space;
     struct fit_choice c;
@@ -156,7 +157,7 @@ static void the_least_needs_are_those_of_all_choices(void **state) {
             if (found.count == 0)
                 continue;
             assert_true(fit_value(&found.best[0], &found.outcome[0], objective) == best);
-            // With it a step fits, and with a byte less none.
+            // With this much a step fits, and with a byte less none does.
             double *limit = o ? &made.space.device : &made.space.host;
             *limit = best;
             assert_true(fit_search(&made.space, FIT_SECONDS, 3).count > 0);
@@ -165,7 +166,7 @@ static void the_least_needs_are_those_of_all_choices(void **state) {
         }
 }
 
-// Budgets that grow by a random share, the device's and the host's in turns.
+// Checks budgets that grow by random shares, the device's and the host's in turn.
 static void more_memory_never_costs_time(void **state) {
     uint64_t random = 13;
     for (int i = 0; i < 60; i++) {

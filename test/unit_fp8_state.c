@@ -1,4 +1,4 @@
-// The state of FP8 in a run: delayed scales in checkpoints' files, shares of values and a row for the reports.
+// The state of FP8 in a run: delayed scales in checkpoints' files, shares of values, and a row for the reports.
 #include "config/resolve.h"       // config_parse
 #include "run/fp8_checkpoint.cuh" // fp8_load
 #include "run/fp8_report.cuh"     // fp8_shares, fp8_describe
@@ -9,7 +9,7 @@ enum { LAYERS = 3, STEPS = 2, SCALES = LAYERS * FP8_KINDS, FLOATS = SCALES * (1 
 
 static struct device dev;
 
-// Delayed scales of the middle one of three layers, with values that tell their places.
+// Delayed scales of the middle one of three layers, whose values tell their places.
 struct delayed {
     struct fp8_state f;
     struct fp8_scale scales[SCALES];
@@ -37,7 +37,7 @@ static bool delayed_are_equal(const struct delayed *a, const struct delayed *b) 
            memcmp(a->history, b->history, sizeof a->history) == 0;
 }
 
-// A file of the two tensors, after `damage` has changed what is written; entries without a name are left out.
+// A file of the two tensors, after `damage` has changed what is to be written; entries without a name are left out.
 struct file {
     struct safetensors_tensor entries[FP8_TENSORS];
     float values[FLOATS];
@@ -180,7 +180,8 @@ static void forgotten_scales_leave_their_histories(void **state) {
 
 // ---- reports ----
 
-// Two ranks, two micro-batches of 32 tokens, layers 1 and 2 of 4: each operand is cast 8 times.
+// Checks the shares over two ranks and two micro-batches of 32 tokens, for layers 1 and 2 of 4: each operand is cast 8
+// times.
 static void shares_are_of_all_ranks_casts(void **state) {
     enum { RANKS = 2, MICRO_STEPS = 2, TOKENS = 32, CASTS = 8, COUNTS = FP8_KINDS * FP8_COUNTS, WIDTH = COUNTS + 5 };
     struct layer_shape s;
@@ -199,7 +200,7 @@ static void shares_are_of_all_ranks_casts(void **state) {
     f.first_layer = 1;
     f.end_layer = 3;
     for (int rank = 0; rank < RANKS; rank++)
-        for (int i = 0; i < WIDTH; i++) // what is around the counts is not counted
+        for (int i = 0; i < WIDTH; i++) // what surrounds the counts must not be counted
             reports[rank * WIDTH + i] = i < 3 || i >= 3 + COUNTS ? 1e9 : (rank + 1) * (i - 3);
     fp8_shares(shares, &f, &s, reports + 3, RANKS, WIDTH, MICRO_STEPS, TOKENS);
     static const int inputs[] = {48, 48, 48, 80}, outputs[] = {80, 48, 160, 48};
@@ -207,7 +208,7 @@ static void shares_are_of_all_ranks_casts(void **state) {
         const double elements[] = {1.0 * TOKENS * inputs[l], 1.0 * outputs[l] * inputs[l], 1.0 * TOKENS * outputs[l]};
         assert_string_equal(shares[l].linear, linear_row((enum linear)l, &s).name);
         for (int o = 0; o < FP8_OPERANDS; o++) {
-            const int first = 2 * (3 * l + o); // columns: saturated, flushed
+            const int first = 2 * (3 * l + o); // the column of `saturated`, before the one of `flushed`
             assert_true(shares[l].saturated[o] == 3 * first / (CASTS * elements[o]));
             assert_true(shares[l].flushed[o] == 3 * (first + 1) / (CASTS * elements[o]));
         }

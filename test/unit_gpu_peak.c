@@ -1,4 +1,4 @@
-// kernels/gpu_peak.cuh: names as drivers give them, and rates that fit together.
+// kernels/gpu_peak.cuh: names as drivers give them, and rates that are consistent.
 #include "kernels/gpu_peak.cuh"
 #include "test/testing.h"
 
@@ -37,7 +37,7 @@ static void known_names(void **state) {
     }
 }
 
-// Names that hold another one's, or part of one, with other rates behind them.
+// Checks names that hold another GPU's name, or a part of one, with other rates.
 static void unknown_names(void **state) {
     const char *unknown[] = {"",
                              "NVIDIA A10G",
@@ -60,8 +60,9 @@ static void unknown_names(void **state) {
                 fail_msg("\"%s\" is taken for another GPU", unknown[i]);
 }
 
-// Dense bf16 is 2 (GeForce), 4 or 14 to 32 times fp32 on every NVIDIA GPU so far; a rate with sparsity or with sums in
-// fp16, put here by mistake, would be 4 to a GeForce and 8 or more to the others.
+// Checks the ratios of rates. On every NVIDIA GPU so far dense bf16 is 2 (GeForce), 4 or 14 to 32 times fp32. A rate
+// with sparsity, or with sums in fp16, put here by mistake, would be 4 times fp32 on a GeForce and 8 times or more on
+// the others.
 static void ratios(void **state) {
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {
         const double ratio = gpu_peaks[i].bf16_tflops / gpu_peaks[i].fp32_tflops;
@@ -74,7 +75,8 @@ static void ratios(void **state) {
     }
 }
 
-// A compute capability that a driver may report, and memory that is no typing mistake: no card has less than 8 GiB here.
+// Checks that each compute capability is one that a driver may report, and that no memory is mistyped: no card here has
+// less than 8 GiB.
 static void what_plans_take(void **state) {
     static const int capabilities[] = {80, 86, 89, 90, 100, 103, 120};
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {

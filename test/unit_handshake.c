@@ -1,5 +1,5 @@
-// The handshake of two ends of a connection: who is let in, who is not, what both say then, and where the secret is from.
-// Thousands of strangers at once are in test/unit_control_start.c.
+// The handshake of a connection's two ends: who is let in, who is not, what each end says then, and where the secret
+// comes from. test/unit_control_start.c has thousands of strangers at once.
 #include "runtime/net/handshake.c" // under test
 #include "runtime/net/secret.c"    // under test
 #include "test/fails.h"            // assert_error
@@ -54,12 +54,12 @@ static struct handshake_key key_of(const char *secret, bool job) {
     return key;
 }
 
-// The joining end, in a thread: it connects and says what `kind` has it say.
+// Kinds of joining ends; each runs in a thread, connects, and says what its kind says.
 enum { HONEST, CUT, REPLAYED, FLIPPED };
 struct joiner {
     int port, kind;
     struct handshake_key key;
-    struct handshake_talk recorded; // REPLAYED: what another connection said
+    struct handshake_talk recorded; // for REPLAYED: what another connection said
     enum socket_answer found;
     uint64_t answer;
     struct error_text error;
@@ -73,7 +73,7 @@ static int connected_to(int port) {
     assert_true(connected >= 0);
     return connected;
 }
-// Says a reply by hand, and reads what comes back: a friend is who gets a welcome.
+// Sends a reply without the engine's code, and reads what comes back: a welcome is for friends.
 static enum socket_answer join_by_hand(struct joiner *j, int socket, double until_s) {
     struct handshake_talk talk;
     memset(&talk, 0, sizeof talk);
@@ -103,8 +103,8 @@ static void *run_joiner(void *argument) {
     close(socket);
     return NULL;
 }
-// Lets one joiner at a door that has the key; returns whether it was let in. *talk: what was said, of one that was. Of
-// another the accepting end prints a line that holds `words`.
+// Lets one joiner meet an accepting end that has the key; returns whether it was let in. *talk: what was said, if it
+// was let in. If not, the accepting end prints a line that holds `words`.
 static bool meets(const struct handshake_key *key, struct joiner *j, struct handshake_talk *talk, const char *words) {
     char text[1024];
     struct heard heard;
@@ -175,7 +175,7 @@ static void what_proves_nothing_is_turned_away(void **state) {
     }
 }
 
-// One who has not the key listens in rank 0's place: what it answers is not believed, a welcome least of all.
+// An impostor without the key that listens in rank 0's place: none of its answers is believed, not even a welcome.
 struct impostor {
     int listener;
     enum handshake_verdict verdict;
@@ -195,7 +195,7 @@ static void *run_impostor(void *argument) {
     talk.answer.verdict = (uint32_t)impostor->verdict;
     if (socket_send_all(socket, &talk.challenge, sizeof talk.challenge, until_s) &&
         socket_receive_all(socket, &talk.reply, sizeof talk.reply, until_s)) {
-        memcpy(talk.answer.proof, talk.reply.proof, sizeof talk.answer.proof); // the joining end's own, given back
+        memcpy(talk.answer.proof, talk.reply.proof, sizeof talk.answer.proof); // the joining end's own proof, sent back
         socket_send_all(socket, &talk.answer, sizeof talk.answer, until_s);
     }
     close(socket);
@@ -218,7 +218,7 @@ static void an_impostor_is_not_believed(void **state) {
     }
 }
 
-// One that connects and says nothing, or half a reply, is closed after five seconds.
+// Checks that a connection that says nothing, or half a reply, is closed after five seconds.
 static void silence_is_closed(void **state) {
     long_test();
     char text[1024];

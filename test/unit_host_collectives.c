@@ -1,5 +1,5 @@
-// Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and
-// the same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of
+// Sums in rank order bit for bit, and gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets,
+// and over MPI, for which this program starts itself under mpirun. And the messages about a peer that is lost or out of
 // step.
 #include "runtime/net/control.h"          // control_open
 #include "runtime/net/exchange_mpi.c"     // under test
@@ -13,7 +13,7 @@
 #include <sys/wait.h>                     // waitpid
 #include <unistd.h>                       // fork, pipe, alarm
 
-// In a rank's process, which ends with the status that its function returns.
+// Ends a rank's process with status 1 unless a condition holds.
 #define check(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -22,13 +22,13 @@
         }                                                                                                              \
     } while (0)
 
-// What rank r has at i: of many sizes, so that another order of a sum gives other bits.
+// Returns what rank r has at i: numbers of many sizes, so that another order of a sum gives other bits.
 static float element(int r, int64_t i) {
     uint64_t state = (uint64_t)r * 0x100000001b3u + (uint64_t)i;
     const double uniform = test_uniform(&state);
     return (float)uniform * (1.0f / 4096) * (float)(1 << state % 24);
 }
-// To 8 bits, ties to even, without the bits that the code under test shifts about.
+// Rounds to bf16, ties to even, without the bit operations of the code under test.
 static float rounded(float value) {
     int exponent = 0;
     frexp(value, &exponent);
@@ -63,7 +63,7 @@ static int reduce_scatter(struct exchange *x, int64_t part, bool bf16, bool in_p
     host_reduce_scatter(out, buffer, part, bf16, scratch, x);
     check(x->sent_bytes - sent_before == (uint64_t)(x->ranks - 1) * (uint64_t)part * (bf16 ? 2 : 4));
     check(elsewhere[part] == 7 && scratch[scratch_bytes] == 7);
-    for (int64_t i = 0; i < n; i++) // the other ranks' parts are as they were
+    for (int64_t i = 0; i < n; i++) // the other ranks' parts have not changed
         expected[i] = i >= own && i < own + part ? sum_of_ranks(x->ranks, i, bf16) : element(x->rank, i);
     check(count_different(out, expected + own, part) == 0);
     check(count_different(buffer, expected, own) == 0);
@@ -99,19 +99,19 @@ static int all_gather(struct exchange *x, size_t bytes, bool in_place, int salt)
     return 0;
 }
 
-// From each rank to each another length, 0 among them.
+// Returns a length that differs for each pair of ranks, for some 0.
 static size_t uneven_bytes(int from, int to) {
     return from == to ? 0 : (size_t)(from * 5 + to) % 3 * 1777 + (size_t)to;
 }
-// Lists of messages, several a peer and of other lengths, 0 and messages to the rank itself among them: the n-th to a
-// rank has (from * 3 + to + n) % 4 * 777 bytes.
+// Lists of messages: several a peer, of different lengths, 0 and messages to the rank itself among them. The n-th one
+// to a rank has (from * 3 + to + n) % 4 * 777 bytes.
 enum { MESSAGES = 3 };
 static size_t message_bytes(int from, int to, int n) { return (size_t)((from * 3 + to + n) % 4) * 777; }
 static int message_exchange(struct exchange *x) {
     struct exchange_message sends[8 * MESSAGES], receives[8 * MESSAGES];
     const int count = x->ranks * MESSAGES;
     size_t scratch_bytes = 0, sent = 0;
-    for (int i = 0; i < count; i++) { // the lists are in other orders
+    for (int i = 0; i < count; i++) { // the lists are in another order
         const int to = i % x->ranks, n = i / x->ranks, from = i / MESSAGES, m = i % MESSAGES;
         const struct exchange_message out = {to, NULL, message_bytes(x->rank, to, n)},
                                       in = {from, NULL, message_bytes(from, x->rank, m)};
@@ -170,13 +170,13 @@ static int run_values(struct exchange *x) {
         check(parts[i] > 5000 || reduce_scatter(x, parts[i], true, i % 2 == 0) == 0);
         check(parts[i] > 5000 || all_gather(x, (size_t)parts[i], i % 2 == 1, 1) == 0);
     }
-    for (int i = 0; i < 200; i++) // what is sent early by a rank that is ahead stays apart
+    for (int i = 0; i < 200; i++) // what a rank that is ahead sends early must not mix with this
         check(all_gather(x, i % 2 ? 3 : 100000, i % 3 == 0, i) == 0);
     check(uneven_exchange(x) == 0);
     check(message_exchange(x) == 0);
     return 0;
 }
-// A part in many messages, as those beyond what an int counts are sent.
+// Checks a part in many messages, as parts are sent whose bytes an int can't count.
 static int run_short_messages(struct exchange *x) {
 #ifdef HAVE_MPI
     x->mpi->message_bytes = 1000;
@@ -186,14 +186,14 @@ static int run_short_messages(struct exchange *x) {
     check(all_gather(x, 4001, false, 0) == 0);
     return reduce_scatter(x, 4097, false, true);
 }
-// The last rank is gone before the second exchange.
+// Ends the last rank before the second exchange.
 static int run_lost_peer(struct exchange *x) {
     check(all_gather(x, 10, false, 0) == 0);
     if (x->rank == x->ranks - 1)
         _exit(0);
     return all_gather(x, 1 << 20, false, 0) + 100;
 }
-// Of two, rank 1 sends nothing more, and is there until rank 0 has ended.
+// Closes rank 1's sending direction, of two ranks; rank 1 stays until rank 0 has ended.
 static int run_closed_by_peer(struct exchange *x) {
     char received[100];
     if (x->rank == 0)
@@ -203,7 +203,7 @@ static int run_closed_by_peer(struct exchange *x) {
         ;
     return 0;
 }
-// The last rank sends less than is expected of it, more, or as much for another exchange; what it receives is right.
+// Lets the last rank send less than expected, or more, or as much for another exchange; what it receives is right.
 static int run_other_bytes(struct exchange *x, size_t bytes) {
     static char send[2000], receive[2000];
     const bool last = x->rank == x->ranks - 1;
@@ -215,7 +215,7 @@ static int run_other_bytes(struct exchange *x, size_t bytes) {
     }
     exchange_all_to_all(x, x->send, x->receive);
     if (last && x->kind == EXCHANGE_MPI)
-        sleep(30); // its end would be the others' end before they say why
+        sleep(30); // its end would end the others before they say why
     return !last;
 }
 static int run_less(struct exchange *x) { return run_other_bytes(x, 500); }
@@ -239,17 +239,17 @@ static rank_function *rank_function_of(const char *name) {
 
 // ---- the processes ----
 
-// A rank each, or mpirun alone.
+// The processes of a job: one for each rank, or only mpirun.
 struct job {
     pid_t children[4];
     int count;
-    int said[2]; // a pipe from all stderr
+    int said[2]; // the pipe of all processes' stderr
 };
 struct outcome {
     int statuses[4];
     char said[8192];
 };
-// Starts what runs in a process of its own, its stderr an end of the pipe.
+// What runs in a process of its own; returns its exit status.
 typedef int process_function(const void *arguments);
 static void job_add(struct job *job, process_function *run, const void *arguments) {
     fflush(stdout);
@@ -258,7 +258,7 @@ static void job_add(struct job *job, process_function *run, const void *argument
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        alarm(60); // one that hangs is a failure
+        alarm(60); // a process that hangs is a failure
         dup2(job->said[1], STDERR_FILENO);
         close(job->said[0]);
         close(job->said[1]);
@@ -286,7 +286,7 @@ static int report(int rank, const char *problem) {
     fprintf(stderr, "rank %d: %s\n", rank, problem);
     return 1;
 }
-// The control connections are closed before the run, so that the exchange alone finds out who is lost.
+// Closes the control connections before the run, so that only the exchange finds out who is lost.
 static int run_sockets_rank(const void *arguments) {
     const struct sockets_rank *const rank = (const struct sockets_rank *)arguments;
     struct control *control;
@@ -320,7 +320,7 @@ static struct job start_over_sockets(rank_function *run, int ranks) {
     return job;
 }
 
-// This program as one of mpirun's.
+// Runs as one of mpirun's ranks.
 static int run_mpi_rank(const char *name) {
     struct exchange exchange;
     struct error_text error;
@@ -337,7 +337,7 @@ static int run_mpi_rank(const char *name) {
         return report(rank, problem ? problem : "no broadcast");
     const int status = run(&exchange);
     if (status)
-        _exit(status); // as a process that ends by an error does: mpirun then ends the others
+        _exit(status); // as a process ends by an error, at which mpirun ends the others
     exchange_close(&exchange);
     mpi_close();
     return 0;
@@ -353,7 +353,7 @@ static int run_mpirun(const void *arguments) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 1); // a job that fails ends at once
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);          // MPI's own
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);          // MPI's own leaks
     snprintf(ranks, sizeof ranks, "%d", mpirun->ranks);
     if (readlink("/proc/self/exe", program, sizeof program - 1) > 0)
         execlp("mpirun", "mpirun", "--oversubscribe", "-np", ranks, program, mpirun->name, (char *)NULL);
@@ -385,7 +385,7 @@ static void assert_all_well(const struct job *job) {
         if (!WIFEXITED(outcome.statuses[i]) || WEXITSTATUS(outcome.statuses[i]) != 0)
             fail_msg("process %d of %d: status %#x\n%s", i, job->count, (unsigned)outcome.statuses[i], outcome.said);
 }
-// The first process, which is rank 0 or mpirun.
+// Checks the first process, rank 0 or mpirun: it ends with EXIT_FAILURE, and `text` was printed.
 static void assert_fails(const struct job *job, const char *text) {
     struct outcome outcome;
     job_wait(job, &outcome);
@@ -411,7 +411,7 @@ static void long_parts_in_several_mpi_messages(void **state) {
     assert_all_well(&job);
 }
 
-// All at once, since each waits a second for who may know more.
+// Checks all cases at once, since each waits a second for a rank that may know more.
 static void a_lost_peer_and_one_out_of_step_are_named(void **state) {
     const struct job lost = start_over_sockets(run_lost_peer, 3), less = start_over_sockets(run_less, 2),
                      more = start_over_sockets(run_more, 2), other = start_over_sockets(run_other_exchange, 2);
@@ -429,8 +429,8 @@ static void one_out_of_step_is_named_by_mpi(void **state) {
     assert_fails(&more, "train_gpt: rank 0: the exchange with rank 1 failed: a receive: ");
 }
 
-// Who connects to rank 0's listener: some that say nothing, three that are not what they say, then rank 1.
-enum { SILENT = 300 }; // more than wait at a time
+// What connects to rank 0's listener: some connections that say nothing, three that are not what they say, then rank 1.
+enum { SILENT = 300 }; // more than can wait at a time
 struct visitors {
     struct socket_address address;
     struct handshake_key key;
@@ -489,7 +489,7 @@ static void who_is_not_of_the_job_is_turned_away(void **state) {
     assert_non_null(strstr(said, "rank 0 turned away "));
     assert_true(sockets[1] >= 0);
     assert_all_well(&job);
-    assert_true(deadline_clock_s() - since_s < 3 * test_slowness()); // less than one that says nothing is waited for
+    assert_true(deadline_clock_s() - since_s < 3 * test_slowness()); // less than the wait for one silent connection
     close(sockets[1]);
     sockets[1] = -1;
     const char *const problem = exchange_accept(&s, listener, &visitors.key, deadline_clock_s() + 0.05, &error);

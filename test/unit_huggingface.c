@@ -1,5 +1,5 @@
-// config.json of a model's folder, as read: what its members stand for, and what those stand for that are absent; what
-// is not supported is refused in words that name the setting. unit_architectures.c has what is written.
+// config.json of a model's folder, as the program reads it: what its members mean, and what missing members mean. What
+// is not supported is refused in words that name the setting. unit_architectures.c tests what is written.
 #include "formats/huggingface.h" // under test
 #include "test/config_json.h"    // parse_bytes
 #include "test/fails.h"          // assert_error
@@ -13,7 +13,7 @@ static const char GPT2[] =
 static const char LLAMA[] =
     "{\"model_type\": \"llama\", \"vocab_size\": 101, \"num_hidden_layers\": 2, \"hidden_size\": 32,"
     " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"max_position_embeddings\": 40}";
-// Of the sizes and model_type alone.
+// A config with only the sizes and model_type.
 #define SIZES(model_type)                                                                                              \
     "{\"model_type\": \"" model_type "\", \"vocab_size\": 101, \"num_hidden_layers\": 4, \"hidden_size\": 256,"        \
     " \"num_attention_heads\": 16, \"intermediate_size\": 24, \"max_position_embeddings\": 40}"
@@ -30,7 +30,7 @@ static const char QWEN3[] =
     " \"num_attention_heads\": 16, \"num_key_value_heads\": null, \"intermediate_size\": 24,"
     " \"max_position_embeddings\": 40}";
 
-// The config of `base` with other members, or null, in the place of its own.
+// Parses the config `base` with `members` in place of its own members of these names; null removes a member.
 static const char *parse_with(struct huggingface_config *h, const char *base, const char *members,
                               struct error_text *error) {
     json_t *root = json_loads(base, 0, NULL), *more = json_loads(members, 0, NULL);
@@ -45,7 +45,7 @@ static const char *parse_with(struct huggingface_config *h, const char *base, co
     return problem;
 }
 
-// ---- What it stands for --------------------------------------------------------------------------------------------
+// ---- What it means -------------------------------------------------------------------------------------------------
 
 static void assert_setting(const char *base, const char *members, const char *option, const char *value) {
     struct huggingface_config h;
@@ -80,7 +80,7 @@ static void test_what_is_absent_is_transformers_default(void **state) {
     assert_setting(QWEN2, "{\"use_sliding_window\": false, \"sliding_window\": 4096}", "num-layers", "2");
     assert_setting(QWEN2, "{\"layer_types\": [\"full_attention\", \"full_attention\"]}", "num-layers", "2");
 }
-// Each class's own defaults: transformers' configuration_*.py.
+// Checks each class's own defaults: transformers' configuration_*.py.
 static void test_what_is_absent_is_the_class_default(void **state) {
     const struct {
         const char *base, *tied, *groups, *head_dim, *epsilon, *theta;
@@ -143,7 +143,7 @@ static void test_windows(void **state) {
         {CWM, "{}", "8192", "0,1,1,1"},
         {OLMO3, "{}", "4096", "4"},
         {GEMMA2, "{\"sliding_window\": 1}", "1", "2"},
-        {GEMMA3, "{}", "4096", "none"}, // the 6th layer is the first without
+        {GEMMA3, "{}", "4096", "none"}, // the 6th layer is the first one without
         {GEMMA3, "{\"sliding_window_pattern\": 3}", "4096", "3"},
         {GEMMA3, "{\"_sliding_window_pattern\": 2}", "4096", "2"},
         {SMOLLM3, "{\"use_sliding_window\": true, \"sliding_window\": 9}", "9", "0,0,0,1"},
@@ -160,7 +160,8 @@ static void test_windows(void **state) {
 }
 static void test_factors(void **state) {
     assert_setting(GRANITE, "{}", "softmax-scale", "1");
-    assert_setting(GRANITE, "{\"attention_multiplier\": 0.25}", "softmax-scale", "0"); // that of heads of 16
+    // the default scale for heads of 16
+    assert_setting(GRANITE, "{\"attention_multiplier\": 0.25}", "softmax-scale", "0");
     assert_setting(GRANITE, "{\"logits_scaling\": 8}", "logit-multiplier", "0.125");
     assert_setting(GRANITE, "{\"residual_multiplier\": 0.22}", "residual-multiplier", "0.22");
     assert_setting(GRANITE, "{\"embedding_multiplier\": 12}", "embedding-multiplier", "12");
@@ -209,7 +210,7 @@ static void test_rotary_scaling_in_either_form(void **state) {
     assert_setting(QWEN2, "{\"rope_scaling\": {" YARN ", \"attention_factor\": 1.5}}", "rope-attention-factor", "1.5");
     assert_setting(QWEN2, "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}}",
                    "rope-original-max-position-embeddings", "40");
-    // OLMo 3's scaling is of its full layers alone, in whatever form.
+    // In OLMo 3 the scaling, in whatever form, is only for full layers.
     static const char *const olmo3[] = {
         "{\"rope_theta\": 5e5, \"rope_scaling\": {" YARN "}}",
         "{\"rope_parameters\": {\"rope_theta\": 5e5, " YARN "}}",
@@ -226,7 +227,7 @@ static void test_rotary_scaling_in_either_form(void **state) {
     assert_setting(GEMMA3, "{\"rope_local_base_freq\": 77}", "rotary-base-local", "77");
     assert_setting(GEMMA3, "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8}}", "rope-scaling-factor",
                    "8");
-    // CWM's class has a scaling of its own where the file has no rotary settings but rope_theta.
+    // CWM's class has a scaling of its own where the file has no rotary settings except rope_theta.
     assert_setting(CWM, "{\"rope_theta\": 9}", "rope-scaling-type", "llama3");
     assert_setting(CWM, "{\"rope_theta\": 9}", "rotary-base", "1000000");
     assert_setting(CWM, "{\"rope_parameters\": {\"rope_theta\": 9}}", "rope-scaling-type", "none");

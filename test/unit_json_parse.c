@@ -3,7 +3,7 @@
 #include "test/fails.h"              // assert_error
 #include "test/testing.h"            // cmocka
 
-// In memory of exactly that size, so that the sanitizer sees a read beyond it.
+// Parses a copy of text (bytes) that ends where the text ends, so that the sanitizer sees a read beyond it.
 static const char *parse_bytes(json_t **root, const char *text, size_t bytes, struct error_text *error) {
     unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
     memcpy(copy, text, bytes);
@@ -39,7 +39,7 @@ static void test_not_json(void **state) {
         assert_null(root);
     }
     assert_error(parse(&root, "{\"a\": \x1b[2J}", &error), "invalid token near '\\x1b'");
-    assert_null(strchr(error.text, '\x1b')); // no message steers a terminal
+    assert_null(strchr(error.text, '\x1b')); // no message may steer a terminal
 }
 
 static void test_truncated(void **state) {
@@ -69,7 +69,7 @@ static const char *parse_repeated(const char *before, const char *unit, size_t c
 static void test_limits(void **state) {
     struct error_text error;
     assert_error(parse_repeated("{\"a\":", "[", 64, "", &error), "byte 68: is nested too deep; expected at most 64");
-    assert_error(parse_repeated("{\"a\":", "[", 63, "", &error), "is not valid JSON"); // deep enough, but not closed
+    assert_error(parse_repeated("{\"a\":", "[", 63, "", &error), "is not valid JSON"); // not too deep, but not closed
     assert_error(parse_repeated("{\"a\":[", "[],", 3 << 20, "1]}", &error), "has too many values");
     assert_null(parse_repeated("{\"a\":[", "1,", 1 << 16, "1]}", &error));
     assert_null(parse_repeated("{\"a\":\"", "[\\\"{", 100, "\"}", &error)); // brackets in a string nest nothing
@@ -114,7 +114,7 @@ static void test_members(void **state) {
     assert_error(json_get_object(root, "a", &value, "x", &error), "x: a is an array; expected an object");
     assert_error(json_get_array(root, "f", &value, "x", &error), "x: f is false; expected an array");
     assert_error(json_get_array(root, "\x1b[2J", &value, "x", &error), "x: \\x1b[2J is absent");
-    assert_int_equal(integer, 1); // untouched by what failed
+    assert_int_equal(integer, 1); // a failed call leaves it
     json_decref(root);
 }
 
@@ -164,7 +164,8 @@ static void test_shown_text_is_harmless(void **state) {
     assert_string_equal(json_show("a\x1b[2J\n\xc3\xa9").text, "a\\x1b[2J\\x0a\\xc3\\xa9");
     assert_string_equal(json_show_bytes("a\0b", 3).text, "a\\x00b");
     char text[400];
-    for (size_t length = 0; length < sizeof text; length++) { // cut in time, whatever a byte takes
+    // it is cut in time, however many bytes a character is shown with
+    for (size_t length = 0; length < sizeof text; length++) {
         memset(text, length % 2 ? 'x' : '\n', length);
         const struct json_shown shown = json_show_bytes(text, length);
         assert_true(memchr(shown.text, 0, sizeof shown.text));

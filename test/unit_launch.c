@@ -1,14 +1,15 @@
-// Who a process is in its job, by what each launcher leaves in the environment; what contradicts itself is refused.
+// Who a process is in its job, by what each launcher leaves in the environment; contradictions are refused.
 #include "runtime/machine/error.h" // under test: fail
 #include "runtime/net/launch.h"    // under test
 #include "test/fails.h"            // assert_error
 #include "test/testing.h"          // cmocka
 
-// Variables as "NAME=VALUE NAME=VALUE"; a name alone is set and empty. Returns what launch_find does.
+// Calls launch_find with only these variables set. variables: "NAME=VALUE NAME=VALUE"; a name without "=" is set and
+// empty.
 static const char *find(struct launch *launch, const char *rendezvous, const char *variables,
                         struct error_text *error) {
     char copy[1024], *rest = NULL;
-    const char *const output = getenv("CMOCKA_MESSAGE_OUTPUT"); // which is read for each line of the test's own
+    const char *const output = getenv("CMOCKA_MESSAGE_OUTPUT"); // each line that the test itself prints depends on it
     char *const kept = output ? strdup(output) : NULL;
     assert_int_equal(clearenv(), 0);
     if (kept)
@@ -24,7 +25,7 @@ static const char *find(struct launch *launch, const char *rendezvous, const cha
     return launch_find(launch, rendezvous, error);
 }
 
-// The parts of Slurm's environment that a step shares.
+// The part of Slurm's environment that the tasks of a step share.
 #define STEP "SLURM_JOB_ID=4711 SLURM_STEP_ID=3 SLURM_STEP_NODELIST=node[003-008,11],x7 SLURM_STEP_NUM_TASKS="
 #define OMPI "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
 enum { STEP_PORT = 20000 + (4711 * 37 + 3) % 10007 };
@@ -34,7 +35,8 @@ struct launch_case {
     struct launch expected;
 };
 static const struct launch_case cases[] = {
-    // Alone: by nobody, by a launcher of one, in a batch script, in a shell that asked for nothing
+    // A process by itself: started by nobody, by a launcher of one, in a batch script, in a shell that asked for
+    // nothing.
     {"", "", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"",
      "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0",
@@ -44,7 +46,7 @@ static const struct launch_case cases[] = {
     {"", "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_JOB_ID=7 SLURM_NODELIST=a[1-2]", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"", "WORLD_SIZE=1 RANK=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"node1:29500", "WORLD_SIZE=1 RANK=0 LOCAL_RANK=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    // mpirun; a script that sets WORLD_SIZE for others does not matter, nor does Slurm around it
+    // mpirun. A script's WORLD_SIZE for other programs does not matter, nor does Slurm around it.
     {"", OMPI, {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},
     {"", OMPI "WORLD_SIZE=8", {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},
     {"", OMPI STEP "2 SLURM_PROCID=1 SLURM_LOCALID=0", {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},
@@ -102,7 +104,7 @@ static void launches(void **state) {
     }
 }
 
-// One rank is alone, yet prints through mpirun.
+// Checks a process whose job has one rank, but whose output goes through mpirun.
 static void by_mpirun(void **state) {
     static const char *const mpirun[] = {OMPI, "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", "PMI_RANK=0 PMI_SIZE=1",
                                          OMPI STEP "2 SLURM_PROCID=1"};
@@ -122,7 +124,7 @@ static void by_mpirun(void **state) {
 
 static void refused(void **state) {
     static const char *const wrong[][3] = {
-        // rendezvous, variables, what the message holds
+        // rendezvous, variables, a part of the message
         {"", "WORLD_SIZE=2 RANK=0", "WORLD_SIZE=2"},
         {"", "WORLD_SIZE=2 RANK=0", "--rendezvous"},
         {"", "WORLD_SIZE=two", "WORLD_SIZE=two"},
@@ -174,7 +176,7 @@ static void refused(void **state) {
     }
 }
 
-// A name longer than its room is refused, not cut: half a name may be another host's.
+// Checks that a name longer than its room is refused, not cut: half a name may be another host's.
 static void long_names(void **state) {
     char name[600], list[700];
     struct launch launch;
@@ -192,7 +194,7 @@ static void long_names(void **state) {
     }
 }
 
-// A mistake's message says whose it is where there are several.
+// Makes a mistake, whose message says whose it is where a job has several ranks.
 static void make_mistake(void *variables) {
     struct launch launch;
     struct error_text error;

@@ -1,4 +1,4 @@
-// The header of llm.c's checkpoints: what it stands for as options, and what is refused.
+// The header of llm.c's checkpoints: its meaning as options, and what is refused.
 #include "formats/huggingface.h" // huggingface_setting
 #include "formats/llmc.h"        // under test
 #include "test/fails.h"          // assert_error

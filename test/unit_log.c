@@ -8,7 +8,7 @@
 
 // ---- json.h ----
 
-static char *json_text; // what the last json_of wrote
+static char *json_text; // what the latest json_of has written
 static size_t json_bytes;
 static struct json json_of_begin(bool pretty) {
     free(json_text);
@@ -60,12 +60,12 @@ static void json_escapes_what_json_must_not_hold(void **state) {
     check_string("h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "\"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"");
     check_string("\xff"
                  "a\xc3",
-                 "\"\\ufffda\\ufffd\"");                                  // no lead byte, cut off
+                 "\"\\ufffda\\ufffd\"");                                  // no lead byte; cut off
     check_string("\xc0\x80", "\"\\ufffd\\ufffd\"");                       // overlong
     check_string("\xed\xa0\x80", "\"\\ufffd\\ufffd\\ufffd\"");            // a surrogate
     check_string("\xf4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""); // above U+10FFFF
     uint64_t random = 7;
-    for (int trial = 0; trial < 20000; trial++) { // any bytes at all give JSON
+    for (int trial = 0; trial < 20000; trial++) { // any bytes give JSON
         char value[16];
         const int length = (int)(test_random(&random) % sizeof value);
         for (int i = 0; i < length; i++)
@@ -131,7 +131,7 @@ static void numbers_have_units_and_separators(void **state) {
     assert_string_equal(log_bytes(text, INT64_MAX), "8.00 EiB");
     assert_string_equal(log_digits(text, 0.53214), "0.5321");
     assert_string_equal(log_digits(text, 388.06), "388.1");
-    assert_string_equal(log_digits(text, 10549.7), "10550"); // four digits by %g would be 1.055e+04
+    assert_string_equal(log_digits(text, 10549.7), "10550"); // %g with four digits would give 1.055e+04
     assert_string_equal(log_count(text, 0), "0");
     assert_string_equal(log_count(text, 999), "999");
     assert_string_equal(log_count(text, 1000), "1,000");
@@ -150,9 +150,9 @@ static void the_eta_does_not_count_the_first_step(void **state) {
     memset(&log, 0, sizeof log);
     log.total_steps = 11;
     log.timed_from = -1;
-    assert_true(isnan(log_eta_s(&log, 1, 100))); // the first step took 100 s or 1 s: nobody knows
+    assert_true(isnan(log_eta_s(&log, 1, 100))); // nobody knows whether the first step took 100 s or 1 s
     assert_true(log_eta_s(&log, 2, 102) == 18);
-    assert_true(log_eta_s(&log, 3, 108) == 32); // 4 s a step by now
+    assert_true(log_eta_s(&log, 3, 108) == 32); // 4 s a step so far
     assert_true(log_eta_s(&log, 11, 140) == 0);
 }
 
@@ -178,7 +178,7 @@ struct run {
     char folder[PATH_MAX + 8];
     int steps, every, validate_at;
     bool plain;
-    void (*prepare)(void); // in the child, before the steps
+    void (*prepare)(void); // runs in the child, before the steps
 };
 static void run_steps(void *argument) {
     const struct run *run = (const struct run *)argument;
@@ -197,11 +197,11 @@ static void run_steps(void *argument) {
     log_close(&log);
 }
 static void run_into_pipe(void *argument) {
-    dup2(STDERR_FILENO, STDOUT_FILENO); // both into the pipe that the parent reads
+    dup2(STDERR_FILENO, STDOUT_FILENO); // the parent's pipe, too
     run_steps(argument);
 }
 
-// A folder of its own, and what is in it removed again.
+// Runs in a new folder, after which the folder and what is in it are removed.
 static struct run run_in_new_folder(int steps, int every) {
     struct run run;
     memset(&run, 0, sizeof run);
@@ -226,7 +226,7 @@ static int count(const char *text, const char *part) {
         n++;
     return n;
 }
-// Each line is an object; returns how many there are.
+// Checks that each line is an object; returns the number of lines.
 static int count_objects(char *text) {
     int lines = 0;
     char *rest = NULL;
@@ -267,7 +267,8 @@ static void log_jsonl_has_an_object_for_each_step(void **state) {
     remove_folder(&run);
 }
 
-// Of every so many steps, the first and the last, as the progress lines of a pipe; what had no elements has no share.
+// Checks that shares are logged for the same steps as a pipe's progress lines: the first, the last and every so many.
+// What had no elements has no share.
 static void shares_of_fp8_are_in_the_steps_with_a_line(void **state) {
     static const struct log_fp8 shares[2] = {{"qkv", {0, 0.5, 0.25}, {1, 0, 0.125}}, {"fc", {0, 0, NAN}, {0, 0, 0}}};
     struct run run = run_in_new_folder(12, 5);
@@ -346,7 +347,7 @@ static void rates_that_are_not_known_are_left_out(void **state) {
     s.loss = NAN;
     log_progress_text(text, &s, 1000, 60);
     assert_string_equal(text, "step    3/1000  loss nan  norm 1.250  lr 6.00e-04  ETA 00:01:00  3.25 GiB");
-    s.loss = -1e300; // as long as it gets: cut, not overrun
+    s.loss = -1e300; // the longest possible text: it is cut, not overrun
     s.step = INT64_MAX;
     log_progress_text(text, &s, INT64_MAX, 1e11);
     assert_int_equal(strlen(text), LOG_LINE - 1);
@@ -354,7 +355,7 @@ static void rates_that_are_not_known_are_left_out(void **state) {
 
 // ---- a terminal ----
 
-// Runs in a pseudo-terminal of the given width; what the terminal was sent goes to `output`.
+// Runs in a pseudo-terminal of the given width. Puts what the terminal is sent into output (output_bytes).
 static void run_in_terminal(struct run *run, int width, const char *kind, char *output, size_t output_bytes) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
@@ -376,7 +377,7 @@ static void run_in_terminal(struct run *run, int width, const char *kind, char *
     close(terminal);
     size_t length = 0;
     for (ssize_t n; length + 1 < output_bytes && (n = read(master, output + length, output_bytes - 1 - length)) > 0;)
-        length += (size_t)n; // ends with EIO when the child has closed the terminal
+        length += (size_t)n; // it ends with EIO when the child has closed the terminal
     output[length] = 0;
     close(master);
     int status = 0;
@@ -390,19 +391,21 @@ static void a_terminal_has_one_line_drawn_in_place(void **state) {
     run.validate_at = 7;
     run_in_terminal(&run, 40, "xterm", output, sizeof output);
     assert_int_equal(count(output, "\rstep "), 12); // every step, whatever --log-every says
-    // The line of step 7 and the validation stay, and the last line. The terminal makes \r\n of each \n.
+    // The lines of step 7, of the validation and of the last step stay. The terminal turns each
+    //  into \r
+    // .
     assert_int_equal(count(output, "\n"), 3);
     const char *const event = strstr(output, "\r\nvalidation: 1.5\r\n\rstep  8/12");
     assert_non_null(event);
     assert_memory_equal(event - 3, "\033[K", 3);
     int drawn = 0;
-    for (const char *line = output; (line = strstr(line, "\rstep ")); drawn++) { // 39 columns of 40
+    for (const char *line = output; (line = strstr(line, "\rstep ")); drawn++) { // 39 of 40 columns
         line++;
         assert_int_equal(strcspn(line, "\033"), 39);
     }
     assert_int_equal(drawn, 12);
     run_in_terminal(&run, 200, "xterm", output, sizeof output);
-    assert_int_equal(count(output, "  3.25 GiB\033[K"), 12); // the whole line where there is room
+    assert_int_equal(count(output, "  3.25 GiB\033[K"), 12); // the whole line, where there is room
     run_in_terminal(&run, 200, "dumb", output, sizeof output);
     assert_null(strchr(output, '\033'));
     assert_int_equal(count(output, "step "), 4);
@@ -435,7 +438,7 @@ static void folders_are_made_with_those_above(void **state) {
 static void folders_that_cannot_be_made_are_errors(void **state) {
     struct run run = run_in_new_folder(1, 1);
     const struct run top = run;
-    FILE *const file = fopen(inside(&top, "log.jsonl"), "w"); // any file
+    FILE *const file = fopen(inside(&top, "log.jsonl"), "w"); // any file will do
     assert_non_null(file);
     fclose(file);
     snprintf(run.folder, sizeof run.folder, "%s", inside(&top, "log.jsonl"));
@@ -466,7 +469,7 @@ static void a_full_disk_is_reported_once_and_training_goes_on(void **state) {
     assert_int_equal(run_in_child(run_into_pipe, &run, output, sizeof output), 0);
     assert_int_equal(count(output, "train_gpt: "), 1);
     assert_int_equal(count(output, "log.jsonl: cannot be written: No space left on device; the run goes on"), 1);
-    assert_int_equal(count(output, "\nstep "), 4); // every progress line came
+    assert_int_equal(count(output, "\nstep "), 4); // every progress line was printed
     remove_folder(&run);
 }
 
@@ -489,7 +492,8 @@ static void half_a_line_is_taken_back(void **state) {
     remove_folder(&run);
 }
 
-// What the user wrote into log.jsonl, and lines that were damaged, do not end what a resumed run keeps of it.
+// Checks that a resumed run keeps the rows of steps that are done, and that neither what the user wrote into log.jsonl
+// nor damaged lines end what it keeps.
 static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
     static const char kept[] = "# lr was too high\n"
                                "{\"step\": 1, \"loss\": 5}\n"
@@ -510,7 +514,7 @@ static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
     remove_folder(&run);
 }
 
-// Without a checkpoint to go on from, a run begins a log of its own.
+// Checks that a run without a checkpoint to resume begins a log of its own, and keeps the earlier run's log.
 static void the_log_of_an_earlier_run_is_kept(void **state) {
     struct run run = run_in_new_folder(3, 5);
     char output[8192];

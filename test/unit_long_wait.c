@@ -1,4 +1,4 @@
-// A wait that takes long is said, once, and no other.
+// A long wait is reported, once; a short one is not.
 #include "run/long_wait.h" // under test
 #include "test/testing.h"  // cmocka
 #include <time.h>          // nanosleep
@@ -12,11 +12,11 @@ static void sleep_ms(int ms) {
     const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
     nanosleep(&time, NULL);
 }
-// Sleeps until something was said, or 10 s.
+// Sleeps until `times` messages have come, at most 10 s, and a little longer.
 static void until_said(int times) {
     for (int i = 0; i < 1000 && __atomic_load_n(&said, __ATOMIC_SEQ_CST) < times; i++)
         sleep_ms(10);
-    sleep_ms(100); // for what would be said too often
+    sleep_ms(100); // to see a message too many
     assert_int_equal(__atomic_load_n(&said, __ATOMIC_SEQ_CST), times);
 }
 

@@ -1,4 +1,4 @@
-// The memory plan: no two live buffers share a byte, the peak meets its lower bound, the arenas are what was planned.
+// The memory plan: no two live buffers share a byte, the peak meets its lower bound, the arenas are as planned.
 #include "memory.cuh"                  // under test
 #include "test/fails.h"                // assert_fails
 #include "test/testing.h"              // cmocka, test_random
@@ -6,7 +6,7 @@
 #include <time.h>                      // clock_gettime
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Soundness, by comparing all pairs
+// Soundness, by a comparison of all pairs
 
 enum { LINE = PLAN_ALIGNMENT };
 static size_t whole_lines(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
@@ -18,7 +18,7 @@ static bool live_together(const struct plan_buffer *a, const struct plan_buffer 
            b->first_phase <= a->last_phase;
 }
 
-// What is wrong with a placed plan; NULL if nothing is.
+// Returns what is wrong with a placed plan; NULL: nothing.
 static const char *plan_fault(const struct plan *plan) {
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *a = &plan->buffers[i];
@@ -47,7 +47,8 @@ static void assert_sound(const struct plan *plan) {
     assert_true(plan->peak_bytes >= plan->lower_bound_bytes && plan->host_peak_bytes >= plan->host_lower_bound_bytes);
 }
 
-// The lower bound of a memory by its definition, phase by phase, where one of its arenas is packed.
+// Returns the lower bound of a memory by its definition, phase by phase. packed: the memory's arena that is packed.
+// *peak_phase: a phase with this bound.
 static size_t naive_lower_bound(const struct plan *plan, enum plan_arena packed, int *peak_phase) {
     size_t most = 0, others = 0;
     *peak_phase = -1;
@@ -69,7 +70,7 @@ static size_t naive_lower_bound(const struct plan *plan, enum plan_arena packed,
     return most + others;
 }
 
-// Buffers of all arenas, touched in random phases: some in one, some in many, some never; some empty.
+// Makes buffers of all arenas, touched in random phases: some in one phase, some in many, some never; some are empty.
 static void random_plan(struct plan *plan, uint64_t *random, int max_count, int max_phases) {
     plan_begin(plan);
     const int count = (int)(test_random(random) % (uint64_t)(max_count + 1));
@@ -88,7 +89,7 @@ static void random_plan(struct plan *plan, uint64_t *random, int max_count, int 
         first[i] = (int)(test_random(random) % (uint64_t)phases);
         last[i] = first[i] + (int)(test_random(random) % (uint64_t)longest);
         if (test_random(random) % 16 == 0)
-            first[i] = phases; // never
+            first[i] = phases; // never touched
     }
     for (int p = 0; p < phases; p++) {
         plan_phase(plan, 0, -1, "phase");
@@ -115,7 +116,7 @@ static void no_two_live_buffers_share_a_byte(void **state) {
     }
 }
 
-// The comparison above is worth something only if it sees a fault: one live buffer moved onto a byte of another.
+// Checks that the comparison above sees a fault: a live buffer that is moved onto a byte of another one.
 static void a_shared_byte_is_seen(void **state) {
     uint64_t random = 2;
     int faults = 0;
@@ -128,7 +129,7 @@ static void a_shared_byte_is_seen(void **state) {
             if (a->arena != b->arena || !live_together(a, b) || a->bytes == 0 || b->bytes == 0)
                 continue;
             const size_t offset = b->offset;
-            b->offset = a->offset + (a->bytes - 1) / LINE * LINE; // its last line
+            b->offset = a->offset + (a->bytes - 1) / LINE * LINE; // a's last line
             assert_non_null(plan_fault(&plan));
             b->offset = offset;
             faults++;
@@ -147,7 +148,7 @@ static void the_same_schedule_has_the_same_plan(void **state) {
             random_plan(&plan[i], &random, 200, 100);
             plan_place(&plan[i]);
         }
-        plan_place(&plan[0]); // again: nothing of the first placing is left
+        plan_place(&plan[0]); // a second time: nothing of the first placing must remain
         for (int i = 0; i < plan[0].count; i++)
             assert_true(plan[0].buffers[i].offset == plan[1].buffers[i].offset);
         plan_free(&plan[0]);
@@ -158,7 +159,7 @@ static void the_same_schedule_has_the_same_plan(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Quality and speed
 
-// Of this process: others may keep the machine busy.
+// Returns the CPU time of this process: others may keep the machine busy.
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -166,8 +167,8 @@ static double seconds(void) {
 }
 
 struct quality {
-    int plans, above;      // how many there are, and how many exceed their bound
-    double worst, slowest; // ratio of peak and bound; seconds
+    int plans, above;      // above: how many exceed their bound
+    double worst, slowest; // worst: the largest ratio of peak and bound; slowest: seconds
 };
 
 static void measure(struct schedule *s, bool all_pairs, struct quality *quality) {
@@ -224,7 +225,7 @@ static void transformer_schedules_meet_their_bound(void **state) {
     assert_true(quality.worst <= 1.02);
 }
 
-// The same schedules with sizes that no model has: nothing divides anything.
+// Checks the same schedules with sizes that no model has, which nothing divides.
 static void transformer_schedules_of_random_sizes(void **state) {
     struct quality quality = {0, 0, 1, 0};
     uint64_t random = 7;
@@ -253,8 +254,8 @@ static void transformer_schedules_of_random_sizes(void **state) {
     assert_true(quality.worst <= 1.02);
 }
 
-// A model of 126 layers (405B), and 20,000 buffers in the worst arrangements. The limit is far above what it takes,
-// since a sanitizer may be in, and far below what a search without bounds would take.
+// Checks a model of 126 layers (405B), and 20,000 buffers in the worst arrangements. The limit is far above what
+// placing takes, since a sanitizer may be in the build, and far below what an unbounded search would take.
 static void large_plans_are_placed_in_bounded_time(void **state) {
     struct quality quality = {0, 0, 1, 0};
     for (int policy = 0; policy < POLICIES; policy++) {
@@ -278,7 +279,7 @@ static void large_plans_are_placed_in_bounded_time(void **state) {
             plan_add(&plan, ARENA_ACTIVATIONS, "all", "buffer", -1, test_random(&random) % 100000);
         for (int p = 0; p < BUFFERS; p++) {
             plan_phase(&plan, 0, -1, "phase");
-            plan_touch(&plan, p); // all begin in turn, or (below) in one phase
+            plan_touch(&plan, p); // they all begin one after another or, below, in one phase
             if (kind == 1 && p == BUFFERS / 2)
                 for (int i = 0; i < BUFFERS; i++)
                     plan_touch(&plan, i);
@@ -306,7 +307,7 @@ static void large_plans_are_placed_in_bounded_time(void **state) {
 static void empty_plans(void **state) {
     struct plan plan;
     plan_begin(&plan);
-    plan_place(&plan); // neither buffers nor phases
+    plan_place(&plan); // it has neither buffers nor phases
     assert_true(plan.peak_bytes == 0 && plan.lower_bound_bytes == 0 && plan.peak_phase == -1);
     plan_phase(&plan, 0, -1, "nothing happens");
     const int empty = plan_add(&plan, ARENA_ACTIVATIONS, "some", "empty", -1, 0);
@@ -330,8 +331,8 @@ static void empty_plans(void **state) {
     plan_free(&plan);
 }
 
-// What is there before a loop or after it is live in all of the loop's phases; what exists only in the loop is as it
-// was touched.
+// Checks that a buffer which lives before or after a loop is live in all of the loop's phases, and that a buffer which
+// lives only in the loop is live where it was touched.
 static void loops_keep_what_outlives_a_turn(void **state) {
     enum { BEFORE, INSIDE, LATER, AFTER, THROUGH, BUFFERS };
     static const struct {
@@ -396,7 +397,7 @@ static void a_buffer_lives_from_its_first_touch_to_its_last(void **state) {
     assert_true(plan.buffers[long_lived].first_phase == 1 && plan.buffers[long_lived].last_phase == 3);
     assert_true(plan.buffers[later].first_phase == 3 && plan.buffers[later].last_phase == 4);
     assert_true(plan.peak_bytes == 2 * LINE && plan.peak_phase == 1);
-    assert_true(plan.buffers[long_lived].offset != plan.buffers[later].offset); // both live in phase 3
+    assert_true(plan.buffers[long_lived].offset != plan.buffers[later].offset); // each lives in phase 3
     plan_free(&plan);
 }
 
@@ -440,7 +441,7 @@ static void arenas_are_what_was_planned(void **state) {
     struct arenas arenas;
     const size_t before = memory_resident_bytes();
     arenas_allocate(&arenas, &plan);
-    // Every page is touched already. The kernel's count lags by some pages a CPU. An emulated CPU's translated code
+    // Every page has been touched. The kernel's count lags by some pages a CPU; an emulated CPU's translated code
     // counts too.
     const size_t grown = memory_resident_bytes() - before;
     const size_t planned = plan.peak_bytes + plan.host_peak_bytes, more = test_slowness() > 1 ? 16 << 20 : 1 << 20;
@@ -459,14 +460,14 @@ static void arenas_are_what_was_planned(void **state) {
     }
     arenas_free(&arenas);
     plan_free(&plan);
-    for (size_t bytes = 1; bytes < 9u << 20; bytes = bytes * 2 + 1) { // about a page and a huge page
+    for (size_t bytes = 1; bytes < 9u << 20; bytes = bytes * 2 + 1) { // sizes around a page and a huge page
         char *arena = (char *)device_allocate(bytes);
         arena[0] = arena[bytes - 1] = 1;
         device_free(arena, bytes);
     }
 }
 
-// Of the host's arenas alone, the resident set grows by what is planned and by no more than 1 % besides.
+// Checks the host's arenas: the resident set grows by what is planned, and by at most 1 % more.
 static void host_arenas_take_what_was_planned(void **state) {
     struct plan plan;
     plan_begin(&plan);
@@ -488,7 +489,7 @@ static void host_arenas_take_what_was_planned(void **state) {
     plan_free(&plan);
 }
 
-// Pages of `bytes` from `memory` on that are resident; memory begins a page.
+// The number of resident pages among `bytes` from `memory` on, which is the beginning of a page.
 static size_t resident_pages(void *memory, size_t bytes) {
     static unsigned char resident[1 << 12];
     const size_t pages = (bytes + (size_t)sysconf(_SC_PAGESIZE) - 1) / (size_t)sysconf(_SC_PAGESIZE);
@@ -505,7 +506,7 @@ static void pages_are_resident_once_they_are_touched(void **state) {
     assert_int_equal(resident_pages(memory, bytes), 0);
     device_touch(memory + page - 1, 0);
     assert_int_equal(resident_pages(memory, bytes), 0);
-    device_touch(memory + page - 1, 2); // the end of a page and the beginning of the next
+    device_touch(memory + page - 1, 2); // the end of a page and the beginning of the next one
     assert_int_equal(resident_pages(memory, 2 * page), 2);
     assert_int_equal(resident_pages(memory, bytes), 2);
     device_touch(memory + 60 * page, 4 * page);

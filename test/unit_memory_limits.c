@@ -1,5 +1,5 @@
-// What this process may still allocate: the machine's memory, its cgroups and its own limits, each under a root of the
-// test's own or by setting the limit. And the CPU time that its cgroups grant it.
+// What this process may still allocate: the machine's memory, its cgroups and its own limits, under a root of the
+// test's own, or with the limit set. And the CPU time that its cgroups grant it.
 #include "runtime/machine/cpu_quota.c"     // under test
 #include "runtime/machine/memory_limits.c" // under test
 #include "test/fails.h"                    // run_in_child
@@ -34,7 +34,7 @@ static void the_machine_and_its_cgroups_bound_memory(void **state) {
     write_under(root, "/proc/sys/vm/overcommit_memory", "2\n");
     assert_true(available_under(root) == 3000 * 1024);
     write_under(root, "/proc/sys/vm/overcommit_memory", "0\n");
-    // cgroup v2: no limit here, one around it, of which some is used and some of that is file cache
+    // cgroup v2: no limit on the group, but one around it, of which some is used; a part of this is file cache
     write_under(root, "/proc/self/cgroup", "0::/outer/inner\n");
     write_under(root, "/sys/fs/cgroup/outer/inner/memory.max", "max\n");
     write_under(root, "/sys/fs/cgroup/outer/memory.max", "2000000\n");
@@ -84,7 +84,7 @@ static void limited(void *resource) {
     char text[256];
     size_t pages = 0;
     assert_true(read_kernel_file("", "/proc/self/statm", text, sizeof text));
-    sscanf(text, "%zu", &pages); // all addresses: more than the data
+    sscanf(text, "%zu", &pages); // all addresses, which are more than the data
     limit.rlim_cur = limit.rlim_max = pages * (size_t)sysconf(_SC_PAGESIZE) + (50 << 20);
     if (setrlimit(*(const int *)resource, &limit) != 0)
         _exit(3);
@@ -93,7 +93,8 @@ static void limited(void *resource) {
     if (left < (exact ? 49u << 20 : 50u << 20) || (exact && left > 50 << 20) || left > limit.rlim_cur)
         _exit(4);
 }
-// An emulator of another CPU, as qemu-user is, takes these limits without applying them.
+// Checks that limits hold, in a child. An emulator of another CPU, such as qemu-user, takes limits without applying
+// them.
 static void limits_hold(void *argument) {
     struct rlimit limit = {1 << 30, 1 << 30};
     setrlimit(RLIMIT_AS, &limit);

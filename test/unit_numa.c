@@ -1,4 +1,4 @@
-// The NUMA nodes that a process spans, a device's node, and threads bound to one, by folders laid out as Linux's.
+// The NUMA nodes that a process spans, a device's node, and threads that are bound to a node, by folders like Linux's.
 #include "runtime/machine/numa.c" // under test
 #include "test/testing.h"         // cmocka
 #include <stdlib.h>               // mkdtemp
@@ -14,7 +14,8 @@ static void remove_node(const char *folder, int node) {
     snprintf(path, sizeof path, "%s/node%d", folder, node);
     rmdir(path);
 }
-// Counts the nodes of a machine whose nodes have these lists of CPUs, for a process that may run on CPUs first to last.
+// The number of nodes, of a machine whose nodes have these lists of CPUs, for a process that may run on CPUs first to
+// last.
 static int count(int first, int last, const char *const lists[NODES]) {
     char folder[TEST_PATH], path[TEST_PATH + 32];
     struct cpus allowed;
@@ -31,7 +32,7 @@ static int count(int first, int last, const char *const lists[NODES]) {
         fputs(lists[node], list);
         fclose(list);
     }
-    snprintf(path, sizeof path, "%s/online", folder); // as Linux has beside them
+    snprintf(path, sizeof path, "%s/online", folder); // Linux has it beside the nodes
     FILE *const online = fopen(path, "w");
     assert_non_null(online);
     fclose(online);
@@ -68,7 +69,7 @@ static void what_is_malformed_counts_no_more(void **state) {
 
 static void a_folder_that_is_not_there_tells_nothing(void **state) { assert_int_equal(numa_nodes_used("/nowhere"), 0); }
 
-// A process runs somewhere: where Linux describes nodes, at least one is counted.
+// Checks this machine: a process runs somewhere, so that at least one node counts where Linux describes nodes.
 static void this_machine_has_a_node(void **state) {
     DIR *const directory = opendir(NUMA_NODES "/node0");
     if (!directory)
@@ -77,7 +78,7 @@ static void this_machine_has_a_node(void **state) {
     assert_true(numa_nodes_used(NUMA_NODES) >= 1);
 }
 
-// Writes root/folder/name, and makes the folder.
+// Makes root/folder, and writes root/folder/name.
 static void write_in(const char *root, const char *folder, const char *name, const char *text) {
     char path[TEST_PATH + 64];
     snprintf(path, sizeof path, "%s/%s", root, folder);
@@ -101,7 +102,7 @@ static void a_device_has_the_node_that_linux_names(void **state) {
         int node;
     } cases[] = {{"1\n", 1}, {"0\n", 0}, {"-1\n", -1}, {"", -1}, {"x", -1}};
     char root[TEST_PATH];
-    assert_non_null(mkdtemp(test_template(root, "unit_numa_PCI"))); // whose capitals stay
+    assert_non_null(mkdtemp(test_template(root, "unit_numa_PCI"))); // whose capitals must stay
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_in(root, "0000:3b:00.0", "numa_node", cases[i].text);
         assert_int_equal(numa_node_of_pci(root, "0000:3B:00.0"), cases[i].node);
@@ -111,7 +112,7 @@ static void a_device_has_the_node_that_linux_names(void **state) {
     assert_int_equal(rmdir(root), 0);
 }
 
-// The first CPU that this thread may run on, in a node of its own; and nodes where it may not run.
+// Checks the first CPU that this thread may run on, in a node of its own, and nodes where the thread may not run.
 static void a_thread_is_bound_to_a_node_and_back(void **state) {
     char root[TEST_PATH], list[32];
     struct cpus before, now;
@@ -130,7 +131,8 @@ static void a_thread_is_bound_to_a_node_and_back(void **state) {
     assert_int_equal(sched_getaffinity(0, sizeof now, now.sets), 0);
     assert_true(CPU_COUNT_S(sizeof now, now.sets) == 1 && CPU_ISSET_S((size_t)cpu, sizeof now, now.sets));
     numa_restore_thread(&binding);
-    for (int node = -1; node < 4; node += node == 1 ? 2 : 1) { // but for 2: any, none, where it may not run
+    // -1: any node; 0, 1: no such node; 3: a node where the thread may not run
+    for (int node = -1; node < 4; node += node == 1 ? 2 : 1) {
         assert_int_equal(sched_getaffinity(0, sizeof now, now.sets), 0);
         assert_true(CPU_EQUAL_S(sizeof now, now.sets, before.sets));
         numa_bind_thread(&binding, root, node);

@@ -40,7 +40,7 @@ static const struct option_row rows[] = {
 enum { ROWS = sizeof rows / sizeof rows[0] };
 static const struct options small_table = {rows, ROWS, "small", "small 1.0", "A table for tests.", "The end.\n"};
 
-// The words of a command line, split at blanks; `words` must stay.
+// The words of a command line, split at blanks. They point into `words`, which must stay.
 struct command {
     char text[1024];
     char *argv[64];
@@ -158,7 +158,7 @@ static void abbreviations_work_while_they_are_unambiguous(void **state) {
     bool given[ROWS];
     assert_int_equal(parse(&command, given, "--cou 7").count, 7);
     assert_int_equal(parse(&command, given, "--cou=8").count, 8);
-    assert_true(parse(&command, given, "--fast").fast); // a whole name, though another begins with it
+    assert_true(parse(&command, given, "--fast").fast); // a whole name, though another one begins with it
     assert_false(parse(&command, given, "--no-fast-s").fast_start);
     assert_rejects("--fas", "--fas is ambiguous|--fast |--fast-start");
     assert_rejects("--no-fas", "--no-fas is ambiguous|--no-fast |--no-fast-start");
@@ -223,14 +223,14 @@ static void values_that_are_missing_or_not_of_their_kind_are_errors(void **state
 static void values_out_of_range_are_errors(void **state) {
     assert_rejects("--count 0", "--count: '0' is out of range; expected an integer of at least 1 and below 100");
     assert_rejects("--count 100", "--count: '100' is out of range");
-    assert_rejects("--count 4294967298", "--count: '4294967298' is out of range"); // 2 in 32 bits
+    assert_rejects("--count 4294967298", "--count: '4294967298' is out of range"); // cut to 32 bits it would be 2
     assert_rejects("--count 18446744073709551618", "out of range");
     assert_rejects("--big 9223372036854775808", "--big: |out of range");
     assert_rejects("--big -9223372036854775809", "--big: |out of range");
     assert_rejects("--seed 18446744073709551616", "--seed: |out of range; expected an integer from 0 to 2^64-1");
     assert_rejects("--share -0.001", "--share: |out of range");
     assert_rejects("--share 1", "--share: |out of range");
-    assert_rejects("--share 0.9999999999", "--share: |out of range"); // 1 as a float
+    assert_rejects("--share 0.9999999999", "--share: |out of range"); // as a float it would be 1
     assert_rejects("--share 1e39", "--share: |out of range");
     assert_rejects("--rate 1e309", "--rate: |out of range");
     assert_rejects("--rate -1e309", "--rate: |out of range");
@@ -280,7 +280,7 @@ static void the_table_is_consistent(void **state) {
         assert_true(row->name && strlen(row->name) < (row->kind == OPTION_GROUP ? 100 : OPTION_NAME));
         if (row->kind == OPTION_GROUP)
             continue;
-        assert_int_equal(row->size, sizes[row->kind]); // the field is of the kind's type
+        assert_int_equal(row->size, sizes[row->kind]); // the field's type is the kind's
         assert_true(row->help && *row->help && row->argument && row->default_text);
         for (int j = 0; j < i; j++) { // no two options share a field or a name
             const struct option_row *other = &config_rows[j];
@@ -290,8 +290,8 @@ static void the_table_is_consistent(void **state) {
             assert_true(row->offset >= other->offset + other->size || other->offset >= row->offset + row->size);
         }
     }
-    // Every field has an option, and every option lies in the struct of its section: after each field comes the next
-    // one's, or the struct's end, less than the alignment away.
+    // Every field has an option, and every option lies in the struct of its section: behind each field the next
+    // option's begins, or the struct ends, at a distance below the alignment.
     size_t sections_end = 0, largest = 0; // of a section: its end, the size of its largest field
     for (int i = 0, section = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
@@ -323,10 +323,10 @@ static void the_table_is_consistent(void **state) {
         assert_string_equal(option_choice_name(PRESET_NAMES, i + 1, name), presets[i].name);
         assert_null(presets[i].settings[sizeof presets[i].settings / sizeof presets[i].settings[0] - 1]);
     }
-    assert_int_equal(option_choice(PRESET_NAMES, "demo"), CONFIG_PRESETS); // no name without a preset
+    assert_int_equal(option_choice(PRESET_NAMES, "demo"), CONFIG_PRESETS); // every name is a preset's
 }
 
-// A row's name and enumerator are the same choice, whatever their place in the list.
+// Checks that a row's name and enumerator mean the same choice, whatever their place in the list.
 static void choices_are_named_as_their_enumerators(void **state) {
     struct command command;
     const struct config c =
@@ -341,8 +341,8 @@ static void choices_are_named_as_their_enumerators(void **state) {
     assert_true(activation_is_gated(ACTIVATION_SWIGLU) && !activation_is_gated(ACTIVATION_GELU));
 }
 
-// A resumed run goes on with the same model: what shapes it can't change, whether given or by a preset. Dropout and the
-// deviation of initial weights are of the model's group, but of training.
+// Checks that a resumed run goes on with the same model: options that shape the model can't change, by themselves or by
+// a preset. Dropout and the deviation of initial weights are in the model's group too, but belong to training.
 static void a_resumed_run_cannot_change_what_shapes_the_model(void **state) {
     const size_t training[] = {offsetof(struct config, model.hidden_dropout),
                                offsetof(struct config, model.attention_dropout),
@@ -375,7 +375,7 @@ static int64_t parameter_count(const struct config *c) {
     const struct model_shape shape = model_shape_of(c, sizeof(floatX), false);
     return (int64_t)parameters_number(&shape);
 }
-// Parameter counts as transformers reports them for the models as published.
+// Checks the numbers of parameters that transformers reports for the published models.
 static void presets_have_the_published_parameter_counts(void **state) {
     static const struct {
         const char *preset;
@@ -400,7 +400,7 @@ static void presets_have_the_published_parameter_counts(void **state) {
         const struct config c = configure(&command, words);
         assert_int_equal(parameter_count(&c), known[i].parameters);
         assert_int_equal(c.model.seq_length, known[i].seq_length);
-        // Positions beyond GPT-2's own are not among the published ones; a shorter sequence changes nothing.
+        // GPT-2's published count has no more than its own positions; a shorter sequence changes nothing.
         snprintf(words, sizeof words, "--plan --preset %s --seq-length 256", known[i].preset);
         const struct config shorter = configure(&command, words);
         assert_int_equal(parameter_count(&shorter), known[i].parameters);
@@ -415,9 +415,10 @@ static void a_preset_fills_only_what_the_user_left_open(void **state) {
     assert_true(c.model.normalization == NORMALIZATION_RMSNORM && c.model.position_embedding_type == POSITION_ROPE);
     assert_true(c.model.activation == ACTIVATION_SWIGLU && c.model.rotary_base == 500000 && !c.model.add_bias_linear &&
                 !c.model.add_qkv_bias);
-    c = configure(&command, "--num-layers 2 --preset llama3.2-1b --rotary-base=10000 --plan"); // before it and after it
+    // one option before the preset, one after it
+    c = configure(&command, "--num-layers 2 --preset llama3.2-1b --rotary-base=10000 --plan");
     assert_true(c.model.num_layers == 2 && c.model.rotary_base == 10000 && c.model.hidden_size == 2048);
-    // A value that equals the table's default is the user's word too.
+    // A value that equals the table's default is the user's choice too.
     c = configure(&command, "--plan --preset llama3-8b --num-layers 12 --seq-length 1024");
     assert_true(c.model.num_layers == 12 && c.model.seq_length == 1024 && c.model.untie_embeddings_and_output_weights);
     c = configure(&command, "--plan --preset llama3-8b --no-untie-embeddings-and-output-weights");
@@ -440,7 +441,8 @@ static void sizes_left_open_follow_from_the_others(void **state) {
                 c.training.lr_wsd_decay_steps == c.training.train_steps / 10);
     assert_int_equal(parameter_count(&c), 124439808); // the defaults are GPT-2 124M
     c = configure(&command, "--plan --activation swiglu --hidden-size 1024 --num-attention-heads 8");
-    assert_true(c.model.ffn_hidden_size == 2816 && c.model.kv_channels == 128); // 8/3 x 1024 = 2730.7, up to 22 x 128
+    // 8/3 x 1024 = 2730.7, rounded up to 22 x 128
+    assert_true(c.model.ffn_hidden_size == 2816 && c.model.kv_channels == 128);
     c = configure(&command, "--plan --hidden-size 100 --num-attention-heads 3 --kv-channels 8");
     assert_true(c.model.kv_channels == 8);
     c = configure(&command, "--plan --no-add-qkv-bias");
@@ -453,7 +455,7 @@ static void sizes_left_open_follow_from_the_others(void **state) {
     assert_int_equal(parameter_count(&c), 124439808 + 1024 * 768);
     c = configure(&command, "--train-data x --sample-every 5 --seq-length 64 --train-steps 5 --lr-decay-style WSD");
     assert_true(c.evaluation.sample_tokens == 64 && c.training.lr_wsd_decay_steps == 1 &&
-                c.evaluation.val_every == 0); // nothing to validate on
+                c.evaluation.val_every == 0); // there is nothing to validate on
     c = configure(&command, "--train-data x --val-data y");
     assert_true(c.evaluation.val_every > 0);
     c = configure(&command, "--train-data x --val-data y --val-every 0");
@@ -505,7 +507,8 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--train-data x --val-every 10", "--val-every 10 needs --val-data");
     assert_config_rejects("--train-data x --seq-length 64 --sample-tokens 65", "--sample-tokens 65|--seq-length 64");
     assert_config_rejects("--plan --num-layers=-1", "--num-layers: '-1' is out of range");
-    assert_config_rejects("--plan --train-steps 4294967297", "--train-steps: |out of range"); // 1 in 32 bits
+    // cut to 32 bits it would be 1
+    assert_config_rejects("--plan --train-steps 4294967297", "--train-steps: |out of range");
     assert_config_rejects("--plan --train-steps 2147483648", "is out of range, more than can be held; expected");
     assert_config_rejects("--plan --max-shard-gib 1e40", "is out of range, more than can be held; expected");
     assert_config_rejects("--plan --exit-after 1e-400",
@@ -546,7 +549,8 @@ static void fp8_is_off_and_its_recipe_is_the_stateless_one(void **state) {
                 c.fp8.fp8_amax_compute_algo == FP8_AMAX_MAX);
 }
 
-// The sums of blocks' products are scaled in fp32, so that nothing is left of fast accumulation.
+// Checks that blockwise scales exclude fast accumulation: the sums of blocks' products are scaled in fp32, which leaves
+// nothing of it.
 static void blockwise_scales_have_no_fast_accumulation(void **state) {
     struct command command;
     struct config c = configure(&command, FP8 "--fp8-recipe blockwise");
@@ -611,7 +615,7 @@ static void options_of_fp8_that_nothing_uses_are_refused(void **state) {
     }
 }
 
-// Megatron's names that are not there.
+// Checks that Megatron's options which FP8 does not have are refused by name.
 static void what_fp8_does_not_have_is_named(void **state) {
     assert_config_rejects(FP8 "--fp8-recipe mxfp8", "--fp8-recipe: 'mxfp8'|tensorwise, delayed or blockwise");
     assert_config_rejects(FP8 "--fp8-recipe custom", "--fp8-recipe: 'custom'|tensorwise, delayed or blockwise");
@@ -647,7 +651,7 @@ static void fp8_takes_bf16_and_sizes_that_its_products_have(void **state) {
                           "--num-attention-heads times --kv-channels, is 64");
 }
 
-// Neither validation nor generation uses FP8: a run of them takes the options of the run that trained the model.
+// Checks that validation and generation, which do not use FP8, take the options of the run that trained the model.
 static void runs_that_do_not_train_ignore_what_fp8_needs(void **state) {
     struct command command;
     const struct config c = configure(&command, "--init-from m --eval-only --val-data v --fp8-format hybrid "
@@ -707,7 +711,7 @@ static void windows_are_counted_with_the_query(void **state) {
     }
 }
 
-// layers: W where the window is, R where RoPE is applied.
+// Checks the kinds of layers. windows: W where a layer has the window; rotary: R where RoPE is applied.
 static void layers_check(const char *words, const char *windows, const char *rotary) {
     struct command command;
     const struct config c = configure(&command, words);
@@ -823,7 +827,7 @@ static void scaled_frequencies_take_the_settings_of_their_type(void **state) {
         snprintf(words, sizeof words, "%s|is not used with|leave it out", unused[i].option);
         assert_config_rejects(unused[i].words, words);
     }
-    // A preset's settings fall away with its type.
+    // With another type a preset's settings fall away.
     c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type none");
     assert_true(c.model.rope_scaling_factor == 1 && c.model.rope_original_max_position_embeddings == 0);
     c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type yarn");
@@ -875,7 +879,7 @@ static void norms_and_multipliers_that_contradict(void **state) {
     assert_config_rejects("--plan --final-logit-softcapping -1", "--final-logit-softcapping: '-1' is out of range");
 }
 
-// An option that stands for three leaves alone those that the user gave.
+// Checks that an option that stands for three does not change those that the user gave.
 static void one_option_sets_three(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan --add-bias-linear");
@@ -937,7 +941,7 @@ static void lists_of_recomputation_are_checked_for_form(void **state) {
     assert_config_rejects("--plan --init-from-ema", "--init-from-ema needs --init-from");
 }
 
-// The table of parameters is where a model that is too large ends the program.
+// Counts a model's parameters in a child: the table of parameters ends the program where a model is too large.
 static void count_in_child(void *words) {
     struct command command;
     const struct config c = configure(&command, (const char *)words);
@@ -956,13 +960,13 @@ static void products_that_overflow_are_caught(void **state) {
                           "64 bits|--seq-length 16777215");
     assert_config_rejects("--plan --train-steps 2147483647 --global-batch-size 16777212 --seq-length 65536",
                           "--train-steps 2147483647|--global-batch-size 16777212");
-    // Large and legal: nothing on the way overflows (the sanitized build checks).
+    // Large and legal: nothing overflows on the way, which the sanitized build checks.
     const struct config c = configure(&command, "--plan --train-steps 2147483647 --global-batch-size 16777212 "
                                                 "--num-layers 65535 --seq-length 16");
     assert_true(parameter_count(&c) == (int64_t)65535 * 7087872 + 50257 * 768 + 16 * 768 + 2 * 768);
 }
 
-// The copy of a checkpoint would need the host's memory too, where that is short.
+// Checks that offloaded states are saved without a copy: it would need the host's memory too, where that is short.
 static void what_is_offloaded_is_saved_without_a_copy(void **state) {
     static const char *const offloads[] = {"--plan --optimizer-cpu-offload", "--plan --offload-weights",
                                            "--plan --offload-gradients"};
@@ -977,7 +981,7 @@ static void what_is_offloaded_is_saved_without_a_copy(void **state) {
 }
 
 static void stdout_in_child(void *words) {
-    dup2(STDERR_FILENO, STDOUT_FILENO); // the pipe that the parent reads
+    dup2(STDERR_FILENO, STDOUT_FILENO); // the parent's pipe
     configure_in_child(words);
 }
 static void help_has_every_option_with_its_default(void **state) {
@@ -1008,7 +1012,7 @@ static void help_has_every_option_with_its_default(void **state) {
     assert_string_equal(text, "train_gpt 0.1\n");
 }
 
-// What a checkpoint remembers of the options: each as a text that reads back as the same bits.
+// Checks what a checkpoint keeps of the options: each is a text that is read as the same bits.
 static void every_value_reads_back_from_its_text(void **state) {
     struct command command;
     const struct config config =
@@ -1039,7 +1043,7 @@ static void a_list_takes_each_that_is_given(void **state) {
     memset(&config, 0, sizeof config);
     options_set_defaults(&config_options, &config);
     options_parse(&config_options, &config, config.given, 7, texts);
-    assert_string_equal(config.evaluation.generate, "\x1eone, two\x1e\x1ethree\x1e"); // an empty prompt is one too
+    assert_string_equal(config.evaluation.generate, "\x1eone, two\x1e\x1ethree\x1e"); // an empty prompt is a prompt too
     assert_int_equal(option_list_count(config.evaluation.generate), 4);
     free((void *)config.evaluation.generate);
 }
@@ -1105,7 +1109,7 @@ static void a_config_that_cannot_be_written_is_an_error(void **state) {
     assert_fails(write_to_a_full_disk, NULL, "/dev/full: cannot be written: No space left");
 }
 
-// Whatever is on the command line, it ends in a configuration, the help or one message.
+// Checks that whatever is on a command line, it gives a configuration, the help or one message.
 static void no_command_line_crashes(void **state) {
     static const char *const pieces[] = {
         "--",

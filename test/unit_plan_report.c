@@ -1,5 +1,5 @@
-// What a user sees of a memory plan: the printed rows sum up to the peak, JSON and picture hold every buffer, and a file
-// that cannot be written is an error that leaves the old one.
+// What a user sees of a memory plan: the printed rows add up to the peak; JSON and picture have every buffer; a file
+// that can't be written is an error that leaves the old file.
 #include "run/plan_picture.cuh"        // under test
 #include "run/plan_report.cuh"         // under test
 #include "test/fails.h"                // assert_fails
@@ -39,7 +39,8 @@ static void example_plan(struct plan *plan) {
     free(s.id);
 }
 
-// The third column, where "GiB" or another unit follows the first number.
+// Reads the third column of a row, where a unit, such as "GiB", follows the first number. Returns whether the line is
+// this row.
 static bool row_bytes(const char *line, const char *name, size_t *bytes) {
     char begin[64];
     const int n = snprintf(begin, sizeof begin, "  %-36s ", name);
@@ -102,7 +103,7 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
         assert_false(strstr(line, "never there"));
     }
     fclose(out);
-    assert_int_equal(rows, plan.category_count - 3); // but for "never there" and those of the host alone
+    assert_int_equal(rows, plan.category_count - 3); // without "never there" and the categories that only the host has
     assert_true(peak == plan.peak_bytes && sum == peak && arenas[MEMORY_DEVICE] == peak);
     assert_true(host == plan.host_peak_bytes && arenas[MEMORY_HOST] == host && host > 65432 + 1000 + 888);
     assert_true(copies && saves_nothing);
@@ -142,7 +143,7 @@ static void json_holds_the_plan(void **state) {
     snprintf(wanted, sizeof wanted, "%zu", plan.peak_bytes);
     assert_string_equal(value, wanted);
     assert_int_equal(json_member(text, "lower_bound_bytes", value), 1);
-    // Each buffer stands on a line of its own: with its place in the whole, past the arenas before its own.
+    // Each buffer has a line of its own, with its place in the whole, behind the arenas before its own.
     const char *line = strchr(strstr(text, "\"buffers\""), '\n');
     int found = 0;
     for (int i = 0; i < plan.count; i++) {
@@ -228,7 +229,7 @@ static void the_picture_holds_every_buffer(void **state) {
     plan_free(&plan);
     plan_begin(&plan);
     plan_place(&plan);
-    plan_write_svg(&plan, no_budget, path); // of nothing
+    plan_write_svg(&plan, no_budget, path); // of an empty plan
     text = read_text(path);
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     free(text);
@@ -246,7 +247,7 @@ static void write_svg_to(void *path) {
     example_plan(&plan);
     plan_write_svg(&plan, no_budget, (const char *)path);
 }
-// A disk that fills up: no file may grow beyond 100 bytes. What stood there before stays.
+// Writes JSON on a full disk: no file may grow beyond 100 bytes. The old file must stay.
 static void write_json_on_a_full_disk(void *path) {
     struct rlimit limit;
     limit.rlim_cur = limit.rlim_max = 100;
@@ -254,7 +255,8 @@ static void write_json_on_a_full_disk(void *path) {
     if (setrlimit(RLIMIT_FSIZE, &limit) == 0)
         write_json_to(path);
 }
-// Another that writes the same file at once, or reads it, has the one or the other, whole.
+// Checks that the file behind a link is replaced, and the link stays. Another process that writes or reads the file at
+// the same time has the old one or the new one, whole.
 static void the_file_of_a_link_is_replaced_and_the_link_stays(void **state) {
     char path[256], link[256];
     struct stat before, after;
@@ -262,7 +264,7 @@ static void the_file_of_a_link_is_replaced_and_the_link_stays(void **state) {
     in_folder(link, sizeof link, "link.json");
     assert_int_equal(symlink("plan.json", link), 0);
     write_json_to(path);
-    const int file = open(path, O_RDONLY); // so that no other gets its number
+    const int file = open(path, O_RDONLY); // so that no other file gets its number
     assert_int_equal(fstat(file, &before), 0);
     write_json_to(link);
     assert_int_equal(lstat(link, &after), 0);

@@ -1,12 +1,12 @@
-// The double-precision reference model against PyTorch's golden data, and against finite differences where no golden
-// data reaches: other shapes, dropout. Whatever else is compared with the reference leans on this.
+// The double-precision reference model against PyTorch's golden data and, where there are none (other shapes, dropout),
+// against finite differences. Whatever is compared with the reference relies on this.
 #include "test/golden.h"           // golden_open, golden_tensor
 #include "test/reference.h"        // reference_forward, reference_backward, reference_adamw_step
 #include "test/reference_golden.h" // reference_of
 #include "test/testing.h"          // cmocka, assert_close, test_random
 
-// Golden values and the reference are both fp64 at heart, so what is left is the one rounding to fp32 of the golden
-// values, half a unit in the last place each: 2^-24 of the norm; and sums in another order, far below that.
+// The golden values and the reference are each computed in fp64. They differ by the golden values' one rounding to
+// fp32, half a unit in the last place: 2^-24 of the norm; and by sums in another order, far less.
 static const double GOLDEN_ROUNDING = 0x1p-24 * 1.001;
 
 static void compare(const double *ours, const struct golden *g, const char *name) {
@@ -55,8 +55,8 @@ static void gpt2_equals_pytorch(void **state) { equals_pytorch("test/golden/gpt2
 static void llama_equals_pytorch(void **state) { equals_pytorch("test/golden/llama.golden"); }
 static void qwen2_equals_pytorch(void **state) { equals_pytorch("test/golden/qwen2.golden"); }
 
-// A mask that depends on all that names an element, through the tests' own generator: a third of the elements is
-// dropped.
+// Returns 0 for a third of the elements, by a mask that depends on all that names an element, through the tests' own
+// generator.
 static double a_third_dropped(const void *context, enum reference_dropout_use use, int layer, int64_t element) {
     uint64_t state = (uint64_t)use << 56 | (uint64_t)layer << 48 | (uint64_t)element;
     return test_uniform(&state) < -1.0 / 3 ? 0 : 1.5;
@@ -72,9 +72,10 @@ static double loss_at(struct reference *r, struct reference_tensor *tensor, cons
     return loss;
 }
 
-// The slope of the loss along a random unit direction of one tensor, by the central difference of fourth order, against
-// the gradient's component. With h = 1e-3 the truncation is h^4 / 30 = 3e-14 times a fifth derivative, which may be
-// some thousands of gradients: hence 1e-9 of the gradient's norm. Rounding of losses of about 5 over h is 1e-12.
+// Compares the slope of the loss along a random unit direction of one tensor, by the central difference of fourth
+// order, with the gradient's component. With h = 1e-3 the truncation is h^4 / 30 = 3e-14 times a fifth derivative,
+// which may be some thousands of gradients: hence 1e-9 of the gradient's norm. Rounding of losses of about 5, over h,
+// is 1e-12.
 static void check_slope(struct reference *r, struct reference_tensor *tensor, const int32_t *tokens, int B, int T,
                         uint64_t *state) {
     const int64_t count = tensor->rows * tensor->cols;
@@ -116,7 +117,7 @@ static void gradients_are_slopes_with(struct reference_config config, struct ref
         for (int64_t j = 0; j < r->tensors[i].rows * r->tensors[i].cols; j++)
             r->tensors[i].value[j] = (r->tensors[i].cols > 1 ? 0.5 : 0.3) * test_uniform(&state) +
                                      (strstr(r->tensors[i].name, "ln") != NULL);
-    int32_t *tokens = (int32_t *)test_alloc(sizeof(int32_t) * 2 * (size_t)(B * T)); // and targets
+    int32_t *tokens = (int32_t *)test_alloc(sizeof(int32_t) * 2 * (size_t)(B * T)); // tokens, then targets
     for (int i = 0; i < 2 * B * T; i++)
         tokens[i] = (int32_t)(test_random(&state) % (uint64_t)config.V);
     struct reference_activations *a = reference_forward(r, tokens, tokens + B * T, B, T);
@@ -163,7 +164,7 @@ static void gradients_with_a_z_loss(void **state) {
     gradients_are_slopes_with(EVERY_BIAS, causal, 0.1, 3, 4, NULL);
 }
 
-// Scores of a scale of their own, capped so low that the cap bends them.
+// Checks gradients with a scale of scores, and a cap so low that it bends them.
 static void gradients_with_masks(void **state) {
     static const int32_t starts[] = {0, 0, 2, 2, 2, 2, 2, 0, 1, 2, 2, 2, 5, 5};
     struct reference_attention_options attention;
@@ -178,7 +179,8 @@ static void gradients_with_masks(void **state) {
     gradients_are_slopes_with(RMSNORM_AND_GELU, attention, 0, 1, 8, NULL);
 }
 
-// Tokens of another document change no logit of this one, and none beyond the windows of all layers.
+// Checks that tokens of another document change no logit of this document, and tokens outside the windows of all layers
+// change none either.
 static void logits_do_not_see_what_is_masked(void **state) {
     enum { T = 7, FIRST = 3 };
     const struct reference_config config = LLAMA_WITH_MQA;

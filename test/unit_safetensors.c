@@ -1,5 +1,5 @@
-// safetensors and the index of sharded models: what the reference implementation wrote is read and written again byte
-// for byte; each rule refuses the file that breaks it; no file makes a parser read beyond its bytes.
+// safetensors, and the index of sharded models. What the reference implementation wrote is read and written again byte
+// for byte; each rule refuses a file that breaks it; no file makes a parser read beyond its bytes.
 #include "formats/safetensors.h"           // under test
 #include "runtime/files/file_read.h"       // read_whole, load_u64
 #include "runtime/machine/float_convert.h" // float_from_f16_bits
@@ -22,8 +22,8 @@ static struct bytes file_of(const char *header, uint64_t length, size_t data_byt
     memcpy(file.data + 8, header, strlen(header));
     return file;
 }
-// The first `available` bytes, of a file of `file_bytes`, in memory of exactly that size, so that the sanitizer sees a
-// read beyond it.
+// Parses the first `available` bytes of a file of `file_bytes`, in memory of exactly this size, so that the sanitizer
+// sees a read beyond them.
 static const char *parse_part(const unsigned char *data, size_t available, size_t file_bytes,
                               struct error_text *error) {
     struct safetensors parsed;
@@ -31,7 +31,7 @@ static const char *parse_part(const unsigned char *data, size_t available, size_
     memcpy(copy, data, available);
     const char *problem = safetensors_parse(&parsed, copy, available, file_bytes, "m", error);
     free(copy);
-    safetensors_close(&parsed); // harmless after a failure too
+    safetensors_close(&parsed); // harmless after a failure, too
     return problem;
 }
 static const char *parse_length(const char *header, uint64_t length, size_t data_bytes, struct error_text *error) {
@@ -110,7 +110,7 @@ static void test_reads_the_reference(void **state) {
     assert_error(safetensors_get(&tensor, &file, "scalar", flat, 1, "m", &error), "has the shape (); expected (6)");
     float two[2];
     assert_null(safetensors_get(&tensor, &file, "single", cube, 3, "m", &error));
-    assert_null(safetensors_read(&file, tensor, 8, 8, two, &error)); // a part of it
+    assert_null(safetensors_read(&file, tensor, 8, 8, two, &error)); // only a part of it
     assert_true(two[0] == 1 && two[1] == -2.5f);
     assert_error(safetensors_read(&file, tensor, 16, 9, two, &error), "has 24 bytes, of which 9 from 16 on");
     assert_error(safetensors_read(&file, tensor, 16, UINT64_MAX - 8, two, &error), "were asked for");
@@ -119,7 +119,7 @@ static void test_reads_the_reference(void **state) {
     safetensors_close(&file); // harmless
 }
 
-// Lays out what the file holds, in another order, and writes header and data: the bytes are the file's.
+// Checks that the tensors of the file, laid out from another order, give the file's own bytes, header and data.
 static void test_writes_as_the_reference(void **state) {
     struct error_text error;
     struct bytes golden;
@@ -131,7 +131,7 @@ static void test_writes_as_the_reference(void **state) {
     assert_null(safetensors_parse(&file, golden.data, golden.count, golden.count, "m", &error));
     for (int i = 0; i < 21; i++) {
         tensors[i] = file.tensors[20 - i];
-        tensors[i].begin = tensors[i].bytes = 99; // to be computed
+        tensors[i].begin = tensors[i].bytes = 99; // must be computed
         tensors[i].id = 20 - i;
     }
     assert_null(safetensors_lay_out(&layout, tensors, 21, &metadata, 1, "m", &error));
@@ -139,7 +139,7 @@ static void test_writes_as_the_reference(void **state) {
     assert_int_equal(layout.data_bytes, file.data_bytes);
     assert_memory_equal(layout.header, golden.data, layout.header_bytes);
     uint64_t next = 0;
-    for (int i = 0; i < 21; i++) { // streamed in this order, each lies where it was
+    for (int i = 0; i < 21; i++) { // written in this order, each lies where it was
         assert_int_equal(tensors[i].begin, next);
         assert_int_equal(tensors[i].begin, file.tensors[tensors[i].id].begin);
         next += tensors[i].bytes;
@@ -275,18 +275,17 @@ static void test_each_rule_refuses(void **state) {
 
 static void test_odd_files_that_are_right(void **state) {
     static const char *const good[] = {
-        "{}",
-        "{} \n\t",
-        "{\"__metadata__\":{}}",
-        "{" TENSOR("a", "F32", "0,4611686018427387904,8", "0", "0") "}", // 0 times anything, from the left, as there
+        "{}", "{} \n\t", "{\"__metadata__\":{}}",
+        // 0 times anything, multiplied from the left as the reference does
+        "{" TENSOR("a", "F32", "0,4611686018427387904,8", "0", "0") "}",
         "{" TENSOR("a", "U8", "0", "0", "0") "," TENSOR("b", "U8", "0", "0", "0") "}",
         "{" TENSOR("", "U8", "1,1,1,1,1,1,1,0", "0", "0") "}",
-        "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0],\"more\":[{}]}}", // as the reference: ignored
+        "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0],\"more\":[{}]}}", // ignored, as by the reference
     };
     struct error_text error;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         assert_null(parse(good[i], 0, &error));
-    // Empty tensors at the edges of another, whichever comes first in the header.
+    // Empty tensors at the edges of another one, whichever comes first in the header.
     assert_null(parse("{" TENSOR("b", "U8", "0", "0", "0") "," TENSOR("a", "U8", "2", "0",
                                                                       "2") "," TENSOR("c", "U8", "0", "2", "2") "}",
                       2, &error));
@@ -306,7 +305,7 @@ static void test_truncation_at_every_byte(void **state) {
                             : count < header ? "bytes long; it was cut off"
                                              : "of the data, which has only";
         assert_error(parse_part(golden.data, count, count, &error), words);         // a file that was cut off
-        const char *problem = parse_part(golden.data, count, golden.count, &error); // a part of one that was not
+        const char *problem = parse_part(golden.data, count, golden.count, &error); // the beginning of a whole file
         if (count < 8)
             assert_error(problem, "bytes long");
         else if (count < header)
@@ -317,7 +316,7 @@ static void test_truncation_at_every_byte(void **state) {
     free(golden.data);
 }
 
-// A damaged byte may go unnoticed in a name, but what is accepted covers the data and can be found.
+// Checks damaged bytes: damage may go unnoticed in a name, but what is accepted covers the data and can be found.
 static void test_damaged_bytes(void **state) {
     static const unsigned char values[] = {0, 1, '0', '9', '-', '"', '\\', '{', ']', ',', 0x7f, 0x80, 0xff};
     struct error_text error;
@@ -375,7 +374,7 @@ static void test_files_that_cannot_be_opened(void **state) {
     assert_error(safetensors_open(&file, path, &error), "is 100 bytes long; it was cut off");
     write_file(path, golden.data, golden.count);
     assert_null(safetensors_open(&file, path, &error));
-    assert_int_equal(truncate(path, (off_t)golden.count - 1), 0); // while it is open
+    assert_int_equal(truncate(path, (off_t)golden.count - 1), 0); // cut while it is open
     unsigned char raw[64];
     const struct safetensors_tensor *last = safetensors_find(&file, "t00");
     assert_error(safetensors_read(&file, last, 0, last->bytes, raw, &error), "don't change it during the run");
@@ -400,7 +399,7 @@ static const char *parse_index_bytes(const char *text, size_t bytes, struct erro
 static void test_index_round_trip(void **state) {
     static const char expected[] = "{\n"
                                    "  \"metadata\": {\n"
-                                   "    \"total_size\": 9007199254740993\n" // no double
+                                   "    \"total_size\": 9007199254740993\n" // a number that no double holds
                                    "  },\n"
                                    "  \"weight_map\": {\n"
                                    "    \"a\": \"model-00002-of-00002.safetensors\",\n"
@@ -501,15 +500,16 @@ static void test_bf16(void **state) {
         const bool nan = (bits & 0x7fff) > 0x7f80;
         assert_int_equal(back, nan ? bits | 0x40 : bits);
     }
-    for (int i = 0; i < 200000; i++) { // to the nearest of the two neighbors, a tie to the even one
+    for (int i = 0; i < 200000; i++) { // to the nearer neighbor, a tie to the even one
         const uint32_t low = i % 4 ? (uint32_t)test_random(&random) & 0xffff : 0x8000;
         const uint32_t high = (uint32_t)test_random(&random) % 0x7f80 | (i & 1 ? 0x8000 : 0);
         const uint32_t expected = low > 0x8000 || (low == 0x8000 && high & 1) ? high + 1 : high;
         assert_int_equal(float_to_bf16_bits(f32_from_bits(high << 16 | low)), expected);
     }
     assert_int_equal(float_to_bf16_bits(f32_from_bits(0x7f7fffff)), 0x7f80); // beyond the largest: infinity
-    assert_int_equal(float_to_bf16_bits(f32_from_bits(0x7f800001)), 0x7fc0); // a NaN, all of it in the lower half
-    assert_int_equal(float_to_bf16_bits(f32_from_bits(0xffffffff)), 0xffff); // would carry into the sign
+    // a NaN whose bits are all in the lower half
+    assert_int_equal(float_to_bf16_bits(f32_from_bits(0x7f800001)), 0x7fc0);
+    assert_int_equal(float_to_bf16_bits(f32_from_bits(0xffffffff)), 0xffff); // it would carry into the sign
 }
 
 int main(void) {

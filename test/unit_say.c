@@ -1,4 +1,4 @@
-// What is said on a terminal: bytes that would act on it are shown, text in any script stays.
+// What is said on a terminal: bytes that would act on it are shown as numbers, text in any script stays.
 #include "runtime/machine/say.h" // under test
 #include "test/testing.h"        // cmocka
 
@@ -13,10 +13,10 @@ static void bytes_that_act_on_a_terminal_are_shown(void **state) {
          "\\xc2\\x9b31m"}, // CSI in one character
         {"\x9b"
          "31m \xff",
-         "\\x9b31m \\xff"},                                             // and in one byte
-        {"\xe4\xbd", "\\xe4\\xbd"},                                     // a character cut short
-        {"x\ntrain_gpt: y", "x\\x0atrain_gpt: y"},                      // a line of its own
-        {"would help:\n  this\n  that", "would help:\n  this\n  that"}, // a list
+         "\\x9b31m \\xff"},                                             // CSI in one byte
+        {"\xe4\xbd", "\\xe4\\xbd"},                                     // a character that is cut short
+        {"x\ntrain_gpt: y", "x\\x0atrain_gpt: y"},                      // would look like a line of its own
+        {"would help:\n  this\n  that", "would help:\n  this\n  that"}, // a list may have lines of its own
         {"the end\n", "the end\n"},
         {"", ""},
     };
@@ -39,7 +39,7 @@ static void a_text_is_cut_between_its_characters(void **state) {
     assert_string_equal(shown, "");
 }
 
-// Longer than what needs no memory.
+// Checks texts that need more memory than the stack's buffer: they are said whole.
 static void long_texts_are_said_whole(void **state) {
     char *text = NULL, *longest = (char *)malloc(5001);
     size_t bytes;

@@ -26,7 +26,7 @@ static void warmup_is_linear_and_spends_no_step_on_zero(void **state) {
 }
 
 static void decays_have_the_values_of_their_formulas(void **state) {
-    struct schedule s = base; // 0.1 + 0.9 x what is left
+    struct schedule s = base; // 0.1 + 0.9 times what is left
     check(s, 35, 0.1 + 0.45 * (1 + sqrt(0.5)));
     check(s, 60, 0.55);
     check(s, 85, 0.1 + 0.45 * (1 - sqrt(0.5)));
@@ -48,7 +48,8 @@ static void wsd_is_stable_and_then_falls(void **state) {
     struct schedule s = base;
     s.style = LR_DECAY_WSD;
     const double left_at_half[] = {sqrt(2) - 1, 0.5, 0.5, 1 - sqrt(0.5)};
-    const double left_at_quarter[] = {0.6817928305074291, 0.75, 0.8535533905932737, 0.5}; // 2^0.75 - 1, (2 + sqrt 2)/4
+    // 2^0.75 - 1, ..., (2 + sqrt 2)/4
+    const double left_at_quarter[] = {0.6817928305074291, 0.75, 0.8535533905932737, 0.5};
     for (int style = WSD_DECAY_EXPONENTIAL; style <= WSD_DECAY_MINUS_SQRT; style++) {
         s.wsd_style = (enum lr_wsd_decay_style)style;
         check(s, 10, 1);
@@ -59,7 +60,7 @@ static void wsd_is_stable_and_then_falls(void **state) {
     }
 }
 
-// The most of lr - min_lr that a decay of n steps loses in one: the steepest slope of each formula over n.
+// Returns the most of lr - min_lr that a decay of n steps loses in one step: the steepest slope of each formula over n.
 static double steepest(const struct schedule *s) {
     const double pi = 3.14159265358979323846;
     const int64_t n = s->style == LR_DECAY_WSD ? s->wsd_decay_steps : s->decay_steps - s->warmup_steps;
@@ -71,7 +72,7 @@ static double steepest(const struct schedule *s) {
     if (s->style == LR_DECAY_WSD && s->wsd_style == WSD_DECAY_EXPONENTIAL)
         return 2 * log(2) / (double)n;
     if (s->style == LR_DECAY_WSD && s->wsd_style == WSD_DECAY_MINUS_SQRT)
-        return 1 / sqrt((double)n); // its slope is infinite at first: the first step's loss
+        return 1 / sqrt((double)n); // the slope is infinite at first: the first step's loss
     return 1 / (double)n;
 }
 
@@ -102,8 +103,8 @@ static void rates_rise_then_fall_without_jumps_between_their_bounds(void **state
     }
 }
 
-// Megatron-LM's sizes: start + increment floor(consumed / (samples / increments)) up to the whole batch. Each step's is
-// as large as the one before or larger, and a run that begins in the middle goes on with the same.
+// Checks Megatron-LM's sizes: start + increment floor(consumed / (samples / increments)), up to the whole batch. No
+// step is smaller than its predecessor, and a run that begins in the middle goes on with the same sizes.
 static void batches_grow_in_equal_parts(void **state) {
     const struct batch_ramp ramp = {16, 8, 48, 1000}; // 16, 24, 32 and 40, for 250 samples each
     assert_int_equal(ramp_batch(&ramp, 0), 16);

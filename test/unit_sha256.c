@@ -1,4 +1,4 @@
-// SHA-256 and HMAC-SHA-256 by the examples of their standards.
+// SHA-256 and HMAC-SHA-256, by the examples of their standards.
 #include "runtime/net/sha256.h" // under test
 #include "test/testing.h"       // cmocka
 
@@ -9,7 +9,7 @@ static void expect_hash(const unsigned char hash[SHA256_BYTES], const char *digi
     assert_string_equal(text, digits);
 }
 
-// FIPS 180-4's examples, as NIST publishes them.
+// Checks FIPS 180-4's examples, as NIST publishes them.
 static void sha256_of_the_standards_messages(void **state) {
     static const struct {
         const char *message;
@@ -37,7 +37,7 @@ static void sha256_of_the_standards_messages(void **state) {
     }
 }
 
-// RFC 4231, cases 1 to 4, 6 and 7; case 5 is cut, which nothing here does.
+// Checks RFC 4231's cases 1 to 4, 6 and 7; case 5 has a shortened result, which nothing here uses.
 static void hmac_of_the_standards_messages(void **state) {
     static const char larger[] = "This is a test using a larger than block-size key and a larger than block-size data. "
                                  "The key needs to be hashed before being used by the HMAC algorithm.";

@@ -1,4 +1,4 @@
-// Signals become requests that are each seen once, reads go on, a second Ctrl-C ends the process; deadlines.
+// Signals become requests that are each seen once; reads go on; a second Ctrl-C ends the process; deadlines.
 #include "runtime/machine/deadline.h" // under test
 #include "runtime/machine/signals.h"  // under test
 #include "test/testing.h"             // cmocka
@@ -10,20 +10,21 @@
 #include <ucontext.h>                 // makecontext
 #include <unistd.h>                   // fork, pipe, alarm
 
-// Signals act on whole processes, so each test has one of its own. Returns its status as waitpid gives it.
+// Runs a function in a process of its own, since signals act on whole processes. Returns its status as waitpid gives
+// it.
 static int in_child(int (*run)(void *), void *argument) {
     int status = 0;
     fflush(stdout);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        alarm(60); // one that hangs is a failure
+        alarm(60); // a child that hangs is a failure
         _exit(run(argument));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return status;
 }
-// In a child: the line that failed is its exit status, so lines above 255 won't do.
+// Ends a child unless a condition holds. The exit status is the line, so lines above 255 won't do.
 #define check(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition))                                                                                              \
@@ -42,7 +43,7 @@ static int run_save(void *unused) {
     check(!signals_take_save_request());
     raise(SIGUSR1);
     raise(SIGUSR1);
-    check(signals_take_save_request()); // two that nobody looked at between are one
+    check(signals_take_save_request()); // two requests that nobody looked at in between are one
     check(!signals_take_save_request());
     check(!signals_stop_requested());
     return 0;
@@ -56,10 +57,10 @@ static int run_stop(void *number) {
     raise(*(int *)number);
     check(signals_stop_requested() == *(int *)number);
     check(signals_stop_requested() == *(int *)number); // it stays
-    raise(SIGTERM);                                    // the same request, come by another way
+    raise(SIGTERM);                                    // another signal for an equal request
     raise(SIGINT);
     check(signals_stop_requested() == *(int *)number);
-    raise(SIGUSR1); // a save while stopping is a save
+    raise(SIGUSR1); // a save while stopping is still a save
     check(signals_take_save_request());
     return 0;
 }
@@ -69,7 +70,8 @@ static void a_stop_request_stays(void **state) {
         assert_int_equal(in_child(run_stop, &numbers[i]), 0);
 }
 
-// The kernel sends SIGXCPU each second, and a terminal that goes SIGHUP more than once: the save is not cut short.
+// Checks repeated signals, which do not cut the save short: the kernel sends SIGXCPU each second, and a terminal that
+// goes sends SIGHUP more than once.
 static int run_stop_repeated(void *number) {
     signal(SIGHUP, SIG_DFL); // under nohup it is ignored
     signals_install();
@@ -90,7 +92,7 @@ static int run_ignored(void *number) {
     signals_install();
     raise(*(int *)number);
     sleep_ms(600);
-    raise(*(int *)number); // is not a second one either
+    raise(*(int *)number); // this does not count as a second one either
     check(signals_stop_requested() == 0);
     return 0;
 }
@@ -111,19 +113,19 @@ static void a_second_one_ends_the_process(void **state) {
     int numbers[4][2] = {{SIGINT, SIGINT}, {SIGTERM, SIGTERM}, {SIGTERM, SIGINT}, {SIGINT, SIGTERM}};
     for (int i = 0; i < 4; i++) {
         const int status = in_child(run_stop_twice, numbers[i]);
-        assert_true(WIFSIGNALED(status)); // so that a shell, mpirun or Slurm sees what it was
+        assert_true(WIFSIGNALED(status)); // so that a shell, mpirun or Slurm sees which signal it was
         assert_int_equal(WTERMSIG(status), numbers[i][1]);
     }
 }
 
-// Signals this process some time later, then ends the read that it is in.
+// Signals this process some time later, and then ends the read that it is in.
 struct interruption {
     pthread_t reader;
     int pipe;
 };
 static void *interrupt_read(void *argument) {
     const struct interruption *const interruption = (const struct interruption *)argument;
-    for (int i = 0; i < 2; i++) { // of two that ask to stop the kernel might deliver the later one first
+    for (int i = 0; i < 2; i++) { // of two signals that ask to stop, the kernel might deliver the later one first
         sleep_ms(20);
         pthread_kill(interruption->reader, i == 0 ? SIGUSR1 : SIGTERM);
     }
@@ -146,14 +148,15 @@ static int run_read(void *unused) {
 }
 static void reads_go_on(void **state) { assert_int_equal(in_child(run_read, NULL), 0); }
 
-// A handler's frame is not laid where the stack pointer is: here a small piece of a larger buffer, as in oneDNN's gemm.
-enum { BUFFER_BYTES = 1 << 16, SMALL_STACK_BYTES = 2048 }; // the registers of AVX-512 alone are more
+// Sizes of a stack. A handler's frame is not put where the stack pointer is, here in a small piece of a larger buffer,
+// as in oneDNN's gemm.
+enum { BUFFER_BYTES = 1 << 16, SMALL_STACK_BYTES = 2048 }; // smaller than the registers of AVX-512
 static void raise_save(void) { raise(SIGUSR1); }
 static int run_small_stack(void *unused) {
     static unsigned char buffer[BUFFER_BYTES];
     ucontext_t here, there;
     signals_install();
-    raise(SIGUSR1); // found by the loader, which takes much of a stack, once
+    raise(SIGUSR1); // the loader finds it once, which takes much stack
     check(signals_take_save_request());
     memset(buffer, 0xa5, sizeof buffer);
     check(getcontext(&there) == 0);

@@ -4,13 +4,13 @@
 #include "test/fails.h"     // assert_fails
 #include "test/testing.h"   // cmocka
 
-// A checkpoint's folder, with trainer_state.json alone.
+// A checkpoint's folder that has only trainer_state.json.
 struct old_run {
     char path[TEST_PATH];
     struct trainer_state state;
 };
 
-// The options that came after the first checkpoints.
+// The options that are newer than the first checkpoints.
 static const char *const younger[] = {
     "rotary_percent",
     "rotary_base_local",
@@ -46,8 +46,8 @@ static struct config read_command(const char *const *words) {
     return config_read(argc, argv, NULL);
 }
 
-// A run with options `asked`, which a program without the younger options resolved as one of now resolves `then`.
-// `precision`: bf16 or fp32.
+// Writes a run's checkpoint. The run was given the options `asked`, and an old program, without the newer options,
+// resolved them as this program resolves `then`. precision: bf16 or fp32.
 static struct old_run write_run(const char *precision, const char *const *asked, const char *const *then) {
     struct old_run run;
     struct config was_asked = read_command(asked), resolved = read_command(then);
@@ -84,7 +84,7 @@ static void remove_old(struct old_run *run) {
     assert_int_equal(rmdir(run->path), 0);
     trainer_state_free(&run->state);
 }
-// A run that goes on from it, with more options.
+// A run that resumes an old one, with more options.
 struct resumed {
     const struct old_run *run;
     const char *const *words;
@@ -101,7 +101,7 @@ static void resume(void *argument) {
 
 // ---- a checkpoint ----
 
-// llama3.2-1b had no scaled frequencies once.
+// Checks an old llama3.2-1b, which had no scaled frequencies: the preset's newer options do not change it.
 static void a_preset_that_sets_younger_options_does_not_change_an_old_run(void **state) {
     static const char *const asked[] = {"--preset=llama3.2-1b", "--train-data=t", NULL};
     static const char *const then[] = {"--preset=llama3.2-1b",
@@ -152,7 +152,8 @@ static void is_refused_with(struct resumed *resumed, const char *first, const ch
     assert_fails(resume, resumed, message);
 }
 
-// What the checkpoint's options leave without a use is dropped; what the command line does is an error.
+// Checks that FP8's options may change where a run goes on, except for the histories. Options of the checkpoint that
+// become useless are dropped; useless options of the command line are an error.
 static void fp8_may_change_when_a_run_goes_on_but_for_the_histories(void **state) {
     static const char *const words[] = {"--fp8-format=hybrid",
                                         "--fp8-recipe=delayed",
@@ -196,7 +197,8 @@ static void a_run_without_histories_goes_on_with_those_of_any_length(void **stat
     }
 }
 
-// The chunk that was chosen by free memory, also where the command line is the first one with --resume.
+// Checks that the chunk that was chosen by free memory stays, also where the command line is the first one with
+// --resume.
 static void chunks_of_logits_stay_while_the_micro_batch_does(void **state) {
     static const char *const asked[] = {"--train-data=t", "--micro-batch-size=8", NULL};
     static const char *const then[] = {"--train-data=t", "--micro-batch-size=8", "--loss-chunk-tokens=4096", NULL};
@@ -254,7 +256,7 @@ static void separate_documents_leaves_what_is_given_too(void **state) {
     assert_true(c.data.reset_attention_mask && c.data.eod_mask_loss);
     assert_false(c.data.reset_position_ids);
 }
-// The kernels take the largest logit for that of the largest z.
+// Checks factors that the kernels can't take: they take the largest logit for the largest z.
 static void factors_that_no_kernel_takes_are_refused(void **state) {
     const char *words[] = {"--logit-multiplier=-1", "--plan", NULL};
     assert_fails(resolve_in_child, words, "--logit-multiplier|-1|out of range");

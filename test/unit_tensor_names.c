@@ -1,6 +1,6 @@
-// Which tensor of a model's folder holds which parameters: of each architecture every parameter once, written and read
-// as the same bits; heads that are turned in part give the scores of the file's; and the folders of test/golden, by
-// their own names and shapes.
+// Which tensor of a model's folder holds which parameters. Every parameter of each architecture is in one tensor, and
+// is written and read as the same bits; heads that are turned in part give the scores of the file's order; the folders
+// of test/golden agree in names and shapes.
 #define PRECISION_BF16
 #include "config/layers.h"       // config_rotary_dims
 #include "config/resolve.h"      // config_parse
@@ -65,8 +65,8 @@ static void model_close(struct folder_model *m) {
 static const struct {
     enum architecture architecture;
     const char *options;
-    int tensors;         // of layer 1
-    const char *some[4]; // names among them
+    int tensors;         // number of layer 1's tensors
+    const char *some[4]; // some of their names
 } models[] = {
     {ARCHITECTURE_OURS, "--position-embedding-type rope --no-add-bias-linear", 8, {"layer.1.qkv.weight"}},
     {ARCHITECTURE_GPT2, UNTIED, 12, {"transformer.h.1.attn.c_attn.weight"}},
@@ -116,7 +116,8 @@ static const struct huggingface_tensor *find_tensor(const struct huggingface_ten
             return &tensors->list[i];
     return NULL;
 }
-// Every tensor is gathered from the parameters, which are random, a few rows at a time, and scattered over others.
+// Checks that every tensor is gathered, a few rows at a time, from random parameters, and that scattering it restores
+// them.
 static void assert_comes_back(struct folder_model *m, const char *what) {
     for (int i = 0; i < m->tensors.count; i++) {
         const struct huggingface_tensor *t = &m->tensors.list[i];
@@ -170,7 +171,7 @@ static void turn(double *head, int R, int apart, double position) {
         head[i + apart] = y * cos(angle) + x * sin(angle);
     }
 }
-// The score of a query and a key is the same in the file's order, turned half split over R, as in ours.
+// Checks that a query and a key have the same score in the file's order, turned half split over R, as in ours.
 static void turned_heads_give_the_same_scores(void **state) {
     static const int dims[][2] = {{20, 80}, {96, 128}, {24, 96}, {2, 8}, {8, 8}, {12, 16}};
     for (int i = 0; i < 6; i++) {
@@ -193,7 +194,8 @@ static void turned_heads_give_the_same_scores(void **state) {
         assert_true(fabs(score[0] - score[1]) < 1e-12);
     }
 }
-// Row (3 h + p) D + d of query_key_value is element d of part p of head h; v is never permuted, biases are as weights.
+// Checks GPT-NeoX's interleaved heads: row (3 h + p) D + d of query_key_value is element d of part p of head h. v is
+// never permuted; biases are ordered like weights.
 static void gpt_neox_interleaves_heads(void **state) {
     struct folder_model m;
     char options[900];
@@ -213,7 +215,8 @@ static void gpt_neox_interleaves_heads(void **state) {
 
 // ---- folders ----
 
-// Each tensor of a file is one of the list, of its shape, and its bytes come back; returns how many there are.
+// Checks that the list has each tensor of a file, with its shape, and that the tensors' bytes come back; returns the
+// number of tensors.
 static int assert_file_comes_back(struct folder_model *m, const char *path) {
     struct safetensors file;
     struct error_text error;

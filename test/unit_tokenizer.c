@@ -1,5 +1,5 @@
 // Tokenizers: the ids of the `tokenizers` package (test/golden/make_tokenizer.py), text that comes back, and files that
-// are malformed or ask for what there is not.
+// are malformed or ask for what is not supported.
 #include "formats/tokenizer.c"      // under test
 #include "formats/tokenizer_json.c" // under test: byte_of_character
 #include "test/testing.h"           // cmocka, test_random
@@ -37,7 +37,7 @@ static int64_t encode(const struct tokenizer *tokenizer, const void *text, size_
         fail_msg("%s", problem);
     return count;
 }
-// What the ids stand for; free() it.
+// Returns what the ids stand for, which the caller frees.
 static unsigned char *decode(const struct tokenizer *tokenizer, const int32_t *ids, int64_t count, size_t *bytes) {
     unsigned char *text = NULL;
     FILE *out = open_memstream((char **)&text, bytes);
@@ -81,7 +81,7 @@ static void assert_ids(const struct tokenizer *tokenizer, const char *name, cons
     free(ids);
 }
 
-// `key`: of the expected ids. Returns how many texts there were.
+// Checks all texts' ids. key: of the expected ids; least: the least number of texts.
 static void assert_all_ids(const struct tokenizer *tokenizer, const char *key, bool special, size_t least) {
     size_t bytes;
     json_error_t error;
@@ -108,7 +108,7 @@ static void gpt2_equals_package(void **state) { equals_package("gpt2"); }
 static void llama3_equals_package(void **state) { equals_package("llama3"); }
 static void qwen2_equals_package(void **state) { equals_package("qwen2"); }
 
-// A copy of `data` with one text in place of another, which it must have.
+// Returns a copy of `data` with one text in place of another one, which it must have; the caller frees it.
 static unsigned char *replaced(const unsigned char *data, size_t *bytes, const char *old, const char *by) {
     const unsigned char *place = (const unsigned char *)memmem(data, *bytes, old, strlen(old));
     if (!place)
@@ -158,7 +158,7 @@ static void test_any_bytes_come_back(void **state) {
     }
 }
 
-// Malformed bytes are their byte tokens, and what stands around them is as it would be alone.
+// Checks that malformed bytes become their byte tokens, and that the text around them is encoded as by itself.
 static void test_malformed_bytes(void **state) {
     struct tokenizer tokenizer = open_golden("gpt2");
     int32_t *ids, *alone;
@@ -180,7 +180,7 @@ static void test_bytes(void **state) {
     for (int size = 256; size <= 257; size++) {
         int32_t *ids;
         assert_null(tokenizer_of_bytes(&tokenizer, size, &error));
-        const int64_t count = size == 257 ? 4 : 16; // the end of text is a token, or bytes as others
+        const int64_t count = size == 257 ? 4 : 16; // the end of text is one token, or bytes like others
         assert_int_equal(encode(&tokenizer, "a\xff<|endoftext|>\0", 16, true, &ids), count);
         assert_int_equal(ids[1], 0xff);
         assert_int_equal(ids[2], size == 257 ? 256 : '<');
@@ -226,7 +226,8 @@ static void test_vocabulary(void **state) {
 
 // ---- long text ----
 
-// Pieces of a megabyte: quadratic ways would take hours. Every letter merges, and to several lengths.
+// Checks pieces of a megabyte, which a quadratic algorithm would work on for hours. Every letter merges, to several
+// lengths.
 static void test_long_runs_are_not_quadratic(void **state) {
     enum { BYTES = 1 << 20 };
     static const char *const units[] = {"a", " ", "the", "\n", "\xe5\xa4\xa9", "\xcc\x81\xcc\xa3", "\xff", "=", "1"};
@@ -253,7 +254,7 @@ static void test_long_runs_are_not_quadratic(void **state) {
 
 // ---- files ----
 
-// A byte-level tokenizer of ten tokens; ' ' is U+0120.
+// A byte-level tokenizer of ten tokens; U+0120 stands for ' '.
 static const char tiny[] =
     "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":9,\"content\":\"<|endoftext|>"
     "\","
@@ -272,7 +273,7 @@ static const char tiny[] =
     "\"ignore_merges\":false,\"vocab\":{\"a\":0,\"b\":1,\"\u0120\":2,\"ab\":3,\"\u0120a\":5},"
     "\"merges\":[\"\u0120 a\",[\"a\",\"b\"]]}}";
 
-// Parses a copy that ends where the bytes end, so that the sanitizer sees a read beyond.
+// Parses a copy that ends where the bytes end, so that the sanitizer sees a read beyond them.
 static const char *parse_exactly(const void *data, size_t bytes, struct tokenizer *tokenizer,
                                  struct error_text *error) {
     unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
@@ -299,7 +300,7 @@ static void test_tiny(void **state) {
     assert_int_equal(ids[2], 5);
     assert_int_equal(ids[3], 1);
     free(ids);
-    assert_null(tokenizer_decode(&tokenizer, 4, &length)); // a hole
+    assert_null(tokenizer_decode(&tokenizer, 4, &length)); // no token has this id
     assert_null(tokenizer_decode(&tokenizer, -1, &length));
     assert_null(tokenizer_decode(&tokenizer, 10, &length));
     problem = tokenizer_encode(&tokenizer, "abc", 3, false, &ids, &count, &error);
@@ -315,14 +316,15 @@ static void test_truncated(void **state) {
     size_t bytes;
     for (size_t count = 0; count < sizeof tiny - 1; count++)
         assert_non_null(parse_exactly(tiny, count, &tokenizer, &error));
-    assert_non_null(parse_exactly(tiny, sizeof tiny, &tokenizer, &error)); // and with a zero behind it
+    assert_non_null(parse_exactly(tiny, sizeof tiny, &tokenizer, &error)); // with a zero behind it, too
     unsigned char *data = read_golden("tokenizer_gpt2.json", &bytes);
     for (size_t count = 0; count + 1 < bytes; count += 397)
         assert_non_null(parse_exactly(data, count, &tokenizer, &error));
     free(data);
 }
 
-// Every byte changed to several others: refused or not, nothing is read outside, and what is accepted can encode.
+// Checks every byte changed to several others: refused or not, nothing is read outside, and what is accepted can
+// encode.
 static void test_damaged(void **state) {
     static const char values[] = {0, '0', '9', '"', '}', ']', ',', ':', 'a', ' ', '\\', (char)0x80, (char)0xff};
     struct tokenizer tokenizer;
@@ -347,7 +349,7 @@ static void test_damaged(void **state) {
     assert_true(accepted > 10);
 }
 
-// Each byte is written as one character and no other.
+// Checks that each byte is written as one character, which stands for no other byte.
 static void test_alphabet(void **state) {
     int characters[256] = {0};
     for (uint32_t code = 0; code < 0x400; code++)
@@ -356,10 +358,10 @@ static void test_alphabet(void **state) {
     for (int byte = 0; byte < 256; byte++)
         assert_int_equal(characters[byte], 1);
     assert_int_equal(byte_of_character(0x120), ' ');
-    assert_int_equal(byte_of_character(0x143), 0xad); // the soft hyphen, the last of those that do not print
+    assert_int_equal(byte_of_character(0x143), 0xad); // the soft hyphen, the last of the bytes that do not print
 }
 
-// What is not there is refused by its name.
+// Features that are not supported, and refused by name.
 static const struct {
     const char *old, *by, *words;
 } refusals[] = {
@@ -446,7 +448,7 @@ static void test_refusals(void **state) {
         assert_refused(refusals[i].old, refusals[i].by, refusals[i].words);
 }
 
-// Patterns that Oniguruma and PCRE2 read differently.
+// Checks patterns that Oniguruma and PCRE2 read differently.
 static void test_patterns(void **state) {
     static const struct {
         const char *regex, *words;
@@ -493,7 +495,7 @@ static int64_t matches(const char *regex, const char *text) {
     return found < 0 ? -1 : found ? (int64_t)(end - begin) : 0;
 }
 static void test_pattern_language(void **state) {
-    assert_int_equal(matches("\\s", "\xe1\xa0\x8e"), 0); // U+180E, which PCRE2 alone takes for white space
+    assert_int_equal(matches("\\s", "\xe1\xa0\x8e"), 0); // U+180E, which only PCRE2 takes for white space
     assert_int_equal(matches("\\S", "\xe1\xa0\x8e"), 3);
     assert_int_equal(matches("[\\s]", "\xe1\xa0\x8e"), 0);
     assert_int_equal(matches("[\\S]", "\xe1\xa0\x8e"), 3);
@@ -513,7 +515,7 @@ static void test_pattern_language(void **state) {
     assert_int_equal(matches("(a)(b)", "ab"), 2);
 }
 
-// A pattern that takes 2^n steps ends with a message, and soon.
+// Checks that a pattern that takes 2^n steps ends with a message, and soon.
 static void test_hostile_pattern(void **state) {
     struct tokenizer tokenizer;
     struct error_text error;
@@ -568,7 +570,7 @@ static void test_files(void **state) {
     write_file(folder, names[1], "{\"eos_token\":{\"content\":\"ab\",\"lstrip\":false}}");
     assert_null(read_from(folder, &end_of_text, &error));
     assert_int_equal(end_of_text, 3);
-    write_file(folder, names[2], "{\"bos_token\":null,\"eos_token\":\"b\"}"); // the one that counts
+    write_file(folder, names[2], "{\"bos_token\":null,\"eos_token\":\"b\"}"); // this one counts
     assert_null(read_from(folder, &end_of_text, &error));
     assert_int_equal(end_of_text, 1);
     static const char *const bad[][2] = {{"{\"eos_token\":\"c\"}", "names 'c' as eos_token"},

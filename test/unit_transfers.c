@@ -1,7 +1,8 @@
-// kernels/transfers.cuh: what transfers carry, in which order, in graphs, how long a bus takes; and which faults of their
-// users show in which order of copies. A missing wait for a copy shows where it runs as late as it may, a buffer that is
-// refilled too early where the copy runs as early as it may, and a missing wait between both directions where one is
-// early and the other late. On the emulator these are orders of its streams; on the cpu target the usual order is early.
+// kernels/transfers.cuh: what transfers carry, in which order, in graphs, and how long a bus takes; and which faults of
+// their users show in which order of copies. A missing wait for a copy shows where the copy runs as late as it may. A
+// buffer that is refilled too early shows where the copy runs as early as it may. A missing wait between the two
+// directions shows where one direction is early and the other late. On the emulator these are orders of its streams; on
+// the cpu target the usual order is early.
 //
 //   unit_transfers           every test          unit_transfers NAME [well]    one misuse, to see its message
 #include "kernels/transfers.cuh" // under test
@@ -14,7 +15,7 @@ static struct device device;
 enum { LATE_TO_HOST = 1 << TRANSFER_TO_HOST, LATE_TO_DEVICE = 1 << TRANSFER_TO_DEVICE, ORDERS = 4 };
 static void open_transfers(struct transfers *t, int order) {
     static const char *const streams[ORDERS] = {"eager", "2", "1",
-                                                "late"}; // 1: to the host, as transfers_open makes them
+                                                "late"}; // 1: the stream to the host, which transfers_open makes first
     setenv("EMU_STREAMS", streams[order], 1);
     transfers_open(t, 0, &device);
     if (order & LATE_TO_HOST)
@@ -35,7 +36,7 @@ enum { PIECES = 11, SLOTS = 3, HALF = 300, PIECE = 2 * HALF, MIDDLE = PIECES / 2
 
 struct pipeline {
     struct transfers transfers;
-    unsigned char *host;                  // (PIECES, PIECE): what arrives, and in its place what leaves
+    unsigned char *host;                  // (PIECES, PIECE) what arrives; what leaves takes its place
     unsigned char *slots, *other, *taken; // on the device: (SLOTS, PIECE), (HALF), (PIECES, PIECE)
     uint64_t arrivals[PIECES], departures[PIECES];
 };
@@ -71,8 +72,8 @@ static void wait_for_arrival(struct pipeline *p, int piece, enum fault fault) {
         transfer_wait(&p->transfers, p->arrivals[piece], &device);
 }
 
-// As an update streams what is offloaded: one slot's piece arrives, another's is worked on, a third's leaves. The work
-// exchanges the halves of a piece.
+// Streams pieces as an update streams offloaded states: a piece arrives in one slot, another slot's is worked on, a
+// third slot's leaves. The work exchanges the halves of a piece.
 static void stream_pieces(struct pipeline *p, enum fault fault) {
     begin_arrival(p, 0);
     for (int i = 0; i < PIECES; i++) {
@@ -96,7 +97,7 @@ static bool is_streamed(const struct pipeline *p, int round) {
             return false;
     return true;
 }
-// As a pass reads offloaded weights: pieces arrive while those before are used.
+// Uses pieces as a pass reads offloaded weights: pieces arrive while earlier ones are used.
 static void use_pieces(struct pipeline *p, enum fault fault) {
     for (int i = 0; i < SLOTS; i++)
         begin_arrival(p, i);
@@ -120,7 +121,7 @@ static bool is_used(struct pipeline *p, int round) {
     return right;
 }
 
-// Whether two passes through the slots give what they should.
+// Whether two passes through the slots give the right results.
 static bool passes(enum fault fault, int order, bool streamed) {
     struct pipeline p;
     bool right = true;
@@ -153,8 +154,8 @@ static void each_fault_shows_in_an_order(void **state) {
 
 // ---- graphs ----
 
-// A pass within a graph is launched again on what the host's memory holds then, between transfers outside of graphs. It is
-// recorded once every event was used.
+// Checks a pass within a graph: it is launched again, between transfers outside of graphs, on what the host's memory
+// holds then. It is recorded once every event has been used.
 static void graphs_begin_and_wait_for_their_own_transfers(void **state) {
     for (int order = 0; order < ORDERS; order++) {
         struct pipeline p;
@@ -205,7 +206,7 @@ static void more_transfers_than_events_are_in_flight(void **state) {
         }
         for (int i = MANY - 1; i >= 0; i--)
             transfer_wait(&t, down[i], &device);
-        transfer_wait(&t, down[0], &device); // again
+        transfer_wait(&t, down[0], &device); // a second time
         transfer_wait(&t, 0, &device);
         device_synchronize(&device);
         for (int i = 0; i < MANY; i++)
@@ -219,21 +220,22 @@ static void more_transfers_than_events_are_in_flight(void **state) {
 
 // ---- the bus ----
 
-// Held by when the bus is free again, since on a busy machine a process may be put aside for any time.
+// Checks when the bus is free again, not how long a wait takes, since a busy machine may suspend a process for any
+// time.
 static void a_bus_takes_as_long_as_its_rate_says(void **state) {
 #ifdef TARGET_CUDA
-    skip(); // the rate is of the cpu target's copies
+    skip(); // only the cpu target's copies have this rate
 #else
     enum { COPIES = 100 };
     const double gbps = 0.005;
-    const size_t bytes = 1000; // 0.2 ms: less than a sleep is exact to, and much more than to copy them
+    const size_t bytes = 1000; // 0.2 ms: less than a sleep is exact to, and much more than the copy takes
     const double expected_s = COPIES * (double)bytes / (1e9 * gbps), rounding_s = 1e-6;
     struct transfers t;
     char *host = (char *)host_reserve(2 * bytes), *memory = (char *)device_allocate(2 * bytes);
     uint64_t up = 0, down = 0;
     transfers_open(&t, gbps, &device);
     const double begin_s = deadline_clock_s();
-    for (int i = 0; i < COPIES; i++) { // both ways at once
+    for (int i = 0; i < COPIES; i++) { // in each direction at once
         up = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);
         down = transfer_begin(&t, TRANSFER_TO_HOST, host + bytes, memory + bytes, bytes, &device);
     }
@@ -248,7 +250,7 @@ static void a_bus_takes_as_long_as_its_rate_says(void **state) {
     }
     assert_true(transfers_waited_s(&t) > 0 && transfers_waited_s(&t) <= end_s - begun_s);
     transfers_close(&t, &device);
-    // What is in flight while the host does something else takes no time of its own.
+    // What is in flight while the host does something else takes no extra time.
     transfers_open(&t, gbps, &device);
     const uint64_t early = transfer_begin(&t, TRANSFER_TO_DEVICE, memory, host, bytes, &device);
     usleep((useconds_t)(2e6 * (double)bytes / (1e9 * gbps)));
@@ -263,7 +265,8 @@ static void both_directions_are_measured(void **state) {
     struct transfers t;
     double gbps[TRANSFER_DIRECTIONS];
     double most[TRANSFER_DIRECTIONS] = {0, 0};
-    for (int attempt = 0; attempt < 100 && (most[0] <= 0.2 || most[1] <= 0.2); attempt++) { // a busy machine slows some
+    // a busy machine slows some attempts
+    for (int attempt = 0; attempt < 100 && (most[0] <= 0.2 || most[1] <= 0.2); attempt++) {
         transfers_open(&t, DEVICE_MEMORY_IS_HOSTS ? 0.25 : 0, &device);
         transfers_measure(&t, &device, TRANSFER_MEASURED_BYTES, gbps);
         transfers_close(&t, &device);
@@ -341,7 +344,7 @@ static void pageable_memory(bool well) {
 static void refused_pinning(bool well) {
     setenv("EMU_PINNED_BYTES", "1000000", 1);
     char *first = (char *)host_reserve(500000);
-    host_release(first, 500000); // and is not counted any more
+    host_release(first, 500000); // and no longer counts
     char *second = (char *)host_reserve(well ? 999000 : 1200000);
     host_release(second, 999000);
 }
@@ -354,8 +357,8 @@ static void untouched_when_pinned(bool well) {
 static const struct misuse {
     const char *name;
     void (*run)(bool well);
-    const char *words[4]; // that the message has
-    int status;           // 0: aborts
+    const char *words[4]; // parts of the message
+    int status;           // 0: it aborts
 } misuses[] = {
     {"waited_for_within_a_recording", waited_for_within_a_recording, {"began before the recording", "in another"}, 0},
     {"waited_for_after_the_recording", waited_for_after_the_recording, {"began in the recording", "after it"}, 0},

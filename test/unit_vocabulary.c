@@ -3,7 +3,8 @@
 #include "test/fails.h"         // assert_fails
 #include "test/testing.h"       // cmocka, test_random
 
-// A file of the tokens "", "a", "\xc3", "\xa9" (two halves of one character), "\x1b[2J", "int main", end of text 5.
+// Writes a file of the tokens "", "a", "\xc3", "\xa9" (two halves of one character), "\x1b[2J", "int main", with end of
+// text 5; returns its bytes.
 static size_t file_bytes(unsigned char *out) {
     static const char *const tokens[] = {"", "a", "\xc3", "\xa9", "\x1b[2J", "int main"};
     const uint32_t header[] = {1, 6, 5, 0};
@@ -21,10 +22,11 @@ static size_t file_bytes(unsigned char *out) {
 static const char *parse(const unsigned char *data, size_t bytes, struct error_text *error) {
     struct vocabulary vocabulary;
     unsigned char *copy =
-        (unsigned char *)malloc(bytes ? bytes : 1); // exact, so that the sanitizer sees a read beyond it
+        // exactly these bytes, so that the sanitizer sees a read beyond them
+        (unsigned char *)malloc(bytes ? bytes : 1);
     memcpy(copy, data, bytes);
     const char *problem = vocabulary_parse(&vocabulary, copy, bytes, "tiny", error);
-    for (int token = 0; !problem && token < vocabulary.size; token++) { // what was accepted can be decoded
+    for (int token = 0; !problem && token < vocabulary.size; token++) { // every accepted token can be decoded
         int length;
         const unsigned char *text = vocabulary_decode(&vocabulary, token, &length);
         assert_true(text >= copy && length >= 0 && text + length <= copy + bytes);
@@ -119,10 +121,10 @@ static void test_bytes(void **state) {
                        "x",
                        "\\xe2\\x80\\xaex");                         // right-to-left override
     assert_bytes_print("\xc3x\xe2\x82", "\\xc3x\\xe2\\x82");        // unfinished, in the middle and at the end
-    assert_bytes_print("\xe2\x82\xc3\xa9", "\\xe2\\x82\xc3\xa9");   // unfinished, then a whole one
+    assert_bytes_print("\xe2\x82\xc3\xa9", "\\xe2\\x82\xc3\xa9");   // unfinished, then a whole character
     assert_bytes_print("\xc0\x9b\x80\xff", "\\xc0\\x9b\\x80\\xff"); // overlong, lone, never valid
     assert_bytes_print("\xe0\x82\x9b\xed\xa0\x80", "\\xe0\\x82\\x9b\\xed\\xa0\\x80"); // overlong, surrogate
-    assert_bytes_print("\xe0\x83\xa9", "\\xe0\\x83\\xa9");          // overlong, of a character that is harmless
+    assert_bytes_print("\xe0\x83\xa9", "\\xe0\\x83\\xa9");          // overlong, of a harmless character
     assert_bytes_print("\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"); // beyond Unicode
     struct vocabulary vocabulary = vocabulary_open(NULL, 257);
     const int32_t tokens[] = {256, 'a', 257, 0};
@@ -133,12 +135,12 @@ static void test_bytes(void **state) {
     assert_prints(&vocabulary, tokens, 2, "[256]a");
     assert_int_equal(vocabulary.end_of_text, -1);
     vocabulary_close(&vocabulary);
-    vocabulary = vocabulary_open(NULL, 50257); // no table: ids
+    vocabulary = vocabulary_open(NULL, 50257); // without a table: ids
     assert_prints(&vocabulary, tokens, 2, "[256][97]");
     vocabulary_close(&vocabulary);
 }
 
-// Whatever bytes come, what is printed has no control character but newline and tab.
+// Checks that whatever the bytes are, nothing that is printed has a control character other than newline and tab.
 static void test_any_bytes_are_harmless(void **state) {
     uint64_t random = 5;
     struct vocabulary vocabulary = vocabulary_open(NULL, 256);
@@ -167,12 +169,12 @@ static void test_find(void **state) {
     assert_non_null(mkdtemp(test_template(folder, "unit_vocabulary")));
     snprintf(shard, sizeof shard, "%s/c_train_000.bin", folder);
     assert_false(vocabulary_find(shard, path, sizeof path));
-    for (int i = 0; i < 3; i++) { // the most particular one wins
+    for (int i = 0; i < 3; i++) { // the most specific one wins
         snprintf(expected, sizeof expected, "%s/%s", folder, names[i]);
         fclose(fopen(expected, "wb"));
         assert_true(vocabulary_find(shard, path, sizeof path));
         assert_string_equal(path, expected);
-        assert_false(vocabulary_find(shard, path, strlen(shard))); // no room
+        assert_false(vocabulary_find(shard, path, strlen(shard))); // there is no room
     }
     for (int i = 0; i < 3; i++) {
         snprintf(expected, sizeof expected, "%s/%s", folder, names[i]);

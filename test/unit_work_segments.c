@@ -1,5 +1,5 @@
-// kernels/work_segments.cuh: that work between transfers is recorded once and enqueued again with the same results, and
-// that code which does not enqueue the same again is stopped.
+// kernels/work_segments.cuh: work between transfers is recorded once and enqueued again with the same results; code
+// that does not enqueue the same work again is stopped.
 //
 //   unit_work_segments       every test          unit_work_segments NAME [well]    one misuse, to see its message
 #include "kernels/device_memory.cuh" // device_copy
@@ -10,14 +10,14 @@
 
 static struct device device;
 
-// A value passes through the slots: in slot 0 what came from the host, in slot 4 what the next pass begins with.
+// A value passes through the slots: slot 0 gets what came from the host, and the next pass begins with slot 4.
 enum { SLOTS = 5, ROUNDS = 6, OPS = 4, PASS_SEGMENTS = 3 };
 struct pass {
     struct transfers transfers;
     struct work_segments segments;
     int *slots; // (SLOTS) on the device
     int *host;  // (2): what comes, what goes
-    int ran;    // ops so far
+    int ran;    // ops that ran so far
 };
 static void pass_open(struct pass *p) {
     memset(p, 0, sizeof *p);
@@ -43,7 +43,7 @@ static void copy_slot(struct pass *p, int to, int from) {
             segments_op_end(&device);                                                                                  \
         }                                                                                                              \
     } while (0)
-// What the host does in each round. Three segments, of two ops, one, and one that has one within it.
+// Enqueues what the host does in each round: three segments, of two ops, of one, and of one op within another.
 static void pass_enqueue(struct pass *p) {
     OP(copy_slot(p, 1, 4));
     OP(copy_slot(p, 2, 1));
@@ -56,7 +56,7 @@ static void pass_enqueue(struct pass *p) {
     transfer_wait(&p->transfers, in, &device);
     OP(OP(copy_slot(p, 4, 0)));
 }
-// One round: the host's value arrives, and what leaves is that of the round before.
+// Runs one round: the host's `value` arrives, and what leaves is the former round's value, `before`.
 static void pass_round(struct pass *p, int before, int value) {
     p->host[0] = value;
     segments_begin(&p->segments, &device);
@@ -83,7 +83,7 @@ static void work_is_recorded_once(void **state) {
     }
     unsetenv("EMU_STREAMS");
 }
-// Where nothing is recorded, ops run and cuts do nothing.
+// Checks that ops run and cuts do nothing where nothing is recorded.
 static void without_segments_all_runs(void **state) {
     struct pass p;
     pass_open(&p);
@@ -97,7 +97,7 @@ static void without_segments_all_runs(void **state) {
     }
     pass_close(&p);
 }
-// Freed segments record anew, other work too.
+// Checks that freed segments record again, other work too.
 static void freed_segments_record_again(void **state) {
     struct pass p;
     pass_open(&p);
@@ -115,7 +115,7 @@ static void freed_segments_record_again(void **state) {
 // ---- misuse, each in a process of its own ----
 #ifdef CUDA_EMULATED
 
-// Two passes of which the second differs, but where it goes well.
+// Runs two passes, of which the second one differs, unless `well`.
 static void two_passes(bool well, void (*enqueue)(struct pass *p, bool differs)) {
     struct pass p;
     pass_open(&p);
@@ -170,7 +170,7 @@ static void transfer_within_an_op(bool well) {
 static const struct misuse {
     const char *name;
     void (*run)(bool well);
-    const char *words; // that the message has
+    const char *words; // a part of the message
 } misuses[] = {
     {"other_number_of_ops", other_number_of_ops, "again with other ops"},
     {"more_segments", more_segments, "more segments than were recorded"},

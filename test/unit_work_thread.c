@@ -1,4 +1,5 @@
-// Jobs run in order, one at a time, each with a copy of its arguments; who waits for one sees all that it wrote.
+// Jobs run in order, one at a time, each with a copy of its arguments; a thread that waits for a job sees all that it
+// wrote.
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/work_thread.c"      // under test
 #include "test/testing.h"                 // cmocka
@@ -10,11 +11,11 @@ static void sleep_ms(int ms) {
     nanosleep(&time, NULL);
 }
 
-// What jobs write to; no lock, since whoever reads has waited.
+// What jobs write to. There is no lock, since every reader has waited.
 struct trace {
     int64_t runs;
     int64_t out_of_order;
-    bool held; // read and written atomically: the first job waits until it is let go
+    bool held; // read and written atomically: the first job waits while it is set
 };
 struct step {
     struct trace *trace;
@@ -33,7 +34,7 @@ static void run_held(void *arguments) {
 static uint64_t add_step(struct work_thread *w, struct trace *trace, int64_t number) {
     struct step step = {trace, number};
     const uint64_t ticket = work_thread_add(w, run_step, &step, sizeof step, "step");
-    step.number = -1; // the job has its copy
+    step.number = -1; // the job has a copy
     return ticket;
 }
 
@@ -42,7 +43,7 @@ static void jobs_run_in_order(void **state) {
     struct work_thread *const w = work_thread_start(NULL);
     work_thread_wait(w, 0);
     uint64_t ticket = 0;
-    for (int i = 0; i < 5000; i++) { // several times round the queue
+    for (int i = 0; i < 5000; i++) { // several times around the queue
         const uint64_t next = add_step(w, &trace, i);
         assert_int_equal(next, ticket + 1);
         ticket = next;
@@ -55,7 +56,7 @@ static void jobs_run_in_order(void **state) {
     work_thread_stop(w);
 }
 
-// One of several buffers is written by a job while the others are read: the way in which buckets are used.
+// Fills one of several buffers in a job while the others are read, as buckets are used.
 static void fill(void *arguments) {
     const struct step *const step = (const struct step *)arguments;
     *(int64_t *)step->trace = step->number;
@@ -78,7 +79,7 @@ static void a_wait_shows_what_the_job_wrote(void **state) {
 struct adder {
     struct work_thread *w;
     struct trace *trace;
-    int64_t added; // atomically
+    int64_t added; // added to atomically
 };
 static void *add_until_full(void *argument) {
     struct adder *const adder = (struct adder *)argument;
@@ -137,7 +138,8 @@ static void no_signal_arrives_in_the_thread(void **state) {
     assert_false(sigismember(&mask, SIGTERM));
 }
 
-// What the watch over the ranks is told; the control connections themselves are not needed for that.
+// The part of the control connections' state that the watch over the ranks is told; the connections themselves are not
+// needed.
 struct watched {
     struct control control;
     int64_t wrong;

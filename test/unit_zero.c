@@ -1,4 +1,5 @@
-// Units of the flat buffers, their buckets and who owns what of them: for every shape, number of ranks and bucket.
+// Units of the flat buffers, their buckets, and which rank owns what of them: for every shape, number of ranks and
+// bucket.
 #include "kernels/device.cuh" // floatX, which model/parameters.cuh is made for
 #include "test/testing.h"
 
@@ -49,8 +50,8 @@ static void for_many(check *each) {
 
 // ---- units ----
 
-// One after another from 0 to the end, each a multiple of as many aligned parts as there are ranks; each tensor in its
-// own.
+// Checks that units follow one another from 0 to the end, that each is a multiple of as many aligned parts as there are
+// ranks, and that each tensor lies in its own unit.
 static void check_units(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     assert_int_equal(t->num_units, t->L + 2);
     assert_int_equal(t->trained.unit_begin[0], 0);
@@ -76,7 +77,7 @@ static void check_units(const struct parameters *t, int ranks, int64_t bucket_by
 }
 static void test_units(void **state) { for_many(check_units); }
 
-// The units' padding alone depends on the ranks: the order and the tensors do not.
+// Checks that only the units' padding depends on the number of ranks, and neither the order nor the tensors do.
 static void test_tensors_are_the_same(void **state) {
     const struct model_shape s = shape_of(3, 80, 300, true);
     struct parameters one = parameters_create(&s, 1, NULL), many = parameters_create(&s, 9, NULL);
@@ -94,8 +95,8 @@ static void test_tensors_are_the_same(void **state) {
 
 // ---- buckets ----
 
-// They tile each unit, in order; parts are equal and aligned; none is larger than a bucket, but for the parts'
-// alignment.
+// Checks that buckets tile each unit, in order; that their parts are equal and aligned; and that none is larger than a
+// bucket, but for the parts' alignment.
 static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT, most = bucket_bytes / 4;
     struct shards s = shards_create(&t->trained, t->num_units, ranks - 1, ranks, 3, bucket_bytes);
@@ -124,7 +125,7 @@ static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_
 }
 static void test_buckets(void **state) { for_many(check_buckets); }
 
-// The cuts are the same on all ranks and in all stages, or one's shard would meet another's.
+// Checks that all ranks and all stages cut alike, or one's shard would meet another one's.
 static void test_all_cut_alike(void **state) {
     const struct model_shape shape = shape_of(3, 80, 300, false);
     struct parameters table = parameters_create(&shape, 5, NULL);
@@ -158,8 +159,8 @@ static void test_all_cut_alike(void **state) {
 
 // ---- what a rank holds ----
 
-// The own parts lie in a sharded buffer in their order, without gaps, and fill it; a whole one has everything at its
-// place.
+// Checks that a rank's own parts lie in a sharded buffer in order, without gaps, and fill it; a whole buffer has
+// everything at its place.
 static void check_places(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     for (int rank = 0; rank<ranks; rank += ranks> 9 ? ranks / 3 : 1) {
         struct shards s = shards_create(&t->trained, t->num_units, rank, ranks, 3, bucket_bytes);
@@ -181,7 +182,7 @@ static void check_places(const struct parameters *t, int ranks, int64_t bucket_b
 }
 static void test_places(void **state) { for_many(check_places); }
 
-// Of the elements of a range, exactly the own ones come, each once and with its place: counted element by element.
+// Checks, element by element, that a range yields exactly the own elements, each once and with its place.
 static void expect_ranges(const struct shards *s, const int64_t *place_of, int64_t begin, int64_t end) {
     int64_t at = begin, n, place, expected = begin;
     while ((n = shards_next(s, true, &at, end, &place)) > 0) {
@@ -204,7 +205,7 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
     uint64_t random = (uint64_t)(ranks + bucket_bytes);
     for (int rank = 0; rank < ranks; rank++) {
         struct shards s = shards_create(&t->trained, t->num_units, rank, ranks, 3, bucket_bytes);
-        int64_t next = 0; // the own elements in their order
+        int64_t next = 0; // the own elements, in order
         for (int i = 0; i < s.count; i++)
             for (int64_t k = 0; k < ranks * s.buckets[i].shard; k++)
                 place_of[s.buckets[i].begin + k] = k / s.buckets[i].shard == rank ? next++ : -1;
@@ -220,7 +221,7 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
         assert_int_equal(shards_next(&s, true, &at, 5, &place), 0);
         assert_int_equal(shards_next(&s, false, &at, 5, &place), 0);
         for (at = 5; (n = shards_next(&s, false, &at, 1000, &place)) > 0; at += n) {
-            assert_int_equal(n, 995); // a whole buffer has it all
+            assert_int_equal(n, 995); // a whole buffer has all of it
             assert_int_equal(place, 5);
         }
         assert_int_equal(at, 1000);

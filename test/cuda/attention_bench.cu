@@ -1,9 +1,10 @@
-// How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
+// Measures how fast attention is on a GPU. Prints a JSON object a line on stdout for each shape and direction, for
 // scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 to 256, T from 1k to 16k, MHA and 64 query heads over
-// 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
-// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one, which is
-// deterministic. By cuDNN ("fused") where it takes the shape; where not, its row says why.
-// --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
+// 8 KV heads. The engines: "ours", the flash backend that is chosen on this GPU; "ours sm_80", where another one is
+// chosen; and "fused", cuDNN's, whose row says why where it does not take the shape. Masks: causal, and full where the
+// backend has it. Backward is measured with sums in any order, and deterministic; sm_80's backend has only the
+// deterministic one.
+// --small: T = 64, with only two and eight heads, for a rehearsal of those scripts on the emulator.
 #include "attention.cuh"             // attention_forward, attention_backward
 #include "kernels/device_memory.cuh" // device_allocate
 #include "kernels/device_queue.cuh"  // device_open
@@ -54,10 +55,10 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, dev);
     const size_t workspace_bytes = attention_larger(forward_bytes, attention_larger(ordered_bytes, any_order_bytes));
     b.workspace = device_allocate(workspace_bytes);
-    // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
+    // A head's two products are 4 T^2 D, of which the causal mask leaves half; backward has five products.
     const double flops = (s.full ? 4.0 : 2.0) * s.B * s.num_heads * s.T * s.T * s.head_dim;
     static const char *const directions[3] = {"forward", "backward", "deterministic backward"};
-    char unproven[256] = ""; // fused's deterministic backward, on some GPUs
+    char unproven[256] = ""; // why fused has no deterministic backward here, on some GPUs
     if (backend == ATTENTION_FUSED)
         fused_unavailable_reason(unproven, sizeof unproven, s, false, dev);
     for (int i = 0; i < (*unproven ? 2 : 3); i++) {
@@ -78,7 +79,7 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     device_free(b.workspace, workspace_bytes);
 }
 
-// A reason as a JSON string takes it: a loader's message may quote.
+// Prints why fused does not take a shape. `reason` may be a loader's message with quotation marks, which this replaces.
 static void print_refused(struct attention_shape s, char *reason) {
     for (char *c = reason; *c; c++)
         if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ')
@@ -89,11 +90,11 @@ static void print_refused(struct attention_shape s, char *reason) {
     fflush(stdout);
 }
 
-// Head dims, and how many times the length before each next length is: those that few models have are timed at two.
-// What the goals are judged by comes first. peer_torch.py times the same.
+// Head dims, and the factor from one length to the next: head dims that few models have are timed at two lengths. The
+// shapes by which goals are judged come first. peer_torch.py times the same shapes.
 static const struct bench_heads { int head_dim, length_step; } bench_heads[] = {{128, 2}, {64, 2}, {96, 8}, {256, 8}};
 
-// By the backend that is chosen here, causal and, where it isn't sm_80's, full.
+// Measures the flash backend that is chosen here: causal, and full unless it is sm_80's.
 static void bench_ours(struct attention_shape s, struct device *dev) {
     const struct attention_demands demands = {0, NULL, false};
     const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, demands, dev).backend;
@@ -103,7 +104,7 @@ static void bench_ours(struct attention_shape s, struct device *dev) {
         bench(s, chosen, "ours", dev);
 }
 
-// By cuDNN, which takes seconds a shape to plan; by sm_80's, where another was chosen.
+// Measures cuDNN's attention, which takes seconds to plan a shape, and sm_80's where another backend is chosen.
 static void bench_others(struct attention_shape s, struct device *dev) {
     char reason[256];
     fused_unavailable_reason(reason, sizeof reason, s, true, dev);
@@ -111,7 +112,7 @@ static void bench_others(struct attention_shape s, struct device *dev) {
         print_refused(s, reason);
     else
         bench(s, ATTENTION_FUSED, "fused", dev);
-    attention_close(dev); // it keeps 64 plans at most, fewer than all shapes have
+    attention_close(dev); // it keeps at most 64 plans, fewer than all shapes have
     const struct attention_demands demands = {0, NULL, false};
     if (attention_choose(ATTENTION_FLASH, s, demands, dev).backend != ATTENTION_FLASH)
         bench(s, ATTENTION_FLASH, "ours sm_80", dev);
@@ -124,7 +125,7 @@ int main(int argc, char **argv) {
     struct device dev;
     memset(&dev, 0, sizeof dev);
     device_open(&dev, 0, false);
-    for (int pass = 0; pass < 2; pass++) // a limit that ends this program leaves all of ours
+    for (int pass = 0; pass < 2; pass++) // ours first: a limit that ends this program then loses none of it
         for (const struct bench_heads *h = bench_heads; h < end; h++)
             for (int gqa = 0; gqa < 2; gqa++)
                 for (int T = small ? tokens : 1024; T <= tokens; T *= h->length_step) {

@@ -1,6 +1,7 @@
-// The two rates that bound most kernels of a step, of this GPU: a line of JSON on stdout for scripts/gpu_check.sh. A copy
-// within the GPU's memory, which is read and written, and a matrix product of 8192^3 in bf16 by the engine's library.
-// docs/internals/kernels.md predicts by those of an H200. --small: little sizes, for a rehearsal on the emulator.
+// Measures the two rates of this GPU that bound most kernels of a step: a copy within its memory, which reads and
+// writes, and a matrix product of 8192^3 in bf16 by the engine's library. Prints a line of JSON on stdout for
+// scripts/gpu_check.sh. docs/internals/kernels.md predicts times by an H200's rates. --small: small sizes, for a
+// rehearsal on the emulator.
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/matmul/matmul.cuh" // matmul_forward
@@ -34,7 +35,7 @@ int main(int argc, char **argv) {
     memset(&r, 0, sizeof r);
     r.dev = &dev;
     r.size = small ? 64 : 8192;
-    r.copied_bytes = small ? 1 << 20 : (size_t)4 << 30; // far more than any L2 holds
+    r.copied_bytes = small ? 1 << 20 : (size_t)4 << 30; // far larger than any L2 cache
     const int64_t elements = (int64_t)r.size * r.size;
     const size_t workspace_bytes = matmul_workspace_bytes(r.size, r.size, r.size, &dev);
     r.from = (char *)device_allocate(r.copied_bytes);

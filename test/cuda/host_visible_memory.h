@@ -1,6 +1,7 @@
-// Memory of op tests on a GPU, which read and write it on the host as well; scripts/gpu_check.mk includes it before each.
+// Memory for op tests on a GPU, which the host reads and writes too; scripts/gpu_check.mk includes this before each of
+// them.
 //
-// It is managed memory, unless TEST_MEMORY=pinned is in the environment: then pinned memory of the host, which the GPU reads
+// It is managed memory or, with TEST_MEMORY=pinned in the environment, pinned memory of the host, which the GPU reads
 // and writes over PCIe at the same address (CUDA C++ Programming Guide, "Unified Virtual Address Space"). Some virtual
 // machines refuse managed memory, or hang on it; test/cuda/memory_probe.cu finds out.
 #pragma once

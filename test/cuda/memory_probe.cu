@@ -1,7 +1,7 @@
-// Whether the host and the GPU of this machine see the same memory, as op tests want it: memory_probe managed|pinned.
-// Exit status 0: values pass both ways. 1: they don't, and why is on stdout. A machine on which it hangs has no such memory
-// either, so it is run under a time limit. On compute capability 9.0 bulk copies and bulk reductions are tried, too: attention
-// takes them.
+// Tells whether the host and the GPU of this machine see the same memory, as op tests need it: memory_probe
+// managed|pinned. Exit status 0: values pass both ways. 1: they don't, and stdout says why. A machine on which this
+// program hangs has no such memory either, so it runs under a time limit. On compute capability 9.0 it also tries bulk
+// copies and bulk reductions, which attention uses.
 #include "kernels/ptx_sm90.cuh" // bulk_load, bulk_reduce_add
 #include <cuda_runtime.h>
 #include <stdio.h>  // printf
@@ -17,7 +17,7 @@ static __global__ void twice(float *x) {
         atomicAdd(&x[COUNT], 1.0f);
 }
 
-// x[0 .. BULK) doubles: it is copied to shared memory and added from there.
+// Doubles x (BULK): copies it to shared memory, and adds that to it.
 static __global__ void twice_by_bulk(float *x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const uint32_t full = shared_memory(), stage = full + 128, bytes = BULK * sizeof *x;
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (managed && !(attribute(cudaDevAttrManagedMemory) && attribute(cudaDevAttrConcurrentManagedAccess))) {
-        printf("the device has no managed memory that the host may use at the same time\n");
+        printf("the device has no managed memory that the host may use while a kernel runs\n");
         return 1;
     }
     cudaError_t status =
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         return refuse("allocation", status);
     for (int i = 0; i <= COUNT; i++)
         x[i] = (float)(i % 1000);
-    for (int turn = 0; turn < 2; turn++) { // once more, after the host had it
+    for (int turn = 0; turn < 2; turn++) { // a second time, after the host has used it
         x[COUNT] = 0;
         twice<<<COUNT / 256, 256>>>(x);
         status = cudaDeviceSynchronize();
@@ -84,6 +84,6 @@ int main(int argc, char **argv) {
                 return 1;
             }
     }
-    printf("%s memory is seen by both\n", argv[1]);
+    printf("the host and the GPU see each other's writes to %s memory\n", argv[1]);
     return 0;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same work in PyTorch, as a peer to measure against; scripts/gpu_check.sh runs it.
+"""Measures in PyTorch what the engine's benchmarks measure, as a peer; scripts/gpu_check.sh runs it.
 
   peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
                                                deterministic backward, causal and full; FlashAttention-3, where its
@@ -9,9 +9,9 @@
                                                batches of B; --float8: linear layers by torchao, in its default recipe,
                                                tensorwise
 
-A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole model, fused
-AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first. Where the GPU's memory is
-too small for that, half the batch is tried in twice the micro-steps, and so on, with a row for each.
+Each result is a line of JSON on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole
+model, fused AdamW, random tokens, no recomputation: what a user of PyTorch would write first. Where the GPU's memory
+is too small for that, half the batch is tried in twice the micro-steps, and so on, with a row for each.
 """
 import argparse
 import contextlib
@@ -26,7 +26,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), Llama shape, biases of q, k and v
+# layers, hidden, heads, groups, ffn, vocabulary (padded to a multiple of 128), whether Llama's shape, whether q, k, v
+# have biases
 PRESETS = {
     "gpt2-124m": (12, 768, 12, 12, 3072, 50304, False, True),
     "gpt2-1558m": (48, 1600, 25, 25, 6400, 50304, False, True),
@@ -113,7 +114,7 @@ class Model(nn.Module):
 
 
 def train_at(arguments, batch, micro_steps):
-    """The row of a step of so many micro-steps."""
+    """Trains at one batch size; returns the row of a step of that many micro-steps."""
     device = arguments.device
     on_gpu = device == "cuda"
     torch.manual_seed(1)
@@ -124,7 +125,7 @@ def train_at(arguments, batch, micro_steps):
         data = torch.randint(shape[5] - 64, (micro_steps, batch, arguments.length + 1))
     if arguments.float8:
         from torchao.float8 import convert_to_float8_training  # pylint: disable=import-outside-toplevel
-        convert_to_float8_training(model)  # the head is no module
+        convert_to_float8_training(model)  # the head is no module, so it stays as it is
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step_of = model if arguments.no_compile else torch.compile(model)
     times, loss = [], None
@@ -164,7 +165,7 @@ def train(arguments):
         if "error" not in result or batch % 2:
             return 0 if "error" in result or math.isfinite(result["loss"]) else 1
         batch, micro_steps = batch // 2, 2 * micro_steps
-        gc.collect()  # the exception is gone, and with it the frames that held the model
+        gc.collect()  # the exception has let go of the frames that held the model
         torch.compiler.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -172,7 +173,7 @@ def train(arguments):
 
 
 def median_ms(function, repeats=11):
-    """Median time of one call by CUDA events, after warm-up."""
+    """The median time of one call, by CUDA events, after warm-up."""
     for _ in range(3):
         function()
     starts = [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]
@@ -195,10 +196,10 @@ def flash_attention_3():
 
 
 def measure_attention(name, backend, causal, heads, groups, head_dim, length):
-    """backend: one of PyTorch's, or FlashAttention-3's function."""
+    """Prints a row for each direction. backend: one of PyTorch's, or FlashAttention-3's function."""
     batch = max(1, 16384 // length)
 
-    def tensor(count):  # as a view of a packed projection: (B, T, heads, D) in memory
+    def tensor(count):  # a view of a packed projection: (B, T, heads, D) in memory
         x = torch.randn(batch, length, count, head_dim, device="cuda", dtype=torch.bfloat16)
         return (x if callable(backend) else x.transpose(1, 2)).requires_grad_()
 
@@ -208,7 +209,7 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
     def forward(deterministic):
         if callable(backend):
             out = backend(q, k, v, causal=causal, deterministic=deterministic)
-            return out[0] if isinstance(out, tuple) else out  # of some versions with the row sums
+            return out[0] if isinstance(out, tuple) else out  # some versions also return the rows' sums
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
 
     flops = (2.0 if causal else 4.0) * batch * heads * length * length * head_dim
@@ -230,12 +231,12 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
             torch.use_deterministic_algorithms(False)
 
 
-# By head dim: those of attention_bench.cu, in its order.
+# By head dim, as in attention_bench.cu, in its order.
 ATTENTION_LENGTHS = {128: (1024, 2048, 4096, 8192, 16384), 64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 8192), 256: (1024, 8192)}
 
 
 def attention(arguments):
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over its memory that no training wants
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a pass over memory that no training makes
     backends = torch.nn.attention.SDPBackend
     peers = [("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION), ("fa3", flash_attention_3())]
     for head_dim, lengths in ATTENTION_LENGTHS.items():

@@ -1,4 +1,4 @@
-// What programs that time the GPU share: data, and the time of a call.
+// Helpers for programs that time the GPU: data, and the time of a call.
 #pragma once
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_synchronize
@@ -6,7 +6,7 @@
 #include <string.h>                  // memcpy
 
 static int by_value(const void *x, const void *y) { return *(const float *)x < *(const float *)y ? -1 : 1; }
-// The median time of one call on the device's stream, by events, after calls that are not timed.
+// Returns the median time of call(argument) on the device's stream, by events, after calls that are not timed.
 static float median_ms(void (*call)(void *), void *argument, struct device *dev) {
     enum { WARM_UP = 3, REPEATS = 11 };
     float times[REPEATS];
@@ -15,7 +15,7 @@ static float median_ms(void (*call)(void *), void *argument, struct device *dev)
         cuda_check(cudaEventCreate(&events[i / 2][i % 2]));
     for (int i = 0; i < WARM_UP; i++)
         call(argument);
-    for (int i = 0; i < REPEATS; i++) { // enqueued without a wait, so that the host's part is hidden
+    for (int i = 0; i < REPEATS; i++) { // without a wait in between, so that the host's work is hidden
         cuda_check(cudaEventRecord(events[i][0], dev->stream));
         call(argument);
         cuda_check(cudaEventRecord(events[i][1], dev->stream));
@@ -29,8 +29,8 @@ static float median_ms(void (*call)(void *), void *argument, struct device *dev)
     return times[REPEATS / 2];
 }
 
-// Uniform in [-1.7, 1.7): values of the same deviation as PyTorch's randn, since the power that a GPU draws, and with
-// it its clock, depends on the data. A million of them, again and again.
+// Returns n numbers in the device's memory, uniform in [-1.73, 1.73), whose deviation of 1 is PyTorch's randn's: the
+// power that a GPU draws, and so its clock, depends on the data. A million numbers repeat. device_free frees them.
 static bf16 *random_array(int64_t n, struct device *dev) {
     bf16 *host = (bf16 *)malloc((size_t)n * sizeof *host), *memory = (bf16 *)device_allocate((size_t)n * sizeof *host);
     const int64_t period = 1000003;

@@ -1,11 +1,11 @@
-// What kernels/ptx_sm90.cuh stands on, one thing a test, against plain loops: wgmma's layouts, TMA's boxes, mbarriers, bulk
-// copies, setmaxnreg, the order in which blocks start. On a GPU the first thing to run, on plain device memory; on the
-// emulator the same source holds its models.
+// Tests what kernels/ptx_sm90.cuh relies on, one thing a test, against plain loops: wgmma's layouts, TMA's boxes,
+// mbarriers, bulk copies, setmaxnreg, the order in which blocks start. On a GPU this is the first program to run, on
+// plain device memory. On the emulator the same source tests its models.
 //
-//   unit_sm90          every test, each in a process of its own: an error or a hang of one spoils no other
-//   unit_sm90 NAME     that one, in this process
+//   unit_sm90          every test, each in a process of its own: an error or a hang in one test spoils no other
+//   unit_sm90 NAME     only that test, in this process
 //
-// Exit status: 0 all passed, 77 where there is no GPU of compute capability 9.0.
+// Exit status: 0 if all passed, 77 where there is no GPU of compute capability 9.0.
 #ifndef DEVICE_WAIT_LIMIT
 #define DEVICE_WAIT_LIMIT 2 // seconds
 #endif
@@ -21,7 +21,7 @@
 enum { UNIT_SECONDS = 30, NO_GPU_STATUS = 77, SMALL_SHARED = 32768, MAX_SHARED = 227 * 1024 };
 static struct device device;
 
-// In a build for another architecture than sm_90a kernels do nothing.
+// Kernels do nothing where they are built for another architecture than sm_90a.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 enum { HAS_SM90A = 0 };
 #else
@@ -31,7 +31,7 @@ enum { HAS_SM90A = 1 };
 static void *uploaded(const void *host, size_t bytes) {
     void *memory = device_allocate(bytes);
     device_upload(memory, host, bytes, &device);
-    device_synchronize(&device); // the host's may change now
+    device_synchronize(&device); // so that the caller may change the host's memory
     return memory;
 }
 static void *filled(int byte, size_t bytes) {
@@ -48,14 +48,16 @@ static int multiprocessors(void) {
     return properties.multiProcessorCount;
 }
 
-// Eighths, and few of them: products and their sums are exact in any order and in less than fp32.
+// Returns one of a few multiples of 1/8: sums of their products are exact in any order, and with fewer digits than fp32
+// has.
 HOST_DEVICE float element(int i) { return (float)(i * 37 % 61 - 30) / 8; }
 
-// --- One wgmma, its operands where the PTX ISA's canonical layouts have them ------------------------------------------
+// --- One wgmma, whose operands have the PTX ISA's canonical layouts
+// -----------------------------------------------------
 
-// Atoms of 8 rows (or, MN-major, of 8 ks), each `span` bytes long and swizzled by itself.
+// Where an operand lies: atoms of 8 rows (MN-major: of 8 ks), each `span` bytes wide and swizzled by itself.
 struct layout {
-    int swizzle; // a descriptor's
+    int swizzle; // as in a descriptor: 0 none, 1: 128 bytes, 2: 64, 3: 32
     bool transposed;
     uint32_t leading, stride;
 };
@@ -67,7 +69,7 @@ HOST_DEVICE uint32_t element_offset(struct layout layout, int row, int k) {
     const int span = 256 >> layout.swizzle, line = layout.transposed ? k : row, along = layout.transposed ? row : k;
     const int atom_line = line % 8, atom_byte = 2 * along % span;
     const int lines_apart = line / 8, spans_apart = 2 * along / span;
-    const int mask = span / 16 - 1; // lines of 128 bytes are what the XOR counts
+    const int mask = span / 16 - 1; // the XOR counts lines of 128 bytes
     const int piece = atom_byte / 16 ^ (atom_line * span / 128 & mask);
     return (uint32_t)lines_apart * layout.stride + (uint32_t)spans_apart * layout.leading +
            (uint32_t)(atom_line * span + piece * 16 + atom_byte % 16);
@@ -79,7 +81,7 @@ static __global__ void __launch_bounds__(128, 1) wgmma_kernel(float *out, struct
         return;
     const uint32_t a = shared_memory(), b = a + 32768;
     const int thread = (int)threadIdx.x, g = thread % 32 / 4, t = thread % 4, warp = thread / 32;
-    if (thread == 0) { // pairs along the contiguous dimension make words
+    if (thread == 0) { // a word is a pair along the contiguous dimension
         for (int row = 0; row < 64; row += TA ? 2 : 1)
             for (int k = 0; k < 16; k += TA ? 1 : 2)
                 store_shared_word(a + element_offset(la, row, k),
@@ -135,7 +137,7 @@ template <int N, bool TA, bool TB, bool REGISTERS> static void check_wgmma(int s
     device_free(memory, sizeof out);
     for (int row = 0; row < 64; row++)
         for (int column = 0; column < N; column++) {
-            // Of the accumulators' lane map: (row, column) is which thread's which.
+            // The accumulators' lane map: the thread and index that hold (row, column).
             const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
             const int i = column / 8 * 4 + row % 16 / 8 * 2 + column % 2;
             double expected = element(thread + i);
@@ -147,7 +149,7 @@ template <int N, bool TA, bool TB, bool REGISTERS> static void check_wgmma(int s
                          out[row * N + column], expected);
         }
 }
-// A from registers, then from shared memory. Swizzle 0: none, 1: 128 bytes, 2: 64, 3: 32.
+// Checks products with A from registers and with A from shared memory. Swizzles as in struct layout.
 template <int N, bool TA, bool TB> static void check_both(int swizzle_a, int swizzle_b) {
     check_wgmma<N, TA, TB, true>(swizzle_a, swizzle_b);
     check_wgmma<N, TA, TB, false>(swizzle_a, swizzle_b);
@@ -161,9 +163,10 @@ template <bool TA, bool TB> static void wgmma_n64(void) {
             check_both<64, TA, TB>(a, b);
 }
 
-// --- The products of attention: tiles by TMA, operands as its plans have them ------------------------------------------
+// --- The products of attention: tiles that TMA loads, operands as attention's plans have them
+// ----------------------------
 
-// acc (64 x N) = left . right over DEPTH, as wgmma has it: from left_row, left_column and so on of tiles that TMA brought.
+// Where an operand begins in a tile that TMA loaded. The product is acc (64 x N) = left . right over DEPTH, by wgmma.
 struct operand_at {
     int row, column; // of the tile
 };
@@ -177,7 +180,7 @@ DEVICE_FUNCTION void load_whole_tile(uint32_t to, const struct tensor_map *map, 
 }
 struct product_arguments {
     struct tensor_map left, right;
-    const bf16 *fragments; // (64, DEPTH), where A comes from registers
+    const bf16 *fragments; // (64, DEPTH) A's values, for registers
     float *out;            // (64, N)
     struct operand_at left_at, right_at;
 };
@@ -230,7 +233,8 @@ static __global__ void __launch_bounds__(128, 1) product_kernel(const __grid_con
         a.out[(row + 8 * (i / 2 % 2)) * N + 8 * (i / 4) + column + i % 2] = acc[i];
 }
 
-// left, right: sm90_operand with its rows and how many columns they have. A from registers is the left tile's part, too.
+// The parameters of a product. left, right: sm90_operand types with their number of columns. An A from registers holds
+// the left tile's values.
 template <int N_, int DEPTH_, class left_, int LEFT_COLUMNS_, bool TRANSPOSED_LEFT_, class right_, int RIGHT_COLUMNS_,
           bool TRANSPOSED_RIGHT_, bool REGISTERS_>
 struct product_of {
@@ -244,7 +248,8 @@ struct product_of {
     static constexpr int SHARED_BYTES = 1024 + LEFT_BYTES + RIGHT_BYTES;
 };
 
-// A tile's matrix, of small whole numbers: sums of up to 256 of their products are exact in 15 bits.
+// Returns a tile's matrix of small integers, which the caller frees: sums of up to 256 of their products are exact in
+// 15 bits.
 static bf16 *random_tile(int rows, int columns, uint64_t seed) {
     bf16 *x = (bf16 *)malloc(sizeof *x * (size_t)rows * (size_t)columns);
     assert_non_null(x);
@@ -258,7 +263,7 @@ static struct tensor_map tile_map(const bf16 *memory, int rows, int columns, int
     const uint64_t strides[3] = {row_bytes, row_bytes, row_bytes * (uint64_t)rows};
     return tensor_map_of(memory, dims, strides, box_columns, rows);
 }
-// (i, k) of an operand: row or column i of the tile from `at` on.
+// Returns element (i, k) of an operand that begins at `at` in a tile; i is a row of the tile or, transposed, a column.
 static double operand_value(const bf16 *tile, int columns, struct operand_at at, bool transposed, int i, int k) {
     const int row = at.row + (transposed ? k : i), column = at.column + (transposed ? i : k);
     return bf16_to_float(tile[row * columns + column]);
@@ -301,12 +306,13 @@ static void check_product(const char *name, struct operand_at left_at, struct op
     free(right);
 }
 
-// Forward's S = Q K^T and O = P V.
+// Checks forward's S = Q K^T.
 template <int D> static void forward_scores(void) {
     typedef sm90_forward_plan<D> plan;
     enum { COLUMNS = sm90_layout<D>::COLUMNS };
     check_product<product_of<plan::KEYS, D, sm90_operand<COLUMNS, 64>, D, false, sm90_operand<COLUMNS, plan::KEYS>, D,
                              false, false>>("Q K^T", {0, 0}, {0, 0});
+    // Checks forward's O = P V.
 }
 template <int D> static void forward_out(void) {
     typedef sm90_forward_plan<D> plan;
@@ -314,7 +320,7 @@ template <int D> static void forward_out(void) {
     check_product<product_of<D, plan::KEYS, sm90_operand<16, 64>, plan::KEYS, false, sm90_operand<COLUMNS, plan::KEYS>,
                              D, true, true>>("P V", {0, 0}, {0, 0});
 }
-// Backward's S^T = K Q^T and dP^T = V dO^T, of both warpgroups.
+// Checks backward's S^T = K Q^T and dP^T = V dO^T, for each of the two warpgroups.
 template <int D> static void backward_scores(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++) {
@@ -328,7 +334,7 @@ template <int D> static void backward_scores(void) {
             "V dO^T", left, right);
     }
 }
-// dV = P^T dO, as dK = dS^T Q: P^T from registers, or transposed from shared memory.
+// Checks dV = P^T dO, whose form dK = dS^T Q has too: P^T from registers, or transposed from shared memory.
 template <int D> static void backward_values(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++)
@@ -336,7 +342,7 @@ template <int D> static void backward_values(void) {
                                  D, true, plan::SPLIT_KEYS>>("P^T dO", {0, 0},
                                                              {0, plan::SPLIT_KEYS ? 0 : w * plan::COLUMNS});
 }
-// dQ = dS K: this warpgroup's rows or columns.
+// Checks dQ = dS K, of which each warpgroup computes its own rows or columns.
 template <int D> static void backward_queries(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++)
@@ -347,8 +353,9 @@ template <int D> static void backward_queries(void) {
 
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
-// Loads a box over what was there, hands what it finds at each address out, and stores it elsewhere. Who stores waits no
-// longer than until shared memory was read: the map, a parameter of its thread, must hold until the copy is done.
+// Loads a box over old contents, gives out what it finds at each address, and stores the box elsewhere. The storing
+// thread waits only until shared memory was read. The map, a parameter of that thread, must hold until the copy is
+// done.
 static __global__ void box_kernel(const __grid_constant__ struct tensor_map from,
                                   const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0,
                                   int c1, int c2, int c3, int thread_stores) {
@@ -365,7 +372,7 @@ static __global__ void box_kernel(const __grid_constant__ struct tensor_map from
     __syncthreads();
     if (threadIdx.x == 0) {
         tma_prefetch_map(&from);
-        mbarrier_arrive_expect(barrier, (uint32_t)bytes); // all of the box, also what lies outside
+        mbarrier_arrive_expect(barrier, (uint32_t)bytes); // the whole box, including what lies outside the tensor
         tma_load_4d(box, &from, barrier, c0, c1, c2, c3);
     }
     mbarrier_wait(barrier, 0);
@@ -432,7 +439,7 @@ template <int BOX_COLUMNS, int ROWS> static void box_over_the_end(void) {
 template <int BOX_COLUMNS, int ROWS> static void box_over_the_columns(void) {
     check_box(BOX_COLUMNS, ROWS, 120, 1, 2, 0);
 }
-// Nothing is stored, and zeroes count for the barrier as well.
+// Checks boxes that lie wholly past the end: nothing is stored, and the zeros that are loaded count for the barrier.
 template <int BOX_COLUMNS, int ROWS> static void box_past_the_end(void) {
     check_box(BOX_COLUMNS, ROWS, 0, 1, TOKENS, 0);
     check_box(BOX_COLUMNS, ROWS, 128 - BOX_COLUMNS, 1, TOKENS + 64, 1);
@@ -468,7 +475,8 @@ static void a_map_is_checked(void) {
 
 // --- mbarriers ----------------------------------------------------------------------------------------------------
 
-// A phase takes an arrival of each of two threads, each with bytes of its own; all threads read, then both load again.
+// A phase takes the arrivals of two threads, each of which expects bytes of its own. All threads read; then both load
+// again.
 enum { PHASES = 9, PHASE_FLOATS = 384, PHASE_THREADS = 128 };
 static __global__ void phases_kernel(float *out, const float *in) {
     if (!HAS_SM90A)
@@ -481,7 +489,7 @@ static __global__ void phases_kernel(float *out, const float *in) {
     }
     __syncthreads();
     for (uint32_t i = 0; i < PHASES; i++) {
-        mbarrier_wait(empty, 1 - i % 2); // at first the phase before is complete
+        mbarrier_wait(empty, 1 - i % 2); // the phase before the first counts as complete
         if (thread == 0) {
             mbarrier_arrive_expect(full, 512);
             bulk_load(stage, in + PHASE_FLOATS * i, 512, full);
@@ -508,8 +516,8 @@ static void phases_of_an_mbarrier(void) {
             fail_msg("phase %d, float %d: %g, expected %g", i / PHASE_FLOATS, i % PHASE_FLOATS, out[i], in[i]);
 }
 
-// A ring of two stages: a producer warpgroup loads, two consumer warpgroups take turns by a named barrier and add what
-// comes to global memory by bulk reductions.
+// A ring of two stages. A producer warpgroup loads; two consumer warpgroups take turns by a named barrier, and add what
+// was loaded to global memory by bulk reductions.
 enum { STAGE_FLOATS = 256, STEPS = 7, RING_BLOCKS = 5 };
 static __global__ void __launch_bounds__(384, 1) ring_kernel(float *sums, const float *in) {
     if (!HAS_SM90A)
@@ -537,7 +545,7 @@ static __global__ void __launch_bounds__(384, 1) ring_kernel(float *sums, const 
     registers_increase<240>();
     const int mine = thread - 128;
     if (warpgroup == 2)
-        named_barrier_arrive(1, 256); // the first turn is the first warpgroup's
+        named_barrier_arrive(1, 256); // so that the first turn is the first warpgroup's
     for (uint32_t i = 0; i < STEPS; i++) {
         mbarrier_wait(full + 8 * (i % 2), i / 2 % 2);
         const float x = load_shared_float(stages + 1024 * (i % 2) + 4 * (uint32_t)mine);
@@ -574,13 +582,15 @@ static void a_ring_of_stages(void) {
 
 // --- Bulk stores and reductions -----------------------------------------------------------------------------------
 
-// Of a block: 16 KB, as dQ of a warpgroup. Values in turn large and small, so that another order of sums gives others.
+// A block's values: 16 KB, like a warpgroup's dQ. Some are large and some small, so that another order of sums gives
+// other bits.
 enum { PIECE_FLOATS = 4096, SUM_THREADS = 128, CHAIN_BLOCKS = 300 };
 HOST_DEVICE float summand(int block, int i) {
     const uint32_t hash = ((uint32_t)block * 2654435761u + (uint32_t)i * 40503u) >> 7;
     return ((float)(hash % 2001) - 1000.0f) * (hash / 2048 % 2 ? 1.0f : 1.0f / 1024 / 3);
 }
-// in_order: a block adds after the one of the index before, and the first one stores. Else all add whole numbers, as they come.
+// Adds the blocks' values. in_order: block 0 stores, and each other block adds after the block before. Else blocks add
+// integers, in any order.
 static __global__ void sum_kernel(float *sums, int *turn, bool in_order) {
     if (!HAS_SM90A)
         return;
@@ -672,7 +682,7 @@ static void stmatrix(void) {
     }
 }
 
-// The last warpgroups hold more values than the registers that they were launched with.
+// The last warpgroups hold more values than they had registers for at the launch.
 enum { REGISTER_ROUNDS = 3 };
 template <int FLOATS> HOST_DEVICE double mixed(int thread, const float *in /*[1024]*/) {
     float x[FLOATS];
@@ -704,7 +714,7 @@ static __global__ void __launch_bounds__(THREADS, 1) registers_kernel(double *ou
 }
 template <int THREADS, int LESS, int MORE, int FLOATS> static void setmaxnreg(void) {
     auto *kernel = registers_kernel<THREADS, LESS, MORE, FLOATS>;
-    const int blocks = 3 * multiprocessors(); // so that blocks follow others on their multiprocessor
+    const int blocks = 3 * multiprocessors(); // so that later blocks follow earlier ones on each multiprocessor
     const size_t bytes = sizeof(double) * (size_t)(blocks * THREADS);
     float in[1024];
     double *out = (double *)malloc(bytes), *memory = (double *)filled(0xff, bytes);
@@ -744,7 +754,7 @@ static void shared_memory_is_aligned(void) {
 
 // --- The order of blocks ------------------------------------------------------------------------------------------
 
-// As much shared memory as attention's blocks have, so that one fits on a multiprocessor.
+// As much shared memory as attention's blocks have, so that only one fits on a multiprocessor.
 enum { START_ROUNDS = 20, START_SHARED = 200 * 1024 };
 
 static __global__ void ticket_kernel(int *tickets, int *next) {
@@ -753,12 +763,13 @@ static __global__ void ticket_kernel(int *tickets, int *next) {
     if (threadIdx.x != 0)
         return;
     tickets[blockIdx.x] = atomicAdd(next, 1);
-    const uint64_t work = 1000 + blockIdx.x * 2654435761u % 20000; // ns, so that blocks end in another order
+    const uint64_t work = 1000 + blockIdx.x * 2654435761u % 20000; // ns; unequal, so that blocks end in another order
     for (const uint64_t begin = global_timer(); global_timer() - begin < work;)
         continue;
 }
-// Deterministic dQ waits for blocks of lower index alone, and so needs them to have started. Blocks that start at the same
-// time may take their tickets in any order; the emulator starts blocks in none.
+// Checks that blocks start nearly in the order of their indices. Deterministic dQ waits for blocks of lower index only,
+// which must have started. Blocks that start at the same time may take their tickets in any order. The emulator starts
+// blocks in no order.
 static void blocks_start_in_order(void) {
     const int at_once = multiprocessors(), blocks = START_ROUNDS * at_once;
     const size_t bytes = sizeof(int) * (size_t)blocks;
@@ -793,7 +804,7 @@ static __global__ void chain_kernel(int *turn, float *sum) {
     *sum = *sum * 0.5f + (float)blockIdx.x;
     store_release(turn, (int)blockIdx.x + 1);
 }
-// Many more than fit at once.
+// Checks a chain of many more blocks than fit at once.
 static void blocks_in_a_chain(void) {
     const int blocks = START_ROUNDS * multiprocessors();
     const float one = 1;
@@ -810,7 +821,7 @@ static void blocks_in_a_chain(void) {
 
 // --- Waits without an end -----------------------------------------------------------------------------------------
 
-// Block 1 waits, at an mbarrier or for its turn, for what nobody does.
+// Lets a thread of block 1 wait, at an mbarrier or for its turn, for something that never comes.
 static __global__ void hang_kernel(int *turn, bool at_mbarrier) {
     if (!HAS_SM90A)
         return;
@@ -831,7 +842,8 @@ static void hang(bool at_mbarrier) {
 }
 static void hang_at_mbarrier(void) { hang(true); }
 static void hang_for_a_turn(void) { hang(false); }
-// `words` are what the report of the limit has, or of the emulator, which sees by itself who waits for ever.
+// Checks that a hang ends with a report of block 1 that holds `words`: the time limit's report or, on the emulator,
+// which sees such waits itself, the emulator's.
 static void check_hang(const char *name, const char *words) {
     char message[4096];
     const int status = run_apart(name, "", message, sizeof message);
@@ -926,7 +938,7 @@ static const struct unit {
     {"a_wait_is_described", a_wait_is_described},
     {"a_hang_at_an_mbarrier_ends", a_hang_at_an_mbarrier_ends},
     {"a_hang_for_a_turn_ends", a_hang_for_a_turn_ends},
-    {"hang_at_mbarrier", hang_at_mbarrier}, // what these two run, and no tests
+    {"hang_at_mbarrier", hang_at_mbarrier}, // these two hang; the tests above run them
     {"hang_for_a_turn", hang_for_a_turn},
 };
 enum { UNITS = sizeof units / sizeof *units - 2 };
@@ -943,7 +955,7 @@ static void unit_passes(void **state) {
 }
 static void unit_runs(void **state) { ((const struct unit *)*state)->run(); }
 
-// Why these tests can't run; an empty string where they can.
+// Returns why these tests can't run here; "" where they can.
 static const char *unit_unavailable_reason(void) {
     static char text[128];
     struct cudaDeviceProp properties;
@@ -958,7 +970,7 @@ int main(int argc, char **argv) {
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 0);
 #endif
-    setvbuf(stdout, NULL, _IOLBF, 0); // what passed stays said where a limit ends this program
+    setvbuf(stdout, NULL, _IOLBF, 0); // so that a limit that ends this program loses no result
     const char *const reason = unit_unavailable_reason();
     if (*reason) {
         printf("skipped: unit_sm90: %s\n", reason);
@@ -967,7 +979,7 @@ int main(int argc, char **argv) {
     for (const struct unit *unit = units; argc > 1 && unit < units + sizeof units / sizeof *units; unit++)
         if (strcmp(argv[1], unit->name) == 0) {
             alarm(UNIT_SECONDS);
-            setenv("CMOCKA_MESSAGE_OUTPUT", "STDOUT", 1); // only the parent's lines are counted
+            setenv("CMOCKA_MESSAGE_OUTPUT", "STDOUT", 1); // so that only the parent's lines are counted
             device_open(&device, 0, true);
             RUN_EACH(unit, 1, unit_runs);
         }

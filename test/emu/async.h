@@ -1,20 +1,22 @@
 // The model of what is asynchronous on sm_90a, for kernels/ptx_sm90.cuh: mbarriers, TMA and bulk copies, wgmma, named
-// barriers, setmaxnreg, and the order among blocks. clocks.h says who has seen what. Stricter than a GPU:
+// barriers, setmaxnreg, and the order among blocks. clocks.h holds which thread has seen what. The model is stricter
+// than a GPU:
 //
-// - What TMA loads lands as late as the program allows: when a thread waits at the mbarrier, and nothing else is
-//   missing. Until then its destination is poisoned and can't be touched; after that, only by who has waited. A phase
-//   whose expected bytes are not those that were issued never completes, and the report has the counts.
-// - Bulk stores read shared memory at the wait that asks for it, and write global memory at bulk_wait, or when their
-//   thread ends. Until then nobody may write what they read.
-// - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their
-//   accumulators and their A registers hold a NaN that must not be overwritten, who rounds, stores or multiplies what
-//   it read there is reported, and nobody may write what they read in shared memory.
-// - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or
-//   A register that was used before may differ from what it held at the last wgmma_fence.
-// - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them. In global memory:
-//   test/emu/global.h.
-// - A block that asks by load_acquire for what others did is told what is there, often too early. When it asks again,
-//   all blocks of lower index are done first; what it waits for after that never comes.
+// - What TMA loads lands as late as the program allows: when a thread waits at the mbarrier and nothing else is
+//   missing. Until then its destination is poisoned and can't be touched; after that, only threads that have waited may
+//   touch it. A phase never completes whose expected bytes are not the bytes that were issued, and the report has both
+//   counts.
+// - A bulk store reads shared memory at the wait that asks for it, and writes global memory at bulk_wait, or when its
+//   thread ends. Until then nobody may write what it reads.
+// - A wgmma runs at the wgmma_wait that asks for it, when all four warps have come to that wait. Until then its
+//   accumulators and A registers hold a NaN. Overwriting this NaN is reported, and so is rounding, storing or
+//   multiplying it. Nobody may write the shared memory that the wgmma reads.
+// - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that the wait gave. An accumulator
+//   or A register that was used before must hold what it held at the last wgmma_fence.
+// - What a thread stores by ordinary stores, the async proxy sees only after the same thread's async_proxy_fence.
+//   Global memory: test/emu/global.h.
+// - A block that asks by load_acquire for what others did is told the current value, often too early. When it asks
+//   again, all blocks of lower index are done first. A value that it still waits for then never comes.
 #pragma once
 #include <deque>   // std::deque
 #include <sched.h> // sched_yield
@@ -22,30 +24,34 @@
 
 struct emu_tensor_map {
     alignas(64) char *base;
-    uint64_t dims[5], strides[4]; // innermost first; bytes
-    uint32_t rank, chunks;        // chunks: the swizzle's span in 16-byte pieces; 1: none
+    uint64_t dims[5], strides[4]; // dims: innermost first; strides: bytes
+    uint32_t rank, chunks;        // chunks: 16-byte pieces that the swizzle spans; 1: no swizzle
     uint16_t box[5];
 };
 static_assert(sizeof(struct emu_tensor_map) == 128, "a tensor map has 128 bytes");
 
-// A copy between shared memory and a box, or a range of global memory. The map is a copy: it is a parameter of the
-// kernel, which on the host ends with the thread that began the copy, while the copy may run later.
+// A copy between shared memory and a box, or a range, of global memory. It holds a copy of the map: the map is a
+// parameter of the kernel, which on the host ends with the thread that began the transfer, while the transfer may run
+// later.
 struct emu_bulk {
     struct emu_tensor_map map;
-    int at[4]; // the box's first element
+    int at[4]; // the box's first element, innermost dimension first
     char *global;
     uint32_t shared, bytes;
     bool boxed, add, was_read;
     uint64_t group;
-    std::vector<unsigned char> data; // of a store, once it was read
+    std::vector<unsigned char> data; // of a store: what it has read; else empty
 };
 struct emu_mbarrier {
-    uint32_t address, arrivals, pending, phase; // pending arrivals of phase number `phase`
-    int64_t expected, issued;                   // bytes of this phase
-    int initializer, waiting, unseen; // threads that wait for this phase; that have yet to see the last one complete
-    uint32_t initialized;             // when
+    uint32_t address, arrivals, pending, phase; // pending: arrivals that phase number `phase` lacks
+    int64_t expected, issued;                   // bytes of the current phase
+    // waiting: threads that wait for the current phase; unseen: threads that have yet to see that the last one is
+    // complete
+    int initializer, waiting, unseen;
+    uint32_t initialized; // the initializer's time then
     bool fenced;
-    std::vector<uint32_t> gathered, released; // what those who arrived had seen: in this phase, in the last
+    // what the threads had seen that arrived: gathered in the current phase, released with the last
+    std::vector<uint32_t> gathered, released;
     std::vector<struct emu_bulk> loads;
 };
 struct emu_named {
@@ -59,8 +65,8 @@ enum { EMU_ACCUMULATORS = 8, EMU_OPERANDS = 64, EMU_WARPGROUP = 128 };
 struct emu_accumulator {
     float *at;
     int size;
-    bool in_flight, held;   // held: snapshot is what it was at the last fence
-    uint64_t group, result; // the last group that it is in; when its result came
+    bool in_flight, held;   // held: snapshot is the value at the last wgmma_fence
+    uint64_t group, result; // group: the last that uses it; result: when its result came
     float snapshot[128], value[128];
 };
 struct emu_operand {
@@ -69,13 +75,14 @@ struct emu_operand {
     uint64_t group, used;
     uint32_t snapshot[4], value[4];
 };
-// What a thread has under way.
+// What a thread has in flight.
 struct emu_thread {
     std::vector<struct emu_bulk> stores;
     uint64_t store_groups;
-    int storer; // whose clock its stores have; -1: none yet
+    int storer; // number of its clocks for bulk stores; -1: it has none yet
     uint64_t wgmmas, wgmma_groups;
-    uint64_t events, fenced_at, waited_at; // of wgmma_fence and wgmma_wait
+    // counts wgmma_fence, wgmma_wait and uses of A registers; the last fence's and wait's
+    uint64_t events, fenced_at, waited_at;
     struct emu_accumulator accumulators[EMU_ACCUMULATORS];
     struct emu_operand operands[EMU_OPERANDS];
     int num_accumulators, num_operands;
@@ -91,16 +98,17 @@ struct emu_wgmma_issued {
     struct emu_wgmma op;
     uint64_t group;
     int threads;                              // that have issued it
-    uint32_t warps;                           // whose right to read was checked
-    std::vector<uint32_t> a_pieces, b_pieces; // addresses of 16 bytes each
-    std::vector<uint32_t> written;            // of a word for each write that they come from
+    uint32_t warps;                           // bits: warps whose right to read the operands was checked
+    std::vector<uint32_t> a_pieces, b_pieces; // shared addresses, of 16 bytes each
+    // for each write that the operands come from, the address of one of its words
+    std::vector<uint32_t> written;
     uint32_t a[EMU_WARPGROUP][4];
     unsigned char accumulator[EMU_WARPGROUP];
 };
 struct emu_warpgroup {
-    std::deque<struct emu_wgmma_issued> issued; // that did not run yet
-    std::deque<int> committed;                  // threads that committed each group that did not run yet
-    uint64_t ran, groups_ran;                   // how many did
+    std::deque<struct emu_wgmma_issued> issued; // wgmmas that have not run yet
+    std::deque<int> committed;                  // of each group that has not run yet: threads that have committed it
+    uint64_t ran, groups_ran;                   // how many wgmmas, and groups, have run
 };
 
 static void emu_async_begin(void) {
@@ -132,7 +140,7 @@ static inline struct emu_thread *emu_self(void) { return &emu->async->thread[(si
 
 #include "test/emu/global.h" // emu_global_touch
 
-// The current thread waits; others make it ready again by emu_wake.
+// Makes the current thread wait until another one calls emu_wake for it.
 static void emu_sleep(const char *what) {
     emu->warps[emu->current / 32].ready &= ~(1u << emu_lane());
     emu_wait(what);
@@ -164,7 +172,8 @@ static struct emu_bulk emu_range(const void *global, uint32_t shared, uint32_t b
     bulk.bytes = bytes;
     return bulk;
 }
-// Calls row(global address or NULL, number of elements within the tensor, offset in the box) for each row of the box.
+// Calls row(global address, begin, end, offset in the box) for each row of the box, where elements begin to end - 1 lie
+// within the tensor. The address is of element `begin`; NULL: no element lies within.
 template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) {
     const struct emu_tensor_map *map = &bulk->map;
     uint32_t offset = 0;
@@ -192,8 +201,8 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
             emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map.rank);
         for (int d = 0; d < 4; d++)
             if (bulk->at[d] < 0)
-                emu_report("%s of a box that begins before the tensor, at %d of dimension %d: an H200 takes its load "
-                           "or its store, or each, for an illegal instruction",
+                emu_report("%s of a box that begins before the tensor, at %d of dimension %d: an H200 refuses its "
+                           "load, its store, or each as an illegal instruction",
                            what, bulk->at[d], d);
         if (bulk->map.chunks > 1 && 2u * bulk->map.box[0] != 16 * bulk->map.chunks)
             emu_report("%s of a box whose rows are narrower than the swizzle, which is not modeled", what);
@@ -205,7 +214,8 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
                    (void *)bulk->global, emu_offset(bulk->shared));
     }
 }
-// Global memory that a copy is to touch, by the async proxy on behalf of the current thread.
+// Records that the async proxy is to touch a copy's global memory on behalf of the current thread. mine: the write that
+// the copy is; NULL: it reads.
 static void emu_check_global(const struct emu_bulk *bulk, const struct emu_global_write *mine, const char *what) {
     if (!bulk->boxed) {
         emu_global_touch(bulk->global, bulk->bytes, true, mine, what);
@@ -218,7 +228,7 @@ static void emu_check_global(const struct emu_bulk *bulk, const struct emu_globa
 }
 static unsigned char *emu_shared_at(uint32_t address) { return emu->shared + (address - EMU_SHARED_BASE); }
 
-// Whole range of shared memory -> data, or data -> it, in the box's own order.
+// Copies shared memory to data (bulk->bytes), or data to shared memory. data is in the box's order, without swizzle.
 static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bool to_shared) {
     const uint32_t chunks = bulk->boxed ? bulk->map.chunks : 1;
     for (uint32_t i = 0; i < bulk->bytes; i += 16) {
@@ -312,7 +322,7 @@ static struct emu_mbarrier *emu_mbarrier_at(uint32_t address, const char *what) 
 static inline int emu_mbarrier_index(const struct emu_mbarrier *barrier) {
     return (int)(barrier - emu->async->barriers.data());
 }
-// Completes the phase where nothing is missing; what is under way lands only if somebody waits for it.
+// Completes the current phase if nothing is missing. Loads land only if somebody waits for the phase.
 static void emu_mbarrier_try(struct emu_mbarrier *barrier) {
     if (barrier->pending > 0 || barrier->expected != barrier->issued ||
         (!barrier->loads.empty() && barrier->waiting == 0))
@@ -351,7 +361,7 @@ static inline void emu_mbarrier_wait(uint32_t address, uint32_t parity) {
     struct emu_mbarrier *barrier = emu_mbarrier_at(address, "waits");
     if (parity > 1)
         emu_report("waits at an mbarrier for parity %u", parity);
-    if (barrier->phase % 2 == parity) { // this phase is still to complete
+    if (barrier->phase % 2 == parity) { // this phase is not complete yet
         barrier->waiting++;
         emu->fibers[emu->current].waits_for = emu_mbarrier_index(barrier) + 1;
         emu_mbarrier_try(barrier);
@@ -362,7 +372,8 @@ static inline void emu_mbarrier_wait(uint32_t address, uint32_t parity) {
     emu_clocks_join(emu_seen(emu->current), barrier->released.data());
 }
 
-// What a thread that waits in vain would have to be told.
+// Says in text (size bytes) why a thread waits forever at an mbarrier, and in *thread which one; returns false where
+// none waits there.
 static bool emu_explain_wait(char *text, size_t size, int *thread) {
     for (int i = 0; i < emu->threads; i++) {
         if (emu_lane_ended(i) || emu->fibers[i].waits_for == 0)
@@ -400,7 +411,7 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     barrier->loads.push_back(*load);
     emu_mbarrier_try(barrier);
 }
-// Policies of the L2 cache as createpolicy makes them on sm_90; a copy's hint must be one.
+// Policies of the L2 cache as createpolicy makes them on sm_90; a copy's hint must be one of them.
 enum : uint64_t { EMU_EVICT_FIRST = 0x12f0000000000000u, EMU_EVICT_LAST = 0x14f0000000000000u };
 static void emu_check_policy(uint64_t policy, const char *what) {
     if (policy != EMU_EVICT_FIRST && policy != EMU_EVICT_LAST)
@@ -514,7 +525,7 @@ static void emu_named_barrier(int number, int threads, bool sync) {
         return;
     }
     barrier->arrived = 0;
-    for (int thread : barrier->waiting) { // seen on their behalf, before anybody comes to the barrier again
+    for (int thread : barrier->waiting) { // before anybody comes to the barrier again
         emu_clocks_join(emu_seen(thread), barrier->gathered.data());
         emu_wake(thread);
     }
@@ -534,7 +545,7 @@ static void emu_set_registers(int registers, bool increase) {
             emu_sleep("setmaxnreg");
         a->registers_free -= 32 * (registers - before);
         a->registers[(size_t)warp] = registers;
-        for (int w = 0; w < emu->num_warps; w++) // who waits for registers looks again
+        for (int w = 0; w < emu->num_warps; w++) // warps that wait for registers look again
             if (emu_waits_at(32 * w, "setmaxnreg"))
                 emu_wake(32 * w);
     }
@@ -575,7 +586,7 @@ static void emu_check_any_fence(const struct emu_thread *self) {
         emu_report("a wgmma without a wgmma_fence since %s",
                    self->waited_at ? "the last wgmma_wait" : "the kernel began");
 }
-// The thread's record of an accumulator, in flight from now on. Its value is kept aside.
+// Returns the index of the thread's record of an accumulator, which is in flight from now on. Keeps its value aside.
 static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uint64_t group) {
     int found = -1;
     for (int i = 0; i < self->num_accumulators; i++) {
@@ -585,7 +596,7 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
         } else if (at < acc->at + acc->size && acc->at < at + size) {
             if (acc->in_flight)
                 emu_report("a wgmma's accumulators overlap those of another shape that are in flight");
-            acc->at = NULL; // of an array that is no more
+            acc->at = NULL; // the array that it belonged to is gone
             acc->size = 0;
         }
     }
@@ -618,7 +629,7 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
     acc->group = group;
     return found;
 }
-// The thread's record of four A registers, in flight from now on. Their value, which other wgmmas may share, is kept.
+// Returns the kept value of four A registers, which are in flight from now on. Several wgmmas may share the registers.
 static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, uint64_t group) {
     struct emu_operand *a = NULL;
     for (int i = 0; i < self->num_operands && !a; i++)
@@ -628,7 +639,7 @@ static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, ui
     if (!known) {
         if (self->num_operands < EMU_OPERANDS) {
             a = &self->operands[self->num_operands++];
-        } else { // instead of the one that was not used for longest
+        } else { // replaces the one whose last use is the longest ago
             for (int i = 0; i < EMU_OPERANDS; i++)
                 if (!self->operands[i].in_flight && (!a || self->operands[i].used < a->used))
                     a = &self->operands[i];
@@ -654,8 +665,8 @@ static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, ui
     return a->value;
 }
 
-// The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15.
-// MN-major: of each 8 rows 16 pieces, one a k.
+// Returns the shared addresses of an operand's 16-byte pieces. K-major: two pieces for each of `rows` rows, k = 0..7
+// and 8..15. MN-major: 16 pieces for each 8 rows, one for each k.
 static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, bool transposed) {
     const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
                    stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, swizzle = (uint32_t)(descriptor >> 62);
@@ -670,11 +681,11 @@ static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, b
     for (uint32_t i = 0; i < pieces.size(); i++) {
         uint32_t at;
         if (transposed) {
-            const uint32_t k = i % 16, mn = i / 16; // mn: in eights
+            const uint32_t k = i % 16, mn = i / 16; // mn counts groups of 8
             at = swizzle == 0 ? mn * stride + k / 8 * leading + k % 8 * 16
                               : mn / chunks * leading + mn % chunks * 16 + k % 8 * row_bytes + k / 8 * stride;
         } else {
-            const uint32_t k = i % 2, r = i / 2; // k: in eights
+            const uint32_t k = i % 2, r = i / 2; // k counts groups of 8
             at = swizzle == 0 ? r / 8 * stride + k * leading + r % 8 * 16 : r / 8 * stride + r % 8 * row_bytes + 16 * k;
         }
         pieces[i] = emu_swizzle(start + at, chunks);
@@ -685,7 +696,8 @@ static bool emu_same_wgmma(const struct emu_wgmma *x, const struct emu_wgmma *y)
     return x->a == y->a && x->b == y->b && x->n == y->n && !x->a_registers == !y->a_registers &&
            x->transposed_a == y->transposed_a && x->transposed_b == y->transposed_b && x->accumulate == y->accumulate;
 }
-// The first warp to come checks and marks each word, and leaves one word for each write that they come from.
+// Checks and marks each word that a wgmma reads, for the warp that issues it first. Adds to issued->written one word of
+// each write that the operands come from.
 static void emu_wgmma_reads(struct emu_wgmma_issued *issued, const std::vector<uint32_t> &pieces, int warpgroup) {
     const struct emu_mark *last = NULL;
     for (uint32_t piece : pieces) {
@@ -699,7 +711,8 @@ static void emu_wgmma_reads(struct emu_wgmma_issued *issued, const std::vector<u
         }
     }
 }
-// The other warps look at those. Nobody may have written since then.
+// Checks, for a warp that issues the wgmma later, the words of issued->written: the warp must have seen each write, and
+// nobody may have written since.
 static void emu_wgmma_reads_too(const struct emu_wgmma_issued *issued) {
     for (uint32_t address : issued->written) {
         const struct emu_mark *mark = emu_mark_at(address);
@@ -719,7 +732,7 @@ static void emu_wgmma_issue(const struct emu_wgmma *op) {
     struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
     const int in_group = emu->current % EMU_WARPGROUP;
     const uint64_t at = self->wgmmas++ - warpgroup->ran;
-    if (at == warpgroup->issued.size()) { // the first thread to come to it
+    if (at == warpgroup->issued.size()) { // the first thread that issues it
         warpgroup->issued.emplace_back();
         struct emu_wgmma_issued *fresh = &warpgroup->issued.back();
         fresh->op = *op;
@@ -744,7 +757,7 @@ static void emu_wgmma_issue(const struct emu_wgmma *op) {
         issued->warps |= 1u << in_group / 32;
     }
     issued->accumulator[in_group] = (unsigned char)emu_accumulator_use(self, op->acc, op->n / 2, issued->group);
-    if (op->a_registers) // registers are variables, which the wrapper takes as constants
+    if (op->a_registers) // registers are variables; the wrapper takes them as constants
         memcpy(issued->a[in_group], emu_operand_use(self, (uint32_t *)(uintptr_t)op->a_registers, issued->group),
                sizeof issued->a[in_group]);
 }
@@ -776,7 +789,8 @@ static void emu_operand_values(const std::vector<uint32_t> &pieces, bool transpo
 static float *emu_fragment_value(const struct emu_wgmma_issued *issued, int first_thread, int thread) {
     return emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
 }
-// A thread's part of a 64 x n matrix, from where its first pair lies: pairs 8 columns apart, in two rows 8 apart.
+// Copies a thread's part of a 64 x n matrix, from `value` to the matrix or back: pairs of elements, 8 columns apart, in
+// two rows that are 8 apart. `matrix` points to the thread's first pair.
 static inline void emu_fragment(float *matrix, float *value, int n, bool to_matrix) {
     for (int j = 0; j < n / 8; j++)
         for (int half = 0; half < 2; half++) {
@@ -814,7 +828,7 @@ static void emu_wgmma_run(const struct emu_wgmma_issued *issued, int first_threa
         emu_fragment(c + row * n + 2 * t, emu_fragment_value(issued, first_thread, thread), n, false);
     }
 }
-// All of the warpgroup have committed the oldest group: it runs.
+// Runs the oldest group, which all threads of the warpgroup have committed.
 static void emu_wgmma_run_group(struct emu_warpgroup *warpgroup, int first_thread) {
     while (!warpgroup->issued.empty() && warpgroup->issued.front().group == warpgroup->groups_ran) {
         if (warpgroup->issued.front().threads != EMU_WARPGROUP)
@@ -826,7 +840,7 @@ static void emu_wgmma_run_group(struct emu_warpgroup *warpgroup, int first_threa
     warpgroup->committed.pop_front();
     warpgroup->groups_ran++;
 }
-// The thread gets the results of the groups below `done`.
+// Gives the thread the results of the groups below `done`.
 static void emu_wgmma_results(struct emu_thread *self, uint64_t done) {
     self->waited_at = ++self->events;
     for (int i = 0; i < self->num_operands; i++) {
@@ -877,7 +891,7 @@ static void emu_wgmma_wait(int pending) {
 static void emu_block_enter(const struct emu_kernel *kernel);
 static void emu_run_block(uint64_t at);
 
-// Runs the blocks of lower index that nobody has begun, and waits for the others.
+// Runs the blocks of lower index that nobody has begun, and waits until the others are done.
 static void emu_run_lower_blocks(void) {
     struct emu_block *outer = emu;
     unsigned char *progress = outer->kernel->progress;
@@ -892,7 +906,7 @@ static void emu_run_lower_blocks(void) {
         while (__atomic_load_n(&progress[i], __ATOMIC_ACQUIRE) != 2)
             sched_yield();
     }
-    outer->kernel->progress[outer->linear_index] = 3; // at work, and this is done
+    outer->kernel->progress[outer->linear_index] = 3; // at work, and all blocks of lower index are done
 }
 static inline int emu_load_acquire(const int *at) {
     static __thread const int *last;
@@ -909,7 +923,7 @@ static inline int emu_load_acquire(const int *at) {
         emu_report(
             "asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
             (const void *)at, value);
-    if (spins > 0) { // a thread of this block may be the one
+    if (spins > 0) { // a thread of this block may be the one that is to store
         const int next = emu_next();
         if (next >= 0 && next != emu->current)
             emu_wait("load_acquire");

@@ -1,13 +1,15 @@
-// Who has seen what: vector clocks, for blocks whose threads wait for each other at mbarriers and named barriers, or whose
-// shared memory is touched by TMA and wgmma too. (Blocks that only have __syncthreads and __syncwarp keep to the counts
-// of warp.h, which are faster. A block changes over at its first mbarrier, named barrier, bulk copy or wgmma.)
+// Vector clocks, which say who has seen what. They are for blocks whose threads wait for each other at mbarriers and
+// named barriers, or whose shared memory TMA and wgmma touch too. (Blocks that have only __syncthreads and __syncwarp
+// use warp.h's counts, which are faster. A block changes over at its first mbarrier, named barrier, bulk copy or
+// wgmma.)
 //
-// What acts has a clock of its own: each thread, the wgmmas of each warpgroup, the bulk stores of each thread that
-// makes some (one of what they have read, one of what they have written), what lands at each mbarrier. A thread's rows
-// say up to which time of each of them it has seen; up to which time of each other thread it has seen writes that were
-// followed by async_proxy_fence; and what had been seen before each async_proxy_fence_global that it has seen. A word
-// of shared memory says who wrote it last, who has read it since, and when. An access is good if its thread has seen
-// what it must come after. Global memory is test/emu/global.h's. After FastTrack (Flanagan and Freund, 2009).
+// Whatever acts has a clock of its own: each thread; the wgmmas of each warpgroup; the bulk stores of each thread that
+// makes some (one clock for what they have read, one for what they have written); and what lands at each mbarrier. A
+// thread has three rows, with a time of each of these clocks: up to when it has seen what the clock's owner did; up to
+// when it has seen writes that were followed by async_proxy_fence; and up to when anything had been seen before an
+// async_proxy_fence_global that it has seen. A word of shared memory has a mark: who wrote it last, who has read it
+// since, and when. An access is good if its thread has seen everything that it must come after. Global memory has its
+// own marks in test/emu/global.h. After FastTrack (Flanagan and Freund, 2009).
 #pragma once
 #include <algorithm> // std::fill, std::find, std::remove_if
 #include <map>       // std::map
@@ -16,7 +18,7 @@
 #include <vector>    // std::vector
 
 enum {
-    EMU_WARPGROUPS = 4, // that may use wgmma
+    EMU_WARPGROUPS = 4, // warpgroups that may use wgmma
     EMU_STORERS = 16,   // threads that may make bulk stores
     EMU_MBARRIERS = 64,
     EMU_NAMED_BARRIERS = 16,
@@ -25,18 +27,20 @@ enum {
 
 struct emu_mark {
     uint32_t write_time, read_time;
-    uint16_t writer, reader; // whose clock
-    uint16_t barrier;        // 1 + index of the mbarrier that it is a part of
-    int readers;             // > 0: a row of times in emu_async.readers, in place of reader
+    uint16_t writer, reader; // clocks
+    uint16_t barrier;        // 1 + index of the mbarrier that the word is a part of; 0: none
+    // > 0: the row of emu_async.readers that has the times of several readers, instead of `reader`
+    int readers;
     uint32_t wgmma_reads[EMU_WARPGROUPS];
 };
 
-// What a thread has learned of another block by load_acquire: the time of one of its clocks; when, which thread.
+// What a thread has learned by load_acquire: up to which time of a clock of another block it has seen. at, thread:
+// when, and which thread.
 struct emu_learned {
     uint32_t time, at;
     int thread;
 };
-typedef std::map<std::pair<uint64_t, int>, uint32_t> emu_known; // the times of blocks' clocks
+typedef std::map<std::pair<uint64_t, int>, uint32_t> emu_known; // {block, clock} -> time
 
 struct emu_mbarrier;
 struct emu_named;
@@ -44,21 +48,21 @@ struct emu_warpgroup;
 struct emu_thread;
 
 struct emu_async {
-    int threads, clocks;                        // clocks: how many there are
+    int threads, clocks;                        // clocks: their number
     std::vector<uint32_t> rows;                 // (threads, EMU_ROWS, clocks)
-    std::vector<struct emu_mark> marks;         // of each word
-    std::vector<std::vector<uint32_t>> readers; // (1 + some, clocks)
+    std::vector<struct emu_mark> marks;         // one for each word of shared memory
+    std::vector<std::vector<uint32_t>> readers; // (rows, clocks); row 0 is not used
     std::vector<int> free_readers;
-    std::vector<uint32_t> meeting;   // (EMU_ROWS, clocks)
-    std::vector<int> global_writers; // clocks by which global memory was written
-    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learned>> learned; // of other blocks' clocks
+    std::vector<uint32_t> meeting;   // (EMU_ROWS, clocks) scratch of emu_clocks_meet
+    std::vector<int> global_writers; // this block's clocks under which global memory was written
+    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learned>> learned; // by {block, clock}
     std::vector<struct emu_mbarrier> barriers;
     std::vector<struct emu_named> named;
     std::vector<struct emu_warpgroup> warpgroups;
     std::vector<struct emu_thread> thread;
     int storers;
-    int registers_free;         // setmaxnreg's
-    std::vector<int> registers; // of each warp
+    int registers_free;         // by setmaxnreg
+    std::vector<int> registers; // a thread's, for each warp
 };
 
 static inline int emu_wgmma_clock(int warpgroup) { return emu->async->threads + warpgroup; }
@@ -66,9 +70,9 @@ static inline int emu_storer_clock(int storer) { return emu->async->threads + EM
 static inline int emu_barrier_clock(int barrier) {
     return emu->async->threads + EMU_WARPGROUPS + EMU_STORERS + barrier;
 }
-// Of what a storer has written; emu_storer_clock is of what it has read.
+// Returns the clock of what a storer has written; emu_storer_clock is for what it has read.
 static inline int emu_written_clock(int storer) { return emu_barrier_clock(EMU_MBARRIERS) + storer; }
-enum { EMU_ROWS = 3 }; // seen; seen and fenced for shared memory; for global memory
+enum { EMU_ROWS = 3 }; // seen; seen and fenced for shared memory; seen and fenced for global memory
 static inline uint32_t *emu_seen(int thread) {
     return emu->async->rows.data() + (size_t)thread * EMU_ROWS * (size_t)emu->async->clocks;
 }
@@ -79,7 +83,7 @@ static inline std::vector<uint32_t> emu_rows_of_nobody(void) {
 }
 static inline uint32_t emu_now(int thread) { return emu_seen(thread)[thread]; }
 
-// Whoever gets `to` has seen all that `from` had.
+// Adds to `to` (EMU_ROWS, clocks) all that `from` (EMU_ROWS, clocks) has seen.
 static void emu_clocks_join(uint32_t *to, const uint32_t *from) {
     const int n = EMU_ROWS * emu->async->clocks;
 #pragma omp simd
@@ -88,9 +92,9 @@ static void emu_clocks_join(uint32_t *to, const uint32_t *from) {
 }
 static void emu_clocks_join(uint32_t *to, int from_thread) {
     emu_clocks_join(to, emu_seen(from_thread));
-    emu_seen(from_thread)[from_thread]++; // what it does from now on is not handed over
+    emu_seen(from_thread)[from_thread]++; // so that what the thread does from now on is not included
 }
-// All of `count` threads from `first` on see what all of them did; of those of a warp, the lanes given.
+// Lets `count` threads from `first` on, in each warp only the `lanes`, see what all of them have seen and done.
 static void emu_clocks_meet(int first, int count, uint32_t lanes) {
     std::vector<uint32_t> &all = emu->async->meeting;
     std::fill(all.begin(), all.end(), 0u);
@@ -154,7 +158,7 @@ __attribute__((noreturn)) static void emu_report_unordered(int clock, bool was_w
         emu_report("reads what another thread wrote before a barrier, shared address %d; the other is %d", at, clock);
     emu_report("writes what another thread read before a barrier, shared address %d; the other is %d", at, clock);
 }
-// That what `seen` belongs to has seen the last write, and, if it writes, all reads since.
+// Checks that the owner of `seen` (clocks) has seen the last write and, before it writes, all reads since.
 static inline void emu_check_mark(const struct emu_mark *mark, const uint32_t *seen, bool write, uint32_t address) {
     if (mark->barrier)
         emu_report("touches an mbarrier as if it were data, shared address %d", emu_offset(address));
@@ -177,7 +181,7 @@ static inline void emu_check_mark(const struct emu_mark *mark, const uint32_t *s
 static inline struct emu_mark *emu_mark_at(uint32_t address) {
     return &emu->async->marks[(address - EMU_SHARED_BASE) / 4];
 }
-// An ordinary access of the current thread.
+// Checks and marks an ordinary access by the current thread.
 static void emu_touch_mark(uint32_t address, bool write) {
     struct emu_mark *mark = emu_mark_at(address);
     const uint32_t *seen = emu_seen(emu->current);
@@ -193,8 +197,8 @@ static inline void emu_check_fenced(const struct emu_mark *mark, const uint32_t 
         emu_report("%s touches what thread %d wrote without async_proxy_fence after it, shared address %d", what,
                    mark->writer, emu_offset(address));
 }
-// A range of whole words that the async proxy is to touch on behalf of the current thread: what ordinary stores wrote
-// must have been fenced by who wrote it.
+// Checks a range of whole words that the async proxy is to touch on behalf of the current thread: ordinary stores to it
+// must have been fenced by the threads that made them.
 static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const char *what) {
     if (address < EMU_SHARED_BASE || address - EMU_SHARED_BASE > emu->shared_bytes ||
         bytes > emu->shared_bytes - (address - EMU_SHARED_BASE))
@@ -206,7 +210,7 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
     for (uint32_t i = 0; i < bytes / 4; i++) {
         if (good && !write && !words[i].in_flight && mark[i].writer == good->writer &&
             mark[i].write_time == good->write_time && !mark[i].barrier)
-            continue; // as the word before it
+            continue; // like the word before
         if (words[i].in_flight)
             emu_report("%s touches what an asynchronous copy is to write, before its wait, shared address %d", what,
                        emu_offset(address + 4 * i));
@@ -216,8 +220,8 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
     }
 }
 
-// The block changes over: what warp.h knows of its words so far becomes marks. Time 1 is that before the last
-// __syncthreads, which all have seen, but nobody has fenced.
+// Returns the time on a thread's clock that stands for an epoch of warp.h, as the block changes over and warp.h's
+// records become marks. Time 1 is before the last __syncthreads: all have seen it, but nobody has fenced it.
 static uint32_t emu_time_of(int thread, uint64_t warp_epoch) {
     return (uint32_t)(warp_epoch - emu->warps[thread / 32].first_epoch) + 2;
 }

@@ -2,32 +2,39 @@
 // loops on host memory.
 //
 // It is stricter than the library, and ends the program with status 3 at
-// - descriptors that were not initialized, attributes of a wrong size or of no use here,
+// - descriptors that were not initialized, attributes of a wrong size or without use here,
 // - layouts that do not fit each other or the operation, leading dimensions that are too small,
-// - an algorithm used for anything but what the heuristics were asked for: other shapes, types, epilogue,
+// - an algorithm that is used for something other than the heuristics were asked for: other shapes, types, epilogue,
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
 // - an output that overlaps an operand, the bias or the workspace,
-// - reductions that round the parts of a sum to the output's type, which our results would show,
-// - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no
-//   multiple of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of
-//   blocks a fast sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
-// It fills both ends of the workspace with NaN. The heuristics have EMU_LT_ALGORITHMS algorithms for a product, all of
-// them right: some split the depth, whose parts are added in fp32, in their order, so that sums have other bits; only
-// the first takes the whole workspace. FP8 is never split. BGRADA, BGRADB and DGELU are for bf16 operands. Environment:
-//   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, as 9,8,7: those behind the last take as
-//                          long as it; 400,410,420,... if unset. With an epilogue that sums a bias gradient:
+// - reductions that round the parts of a sum to the output's type, which would show in our results,
+// - FP8 operands that are both E5M2, do not lie along the depth, have a size, leading dimension or address that is not
+//   a multiple of 16, or have no scales in the device's memory; an FP8 output; a bias of FP8 operands that is not bf16;
+//   with scales of blocks: fast accumulation, two operands of 128 x 128, or a mode that no GPU of compute capability
+//   9.0 has.
+// It fills both ends of the workspace with NaN. The heuristics return EMU_LT_ALGORITHMS algorithms for a product, of
+// ranks 0, 1, ..., all of them right. Some split the depth and add the parts in order, in fp32, so that sums have other
+// bits; only the first takes the whole workspace. FP8 is never split. BGRADA, BGRADB and DGELU are for bf16 operands.
+// Environment:
+//   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, such as 9,8,7: algorithms behind the
+//   last
+//                          number take as long as the last one; 400,410,420,... if unset
 //   EMU_CUBLASLT_BGRAD_TIMES
-//                          with one that applies GELU's derivative:
+//                          the same for products with an epilogue that sums a bias gradient
 //   EMU_CUBLASLT_DGELU_TIMES
-//   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call, and GELU's derivative is ReLU's
+//                          the same for products with an epilogue that applies GELU's derivative
+//   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call, and GELU's derivative is
+//   ReLU's
 //   EMU_CUBLASLT_VARIES    the rank of an algorithm whose products have other bits in each call
 //   EMU_CUBLASLT_WRONG     the rank of an algorithm whose products are an eighth too large
 //   EMU_CUBLASLT_REFUSES   the rank of an algorithm that does not run
-//   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
-//   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
+//   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth for which the heuristics have an algorithm; 1 if unset
+//   EMU_CUBLASLT_VERSION   the library's version; 130000 if unset. Scale modes exist from 120800 on, scales of blocks
+//   from
+//                          120900 on.
 //   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
 //                          depth with FAST_ACCUM, else over 128 of it
-// FP8 has no algorithm below compute capability 8.9 (EMU_CAPABILITY), scales of blocks none but on 9.0.
+// FP8 has no algorithm below compute capability 8.9 (EMU_CAPABILITY), scales of blocks have one only on 9.0.
 #pragma once
 #include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_find_allocation, emu_bf16
 #include <math.h>         // ldexpf, NAN
@@ -93,7 +100,7 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
 
-enum { EMU_LT_MADE = 0x6c740001 }; // what an initialized descriptor begins with
+enum { EMU_LT_MADE = 0x6c740001 }; // the first member of an initialized descriptor
 
 typedef struct {
     int made;
@@ -105,16 +112,17 @@ typedef struct {
     int made;
     cublasOperation_t transa, transb;
     cublasLtEpilogue_t epilogue;
-    int32_t bias_type, scale_modes[2]; // -1: the output's type; of A, B
+    int32_t bias_type, scale_modes[2]; // bias_type: -1 for the output's type; scale_modes: A's, B's
     int8_t fast;
-    const void *bias, *scales[4], *amax; // of A, B, C, D; of D
-    const void *aux;                     // what DGELU takes the derivative of, with its leading dimension
+    const void *bias, *scales[4], *amax; // scales: A's, B's, C's, D's; amax: D's
+    // the matrix of which DGELU takes the derivative; aux_ld: its leading dimension
+    const void *aux;
     int64_t aux_ld;
 } cublasLtMatmulDescOpaque_t;
 typedef struct {
     int made;
     uint64_t workspace_bytes;
-    uint32_t reductions, alignment[4]; // of A, B, C, D
+    uint32_t reductions, alignment[4]; // alignment: A's, B's, C's, D's
 } cublasLtMatmulPreferenceOpaque_t;
 typedef enum {
     CUBLASLT_ALGO_CONFIG_ID = 0,
@@ -130,12 +138,12 @@ typedef enum {
 typedef struct {
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;
-// What an algorithm's 64 bytes hold: its attributes, and what the heuristics were asked for.
+// An algorithm's 64 bytes: its attributes, and what the heuristics were asked for.
 struct emu_lt_algo {
     int32_t made;
     uint8_t id, tile, stages, reduction;
     uint8_t splits, swizzle, inner, cluster;
-    uint32_t custom, operation, layouts[4], version; // hashes
+    uint32_t custom, operation, layouts[4], version; // operation, layouts: hashes
     uint64_t workspace_bytes;
     uint16_t alignment[4], bias_alignment, unused[3];
 };
@@ -188,7 +196,7 @@ static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 }
 
 static inline bool emu_lt_is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-// 0: not modeled.
+// Returns the bytes of an element; 0: the type is not modeled.
 static inline size_t emu_lt_type_bytes(cudaDataType_t type) {
     return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : emu_lt_is_fp8(type) ? 1 : 0;
 }
@@ -204,7 +212,7 @@ static inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operati
     operation->bias_type = -1;
     return CUBLAS_STATUS_SUCCESS;
 }
-// Where an attribute's value lies, and its bytes.
+// Returns where an attribute's value lies, and in *bytes its size; NULL: there is no such attribute here.
 static inline void *emu_lt_attribute(cublasLtMatmulDescOpaque_t *x, cublasLtMatmulDescAttributes_t attribute,
                                      size_t *bytes) {
     *bytes = 8;
@@ -292,14 +300,14 @@ static inline bool emu_lt_is_scalar(const cublasLtMatmulDescOpaque_t *x) {
     return x->scale_modes[0] == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F &&
            x->scale_modes[1] == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
-// Whether this GPU and this version have an algorithm.
+// Whether this GPU and this version of the library have an algorithm for the operation's scale modes.
 static inline bool emu_lt_has_fp8(const cublasLtMatmulDescOpaque_t *operation) {
     struct cudaDeviceProp properties;
     cudaGetDeviceProperties(&properties, emu_device);
     const int capability = properties.major * 10 + properties.minor;
     return emu_lt_is_scalar(operation) ? capability >= 89 : capability == 90 && cublasLtGetVersion() >= 120900;
 }
-// Floats of the scales of a matrix of `lines`, in the order that the mode has.
+// The number of scales of a matrix of `lines` lines along the depth, in the order of the mode, padding included.
 static inline int64_t emu_lt_scale_count(int32_t mode, int64_t lines, int64_t depth) {
     const int64_t depth_blocks = (depth + 127) / 128;
     return mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F    ? lines
@@ -307,7 +315,7 @@ static inline int64_t emu_lt_scale_count(int32_t mode, int64_t lines, int64_t de
            : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? (lines + 127) / 128 * ((depth_blocks + 3) / 4 * 4)
                                                                  : 1;
 }
-// Which of them is that of a line's element k.
+// Returns the place of the scale of element k of a line, in the order of the mode.
 static inline int64_t emu_lt_scale_at(int32_t mode, int64_t lines, int64_t depth, int64_t line, int64_t k) {
     const int64_t depth_blocks = (depth + 127) / 128;
     return mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F    ? line
@@ -399,14 +407,14 @@ static inline bool emu_lt_sums_bias(const cublasLtMatmulDescOpaque_t *operation)
 static inline bool emu_lt_takes_bias(const cublasLtMatmulDescOpaque_t *operation) {
     return operation->epilogue == CUBLASLT_EPILOGUE_BIAS || emu_lt_sums_bias(operation);
 }
-// FNV-1a.
+// Returns FNV-1a of n bytes.
 static inline uint32_t emu_lt_hash(const void *bytes, size_t n) {
     uint32_t hash = 2166136261u;
     for (size_t i = 0; i < n; i++)
         hash = (hash ^ ((const uint8_t *)bytes)[i]) * 16777619u;
     return hash;
 }
-// Of what an operation is, whichever pointers come with a call.
+// Returns a hash of an operation, without the pointers that come with a call.
 static inline uint32_t emu_lt_hash_operation(const cublasLtMatmulDescOpaque_t *operation) {
     cublasLtMatmulDescOpaque_t x;
     memset(&x, 0, sizeof x);
@@ -435,7 +443,7 @@ static inline void emu_lt_check_bias(const cublasLtMatmulDescOpaque_t *operation
                       operation->bias_type == (int32_t)output,
                   "a bias of type %d beside an output of type %d", operation->bias_type, (int)output);
 }
-// What DGELU demands of the matrix that it takes the derivative of.
+// Checks what DGELU demands of the matrix of which it takes the derivative.
 static inline void emu_lt_check_aux(const cublasLtMatmulDescOpaque_t *operation,
                                     const cublasLtMatrixLayoutOpaque_t *d) {
     const bool takes_aux = operation->epilogue == CUBLASLT_EPILOGUE_DGELU;
@@ -447,7 +455,7 @@ static inline void emu_lt_check_aux(const cublasLtMatmulDescOpaque_t *operation,
     EMU_LT_DEMAND(!takes_aux || emu_lt_alignment(operation->aux) >= 16,
                   "the auxiliary matrix %p is aligned to less than 16 bytes", operation->aux);
 }
-// Whether there is an algorithm, by sizes, types and GPU.
+// Whether an algorithm exists for these sizes and types on this GPU.
 static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operation,
                                        cublasLtMatrixLayout_t const layouts[4]) {
     const cublasLtMatrixLayoutOpaque_t *a = layouts[0], *d = layouts[3];
@@ -460,7 +468,7 @@ static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operati
     return !emu_lt_is_fp8(a->type) || emu_lt_has_fp8(operation);
 }
 
-// The algorithm of a rank.
+// Makes the algorithm of rank `id`.
 static inline struct emu_lt_algo emu_lt_make_algo(int id, const cublasLtMatmulDescOpaque_t *operation,
                                                   cublasLtMatrixLayout_t const layouts[4],
                                                   const cublasLtMatmulPreferenceOpaque_t *preference) {
@@ -517,7 +525,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     }
     return CUBLAS_STATUS_SUCCESS;
 }
-// Refuses what is no algorithm of this version, or one for another product.
+// Refuses a value that is no algorithm of this version, or an algorithm for another product.
 static inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -556,7 +564,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLt
         *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
-// Seconds that a product takes by an algorithm.
+// Returns the seconds that a product takes by an algorithm.
 static inline double emu_lt_seconds(const struct emu_lt_algo *algo, const cublasLtMatmulDescOpaque_t *operation) {
     const char *text = getenv(emu_lt_sums_bias(operation)                      ? "EMU_CUBLASLT_BGRAD_TIMES"
                               : operation->epilogue == CUBLASLT_EPILOGUE_DGELU ? "EMU_CUBLASLT_DGELU_TIMES"
@@ -598,10 +606,11 @@ static inline void emu_lt_store(void *x, int64_t i, cudaDataType_t type, float v
         ((uint16_t *)x)[i] = emu_to_bf16(value);
 }
 
-// Blocks of EMU_LT_M x EMU_LT_N of D, from operands that are packed as (block, depth, EMU_LT_M or EMU_LT_N).
+// D is computed in blocks of EMU_LT_M x EMU_LT_N, from operands packed as (block, depth, EMU_LT_M or EMU_LT_N).
 enum { EMU_LT_M = 32, EMU_LT_N = 8 };
 
-// op(A)'s lines are its rows, op(B)'s its columns; `along`: a line's elements follow each other in memory.
+// Packs an operand as (blocks, depth, width), which the caller frees. Its lines are op(A)'s rows or op(B)'s columns.
+// along: the elements of a line follow each other in memory.
 static inline float *emu_lt_pack(const void *x, const cublasLtMatrixLayoutOpaque_t *layout, bool along, int64_t lines,
                                  int64_t depth, int width) {
     const int64_t blocks = (lines + width - 1) / width;
@@ -617,7 +626,7 @@ static inline float *emu_lt_pack(const void *x, const cublasLtMatrixLayoutOpaque
     return packed;
 }
 
-// sums (EMU_LT_N, EMU_LT_M) = the block's product, each summed in the order of depth.
+// sums (EMU_LT_N, EMU_LT_M) = the product of a (depth, EMU_LT_M) and b (depth, EMU_LT_N), summed in the order of depth.
 static inline void emu_lt_block(float *sums, const float *a, const float *b, int64_t depth) {
     float sum[EMU_LT_N][EMU_LT_M] = {{0}};
     for (int64_t k = 0; k < depth; k++)
@@ -630,7 +639,7 @@ static inline void emu_lt_block(float *sums, const float *a, const float *b, int
     memcpy(sums, sum, sizeof sum);
 }
 
-// The same in `splits` parts of the depth, whose sums are added in their order.
+// Computes what emu_lt_block does in `splits` parts of the depth, whose sums are added in their order.
 static inline void emu_lt_split_block(float *sums, const float *a, const float *b, int64_t depth, int splits) {
     float part[EMU_LT_N * EMU_LT_M];
     const int64_t each = (depth + splits - 1) / splits;
@@ -642,14 +651,14 @@ static inline void emu_lt_split_block(float *sums, const float *a, const float *
     }
 }
 
-// A product of FP8 matrices, and how it is summed.
+// The scales of a product of FP8 matrices, and how it is summed.
 struct emu_lt_fp8_product {
     const float *a_scales, *b_scales; // NULL: no FP8
     int32_t a_mode, b_mode;
     int64_t m, n, k;
     bool fast, truncate;
 };
-// Of a positive or negative number, its 13 highest bits of mantissa.
+// Returns a finite number with only the 13 highest bits of its mantissa.
 static inline float emu_lt_truncate(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -657,8 +666,9 @@ static inline float emu_lt_truncate(float x) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-// The block at (i0, j0): tensor cores sum 32 of the depth at a time; each 128, or with `fast` all, go to fp32, by which
-// step the scales of blocks are applied. Those of whole matrices and of rows multiply the whole sum.
+// Computes the block of D at (i0, j0), as emu_lt_block does. Tensor cores sum 32 of the depth at a time. After each 128
+// of the depth, or with `fast` only at its end, the sum goes to fp32, where scales of blocks are applied. Scales of
+// whole matrices and of rows multiply the whole sum.
 static inline void emu_lt_fp8_block(const struct emu_lt_fp8_product *x, float *sums, const float *a, const float *b,
                                     int64_t i0, int64_t j0) {
     float partial[EMU_LT_N * EMU_LT_M] = {0}, step[EMU_LT_N * EMU_LT_M];
@@ -685,7 +695,7 @@ static inline void emu_lt_fp8_block(const struct emu_lt_fp8_product *x, float *s
     }
 }
 
-// The bytes of a matrix, from its first element to its last.
+// The number of bytes of a matrix from its first element to its last.
 static inline size_t emu_lt_extent(const cublasLtMatrixLayoutOpaque_t *layout) {
     const uint64_t elements = (layout->cols - 1) * (uint64_t)layout->ld + layout->rows;
     return (size_t)elements * emu_lt_type_bytes(layout->type);
@@ -707,7 +717,7 @@ static inline void emu_lt_check_algo(const cublasLtMatmulDescOpaque_t *operation
                       emu_lt_alignment(pointers[i]), (unsigned)algo -> alignment[i]);
     }
 }
-// Elements of the bias or bias gradient.
+// The number of elements of the bias or bias gradient.
 static inline uint64_t emu_lt_bias_count(const cublasLtMatmulDescOpaque_t *operation,
                                          const cublasLtMatrixLayoutOpaque_t *d) {
     return operation->epilogue == CUBLASLT_EPILOGUE_BGRADB ? d->cols : d->rows;
@@ -748,18 +758,18 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
                   "the bias overlaps D or the workspace");
 }
 
-// A product that waits for its turn on the stream; the caller may change its descriptors meanwhile.
+// A product that waits for its turn on the stream; meanwhile the caller may change its descriptors.
 struct emu_lt_product {
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
     const void *a, *b;
     void *d, *workspace;
     size_t workspace_bytes;
-    bool keep; // what D holds
+    bool keep; // D is added to
     struct emu_lt_algo algo;
     cudaStream_t stream;
 };
-// Its scales are looked at when the product runs, as the device does.
+// Returns the scales of a product. They are read when the product runs, as the device reads them.
 static inline struct emu_lt_fp8_product emu_lt_fp8_of(const struct emu_lt_product *x) {
     const cublasLtMatmulDescOpaque_t *o = &x->operation;
     const int64_t m = (int64_t)x->d_layout.rows, n = (int64_t)x->d_layout.cols, k = (int64_t)x->a_layout.rows;
@@ -778,7 +788,7 @@ static inline struct emu_lt_fp8_product emu_lt_fp8_of(const struct emu_lt_produc
     }
     return fp8;
 }
-// The sums over the depth of an operand that was packed: (lines).
+// Sums each of `lines` lines of a packed operand over the depth, and stores the sums as the bias gradient.
 static inline void emu_lt_sum_bias(const struct emu_lt_product *x, const float *packed, int64_t lines, int64_t depth,
                                    int width) {
     static int calls;
@@ -797,7 +807,7 @@ static inline bool emu_lt_is_named(const char *variable, const struct emu_lt_alg
     const char *text = getenv(variable);
     return text && atoi(text) == algo->id - 60;
 }
-// The derivative of GELU in its tanh form.
+// Returns the derivative of GELU in its tanh form.
 static inline float emu_lt_gelu_derivative(float x) {
     const double c = 0.79788456080286536, t = tanh(c * (x + 0.044715 * x * x * x));
     if (getenv("EMU_CUBLASLT_LOOSE"))

@@ -1,7 +1,7 @@
-// A stand-in for the part of the driver's interface that kernels/tensor_map.cuh uses: tensor maps, with the driver's own
-// checks.
+// A stand-in for the part of the driver's interface that kernels/tensor_map.cuh uses: tensor maps, with the checks that
+// the driver makes.
 #pragma once
-#include "test/emu/cuda_runtime.h" // cudaError_t; struct emu_tensor_map by way of warp.h
+#include "test/emu/cuda_runtime.h" // cudaError_t, struct emu_tensor_map
 
 typedef uint64_t cuuint64_t;
 typedef uint32_t cuuint32_t;
@@ -66,7 +66,8 @@ static inline cudaError_t emu_driver_entry_point(const char *name, void **functi
     *function = *found == cudaDriverEntryPointSuccess ? (void *)cuTensorMapEncodeTiled : NULL;
     return cudaSuccess;
 }
-// One came with CUDA 12.5, the other one ended with 12.9; that looks for the toolkit's own version.
+// cudaGetDriverEntryPointByVersion came with CUDA 12.5. cudaGetDriverEntryPoint ended with 12.9; it looks for the
+// version of the toolkit itself.
 #if CUDART_VERSION >= 12050
 static inline cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
                                                            unsigned long long flags,

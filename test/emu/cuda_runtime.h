@@ -1,20 +1,23 @@
 // Stand-ins for the part of the CUDA runtime that kernels, the engine and their tests use, on host memory.
 //
-// There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
-// Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
-// EMU_CAPABILITY the compute capability, 8.0 if unset; EMU_PINNED_BYTES how much of the host's memory can be
-// registered; EMU_GRAPH_NODES the most nodes of a graph that its memory is enough for; EMU_STREAMS=eager:
-// test/emu/stream.h;
-// EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two
-// ranks of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as
-// calls on the stream NULL do.
+// There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access. Environment:
+//   EMU_MEMORY_BYTES         the device's memory; 8 GiB if unset
+//   CUDA_VISIBLE_DEVICES     empty or -1: no device
+//   EMU_DEVICES              the number of devices; 1 if unset. All share the process's memory. They differ only in
+//   that
+//                            two ranks of test/emu/nccl.h can't share one.
+//   EMU_CAPABILITY           the compute capability; 8.0 if unset
+//   EMU_PINNED_BYTES         how much of the host's memory can be registered
+//   EMU_GRAPH_NODES          the largest number of nodes of a graph that there is memory for
+//   EMU_STREAMS              eager, or N: test/emu/stream.h
+//   CUDA_LAUNCH_BLOCKING     1: each call runs its work before it returns, as calls on the stream NULL do
 #pragma once
 #include "test/emu/stream.h" // streams, events, graphs
 #include "test/emu/warp.h"   // blocks, warps, shared memory
 #include <tuple>             // std::tuple
 #include <type_traits>       // std::decay
 
-// The toolkit that is modeled. A test of what older ones have names the older one before it includes this.
+// The toolkit that is modeled. A test of an older one sets its number before it includes this header.
 #ifndef CUDART_VERSION
 #define CUDART_VERSION 13000
 #endif
@@ -33,7 +36,7 @@ typedef struct emu_dim3 dim3;
 
 // --- What a kernel sees -------------------------------------------------------------------------------------------
 
-// blockIdx, threadIdx, ... are objects, not macros, because cudaLaunchConfig_t has members of these names.
+// blockIdx, threadIdx and the like are objects, not macros, because cudaLaunchConfig_t has members of these names.
 namespace {
 #define EMU_DIM(name, of)                                                                                              \
     const struct emu_##name {                                                                                          \
@@ -85,7 +88,7 @@ static inline float __uint_as_float(uint32_t bits) { return emu_bits<float>(bits
 static inline void __syncthreads(void) { emu_syncthreads(); }
 static inline void __syncwarp(unsigned mask = ~0u) { emu_syncwarp(mask); }
 
-// A lane whose source is not in the mask gets an undefined value on a GPU, and here a report.
+// Returns another lane's value. A source lane outside the mask gives an undefined value on a GPU, and here a report.
 template <class T> static inline T emu_shuffle(unsigned mask, T value, int source, const char *what) {
     const T *values = (const T *)emu_warp_exchange_among(mask, &value, sizeof value, what);
     if (!(mask & emu->warps[emu->current / 32].lanes & 1u << source))
@@ -134,7 +137,7 @@ static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
     return result;
 }
 
-// Blocks run on several host threads.
+// Changes a value atomically, since blocks run on several host threads. Returns the value before.
 template <class T> static inline T emu_atomic(T *at, T (*change)(T, T), T operand) {
     emu_access_global(at, sizeof *at, true);
     T before, after;
@@ -165,7 +168,7 @@ struct cudaDeviceProp {
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
 };
-// Few multiprocessors, and no power of two of them: what is divided among them doesn't divide evenly.
+// Few multiprocessors, and not a power of two, so that what is divided among them doesn't divide evenly.
 enum { EMU_MULTIPROCESSORS = 3, EMU_DEFAULT_SHARED_BYTES = 48 * 1024 };
 
 static inline const char *cudaGetErrorString(cudaError_t status) {
@@ -250,7 +253,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     properties->multiProcessorCount = EMU_MULTIPROCESSORS;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = EMU_MAX_THREADS;
-    properties->l2CacheSize = 1 << 17; // small, so that the schedules for what exceeds it run in tests
+    properties->l2CacheSize = 1 << 17; // small, so that tests run the schedules for tensors that exceed it
     int count;
     const cudaError_t status = cudaGetDeviceCount(&count);
     return status != cudaSuccess ? status
@@ -304,7 +307,7 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
-// Memory of the host that was allocated elsewhere and then pinned, whole pages of it.
+// Memory of the host, allocated elsewhere, whose pages were then pinned.
 struct emu_registration {
     const char *begin, *end;
 };
@@ -355,11 +358,11 @@ static bool emu_is_pinned(const void *memory, size_t bytes) {
     return pinned;
 }
 static inline cudaError_t cudaDeviceGetPCIBusId(char *address, int length, int device) {
-    snprintf(address, (size_t)length, "0000:FF:1F.%d", device % 8); // where no machine has a device
+    snprintf(address, (size_t)length, "0000:FF:1F.%d", device % 8); // an address at which no machine has a device
     return cudaSuccess;
 }
 
-// What a kind of copy says about an address must not be wrong where that is known.
+// Reports a copy whose `kind` contradicts what is known of an address, or that leaves an allocation.
 static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     const struct emu_allocation *target = emu_find_allocation(to), *source = emu_find_allocation(from);
     emu_check_range(to, bytes, "a copy writes");
@@ -376,12 +379,12 @@ static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                                           cudaStream_t stream = NULL) {
     emu_check_copy(to, from, bytes, kind);
-    // It would not run beside the stream that computes: CUDA stages it through memory of its own, and the host waits
-    // meanwhile.
+    // CUDA stages such a copy through memory of its own while the host waits, so that it would not run beside the
+    // stream that computes.
     if (stream && stream->beside && !stream->computes && bytes > 0 &&
         ((kind == cudaMemcpyHostToDevice && !emu_is_pinned(from, bytes)) ||
          (kind == cudaMemcpyDeviceToHost && !emu_is_pinned(to, bytes))))
-        emu_report("a copy on a stream beside the first one is of memory of the host that is not pinned");
+        emu_report("a copy on a stream beside the first one uses memory of the host that is not pinned");
     return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "a copy", [=] {
         if (stream)
             stream->copies++;
@@ -404,7 +407,7 @@ typedef struct {
     cudaStream_t stream;
 } cudaLaunchConfig_t;
 
-// Kernels that may have more dynamic shared memory than others.
+// A kernel that may have more dynamic shared memory than others.
 struct emu_shared_limit {
     const void *kernel;
     int bytes;
@@ -430,7 +433,7 @@ static inline cudaError_t cudaFuncSetAttribute(Kernel *kernel, enum cudaFuncAttr
     return cudaSuccess;
 }
 
-// What a launch may ask for on any GPU.
+// Reports a launch that no GPU takes.
 static inline void emu_check_launch(const char *name, const cudaLaunchConfig_t *config, const void *kernel) {
     const dim3 grid = config->gridDim, block = config->blockDim;
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
@@ -449,8 +452,8 @@ static inline void emu_check_launch(const char *name, const cudaLaunchConfig_t *
                    name, config->dynamicSmemBytes, emu_shared_limit_of(kernel));
 }
 
-inline uint64_t emu_launches;  // that ran so far
-inline uint64_t emu_conflicts; // bank conflicts of ldmatrix in all kernels that ran so far
+inline uint64_t emu_launches;  // launches that ran so far
+inline uint64_t emu_conflicts; // of ldmatrix, in all kernels that ran so far
 
 template <class... Parameters, class... Arguments>
 static cudaError_t emu_launch(const char *name, const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),

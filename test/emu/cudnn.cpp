@@ -1,32 +1,37 @@
-// Stand-in for libcudnn.so.9, for programs of the emulator: cuDNN's backend API as far as attention needs it, with its
-// names and numbers, on host memory. A library of its own, because the program loads the real one at run time, too.
+// Stand-in for libcudnn.so.9, for programs of the emulator: cuDNN's backend API as far as attention needs it, with
+// cuDNN's names and numbers, on host memory. It is a library of its own, because the program loads the real one at run
+// time, too.
 //
-// What a call breaks is answered by the library's status, and cudnnGetLastErrorString says what it was:
-// test/emu/cudnn_descriptors.h has the rules of attributes, cudnn_operations.h those of tensors, operations and graphs,
-// cudnn_sdpa.h which graphs the engine takes. Results come of the graph's operations alone (cudnn_run.h).
+// A call that breaks a rule returns the library's status, and cudnnGetLastErrorString says what it broke.
+// test/emu/cudnn_descriptors.h has the rules of attributes; cudnn_operations.h has the rules of tensors, operations and
+// graphs; cudnn_sdpa.h has the graphs that the engine takes. Results are computed from the graph's operations only
+// (cudnn_run.h).
 //
-// It is stricter than the library, which lets pass, by cuDNN 9.19: dimensions of 0, elements one on another, tensors
+// It is stricter than the library. cuDNN 9.19 lets these pass: dimensions of 0, elements one on another, tensors
 // without a type or unique id, two tensors of one id, operands that a mode does not take or that can't be broadcast,
-// virtual tensors that nothing writes, addresses that are NULL or given twice, strides that are no multiple of 16
-// bytes, and graphs whose operations or operands are ordered otherwise than cudnn-frontend's. It ends the program with
-// status 3 at
+// virtual tensors that nothing writes, addresses that are NULL or given twice, strides that are not multiples of 16
+// bytes, and graphs whose operations or operands are ordered otherwise than cudnn-frontend orders them. The stand-in
+// ends the program with status 3 at
 // - descriptors and handles that were never made or were destroyed, a handle without a stream of the emulator,
-// - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
-// - a plan finalized while a graph is recorded, if its handle has a stream.
-// As the library does, it aborts where libcudnn_graph.so.9, which it loads when it is first called, is not there or is
-// damaged. The workspace and all that is written hold NaN first. Environment:
-//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 that
-//                      of the backward pass of keys that are no multiple of 128, below 9.10.0 of scores that are
-//                      masked by -infinity, below 9.26 on compute capability 9.0 dQ in rows of a low log-sum-exp,
-//                      without a mask, if the keys are 64 more than a multiple of 128
-//   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
-//                      finalized; execute: no plan runs; operation, execute operation: the same of attention's
-//                      forward as one operation alone
-//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; operation: the same where forward is one operation;
-//                      backward: dV is; nan: one element of dQ is NaN; bits: an element of O differs from run to run;
-//                      order: one of dQ does
-// dQ by way of a sum in memory is added in another order each time, as the library's is, but by the engine that adds in
-// turn: not the same bits.
+// - tensors or a workspace that no allocation of the device holds, elements that are written and overlap others,
+// - a plan that is finalized while a graph is recorded, if its handle has a stream.
+// Like the library, it loads libcudnn_graph.so.9 at the first call, and aborts where that is missing or damaged. The
+// workspace and all that is written hold NaN first. Environment:
+//   EMU_CUDNN_VERSION  the library's version; 91900 if unset. Where a version computes a wrong result, the result is
+//   NaN:
+//                      up to 9.15.0, the backward pass where the number of keys is not a multiple of 128; below 9.10.0,
+//                      scores that are masked by -infinity; below 9.26 on compute capability 9.0 without a mask, if the
+//                      keys are 64 more than a multiple of 128, dQ in rows of a low log-sum-exp
+//   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be finalized;
+//                      execute: no plan runs; operation, execute operation: no engine takes, or no plan runs,
+//                      attention's
+//                      forward as one operation
+//   EMU_CUDNN_FAULT    forward: O is too large by a tenth; operation: O is, only where forward is one operation;
+//                      backward: dV is too large by a tenth; nan: one element of dQ is NaN; bits: an element of O
+//                      differs
+//                      from run to run; order: an element of dQ does
+// A sum of dQ in memory is added in another order each time, as the library's is, so that its bits differ; the engine
+// that adds in turn has the same bits each time.
 #include "test/emu/cudnn_run.h"
 #include <dlfcn.h> // dlopen
 
@@ -133,7 +138,7 @@ extern "C" cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType
 extern "C" cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
     if (!descriptor)
         return CUDNN_STATUS_SUCCESS;
-    const emu_cudnn_reference found = emu_cudnn_find(descriptor); // what was given it keeps it
+    const emu_cudnn_reference found = emu_cudnn_find(descriptor); // descriptors that refer to it keep it alive
     const std::lock_guard<std::mutex> lock(emu_cudnn_mutex);
     emu_cudnn_descriptors.erase(descriptor);
     return CUDNN_STATUS_SUCCESS;
@@ -148,13 +153,13 @@ extern "C" cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descr
 static emu_cudnn_reference emu_cudnn_engine_of(const emu_cudnn_descriptor &configuration) {
     return emu_cudnn_other(configuration, CUDNN_ATTR_ENGINECFG_ENGINE);
 }
-// Engines that heuristics do not propose, of the deterministic backward pass.
+// An engine of the deterministic backward pass that heuristics do not propose.
 struct emu_cudnn_engine {
     int64_t index;
-    int first, last;                  // compute capabilities
-    size_t version;                   // or a later one
-    bool sums_dq;                     // in memory, in turn
-    std::map<int32_t, int64_t> knobs; // all that must be chosen; empty: the kernel, any
+    int first, last;                  // compute capabilities, times 10
+    size_t version;                   // the oldest version that has it
+    bool sums_dq;                     // sums dQ in memory, one tile after another
+    std::map<int32_t, int64_t> knobs; // the choices that it demands; empty: any choice of a kernel
 };
 static const emu_cudnn_engine emu_cudnn_engines[] = {
     {5, 100, 103, 91800, false, {}},
@@ -187,14 +192,15 @@ static std::map<int32_t, int64_t> emu_cudnn_knobs_of(const emu_cudnn_descriptor 
                 emu_cudnn_get<int64_t>(*choice, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, -1);
     return knobs;
 }
-// Whether a configuration's engine takes its graph; `match` is what the engine sees in it. Engine 0 takes all.
+// Checks that a configuration's engine takes its graph, in which *match gets attention's tensors. Engine 0 takes every
+// graph that emu_cudnn_supports takes.
 static cudnnStatus_t emu_cudnn_configuration_supports(const emu_cudnn_descriptor &configuration,
                                                       emu_cudnn_match *match) {
     const emu_cudnn_descriptor &chosen = *emu_cudnn_engine_of(configuration);
     const int64_t index = emu_cudnn_get<int64_t>(chosen, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 0);
     if (emu_cudnn_supports(emu_cudnn_other(chosen, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph.get(), match) !=
         CUDNN_STATUS_SUCCESS)
-        return CUDNN_STATUS_NOT_SUPPORTED; // the message says more
+        return CUDNN_STATUS_NOT_SUPPORTED; // emu_cudnn_supports has set the message
     if (index == 0)
         return CUDNN_STATUS_SUCCESS;
     const emu_cudnn_engine *engine = emu_cudnn_engine_here(index);
@@ -209,7 +215,8 @@ static cudnnStatus_t emu_cudnn_configuration_supports(const emu_cudnn_descriptor
     match->in_turn = engine->sums_dq;
     return CUDNN_STATUS_SUCCESS;
 }
-// As the library's: heuristics know more configurations than the support check leaves.
+// Finds the configurations for a graph: one, or none where the engine does not take it. As in the library, these are
+// fewer than EMU_CUDNN_HEURISTICS, the number that the heuristics give at first.
 static void emu_cudnn_find_configurations(emu_cudnn_descriptor *heuristics) {
     emu_cudnn_match match = emu_cudnn_match_none(NULL);
     const emu_cudnn_value &graph = heuristics->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH];
@@ -282,9 +289,10 @@ extern "C" cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descripto
 
 // ---- what descriptors tell ----
 
-enum { EMU_CUDNN_HEURISTICS = 3 }; // how many configurations the heuristics say to have
+enum { EMU_CUDNN_HEURISTICS = 3 }; // the number of configurations that the heuristics give at first
 
-// The caller has made descriptors, which are filled and finalized.
+// Fills descriptors that the caller has made, up to `room` of them; *count: how many. elements (room): pointers to the
+// descriptors.
 static cudnnStatus_t emu_cudnn_fill(const std::vector<emu_cudnn_reference> &from, int64_t room, int64_t *count,
                                     void *elements) {
     *count = 0;
@@ -299,7 +307,7 @@ static cudnnStatus_t emu_cudnn_fill(const std::vector<emu_cudnn_reference> &from
     }
     return CUDNN_STATUS_SUCCESS;
 }
-// A plan's or configuration's bytes of workspace.
+// Returns the workspace bytes of a plan or configuration.
 static int64_t emu_cudnn_workspace_of(const emu_cudnn_descriptor &d) {
     emu_cudnn_match match = emu_cudnn_match_none(NULL);
     const emu_cudnn_reference configuration = emu_cudnn_other(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
@@ -347,7 +355,8 @@ extern "C" cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descr
 
 // ---- runs ----
 
-// Every tensor of the graph that is not virtual has an address that is as aligned as it said; values are read now.
+// Takes the addresses of the variant pack. Every tensor of the graph that is not virtual must have one, as aligned as
+// the tensor says. Values of tensors by value are read now.
 static cudnnStatus_t emu_cudnn_take_pointers(const emu_cudnn_descriptor &pack, emu_cudnn_run *run) {
     const std::vector<int64_t> uids = emu_cudnn_get_all<int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const std::vector<void *> pointers = emu_cudnn_get_all<void *>(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
@@ -385,7 +394,7 @@ static cudnnStatus_t emu_cudnn_hold_execute(cudnnHandle_t handle, const emu_cudn
                    CUDNN_STATUS_EXECUTION_FAILED_CUDART, "EMU_CUDNN_REFUSE=execute operation");
     return CUDNN_STATUS_SUCCESS;
 }
-// Where a version's result is known to be wrong, and asks for another graph.
+// Whether this version's result is known to be wrong for the run's graph.
 static bool emu_cudnn_is_broken(const emu_cudnn_run *run) {
     const size_t version = emu_cudnn_version();
     const auto hidden = run->values.find(run->match.hidden);
@@ -426,5 +435,5 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
     return CUDNN_STATUS_SUCCESS;
 }
 
-// What tells it from the library.
+// Tells a program that this is not the library itself.
 extern "C" int emu_cudnn_is_the_emulators(void) { return 1; }

@@ -1,6 +1,6 @@
-// cuDNN's backend API as far as test/emu/cudnn.cpp stands in for it: types, and the values of its enumerations as the
-// documentation of version 9 lists them. The program under test has its own declarations (kernels/cudnn/api.h); a value
-// that is wrong there is refused here.
+// cuDNN's backend API as far as test/emu/cudnn.cpp stands in for it: types, and the values of enumerations as the
+// documentation of version 9 lists them. The program under test has declarations of its own (kernels/cudnn/api.h), so
+// that a value that is wrong there is refused here.
 #pragma once
 #include <stddef.h> // size_t
 #include <stdint.h> // int64_t

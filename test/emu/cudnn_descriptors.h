@@ -1,5 +1,5 @@
-// Descriptors of test/emu/cudnn.cpp: which attributes each type has, and what they are held to when they are set, got
-// and finalized. Statuses are those that cuDNN 9.19 answers with, where it refuses.
+// Descriptors of test/emu/cudnn.cpp: which attributes each type has, and what these are held to when they are set, got
+// and finalized. Where cuDNN 9.19 refuses too, the status is the one that it returns.
 #pragma once
 #include "test/emu/cudnn.h"
 #include "test/emu/services.h"
@@ -14,10 +14,10 @@
 
 struct cudnnContext {
     struct emu_stream *stream;
-    const struct emu_services *services; // the stream's
+    const struct emu_services *services; // of `stream`
 };
 
-static thread_local char emu_cudnn_error[1024]; // cudnnGetLastErrorString's
+static thread_local char emu_cudnn_error[1024]; // what cudnnGetLastErrorString returns
 __attribute__((format(printf, 2, 3))) static cudnnStatus_t emu_cudnn_fail(cudnnStatus_t status, const char *format,
                                                                           ...) {
     va_list arguments;
@@ -26,7 +26,8 @@ __attribute__((format(printf, 2, 3))) static cudnnStatus_t emu_cudnn_fail(cudnnS
     va_end(arguments);
     return status;
 }
-// What the library can't see, or does not look at, and would do harm.
+// Reports a fault that would do harm and that the library can't see, or does not look for. Ends the program with status
+// 3.
 __attribute__((noreturn, format(printf, 1, 2))) static void emu_cudnn_report(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -47,7 +48,7 @@ static size_t emu_cudnn_version(void) {
     const char *text = getenv("EMU_CUDNN_VERSION");
     return text ? (size_t)strtoull(text, NULL, 0) : 91900;
 }
-// Whether EMU_CUDNN_REFUSE names this.
+// Whether EMU_CUDNN_REFUSE names `what`.
 static bool emu_cudnn_refuses(const char *what) {
     const char *refused = getenv("EMU_CUDNN_REFUSE");
     return refused && strcmp(refused, what) == 0;
@@ -59,14 +60,14 @@ typedef std::shared_ptr<emu_cudnn_descriptor> emu_cudnn_reference;
 struct emu_cudnn_value {
     int64_t count;
     std::vector<char> bytes;
-    std::vector<emu_cudnn_reference> others; // of BACKEND_DESCRIPTORs
+    std::vector<emu_cudnn_reference> others; // where the type is BACKEND_DESCRIPTOR
 };
 struct emu_cudnn_descriptor {
     cudnnBackendDescriptorType_t type;
     bool finalized;
     std::map<int, emu_cudnn_value> values;           // by attribute
-    std::shared_ptr<const emu_cudnn_graph> graph;    // of an operation graph
-    std::vector<emu_cudnn_reference> configurations; // of heuristics
+    std::shared_ptr<const emu_cudnn_graph> graph;    // an operation graph's
+    std::vector<emu_cudnn_reference> configurations; // a heuristics descriptor's
 };
 
 // ---- attributes ----
@@ -76,9 +77,9 @@ struct emu_cudnn_rule {
     cudnnBackendDescriptorType_t descriptor;
     cudnnBackendAttributeName_t name;
     cudnnBackendAttributeType_t type;
-    int64_t least, most; // elements
+    int64_t least, most; // number of elements
     int flags;
-    int other; // type of the descriptor that it names, -1: none
+    int other; // type of the descriptors that it refers to; -1: none
 };
 #define OPERATION(kind, name, flags, other)                                                                            \
     {                                                                                                                  \
@@ -127,7 +128,7 @@ static const emu_cudnn_rule emu_cudnn_rules[] = {
     OPERATION(SDPA_FWD, SUBGRAPH, 0, OPERATIONGRAPH),
     OF(OPERATION_SDPA_FWD, SUBGRAPH_INPUT_UID, INT64, 1, 1, 0, -1),
     OF(OPERATION_SDPA_FWD, SUBGRAPH_OUTPUT_UID, INT64, 1, 1, 0, -1),
-    OF(OPERATIONGRAPH, HANDLE, HANDLE, 1, 1, 0, -1), // a graph within an operation has none
+    OF(OPERATIONGRAPH, HANDLE, HANDLE, 1, 1, 0, -1), // a graph within an operation has no handle
     OF(OPERATIONGRAPH, OPS, BACKEND_DESCRIPTOR, 1, EMU_CUDNN_MAX, EMU_REQUIRED, -1),
     OF(OPERATIONGRAPH, ENGINE_GLOBAL_COUNT, INT64, 1, 1, EMU_READ_ONLY, -1),
     OF(ENGINEHEUR, MODE, HEUR_MODE, 1, 1, EMU_REQUIRED, -1),
@@ -160,7 +161,7 @@ static const emu_cudnn_rule *emu_cudnn_rule_of(cudnnBackendDescriptorType_t type
 }
 static bool emu_cudnn_has_type(cudnnBackendDescriptorType_t type) {
     if (type == CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR && emu_cudnn_version() < 92100)
-        return false; // it came with 9.13, and graphs within it with 9.21
+        return false; // the operation came with 9.13, graphs within it with 9.21
     for (const emu_cudnn_rule &rule : emu_cudnn_rules)
         if (rule.descriptor == type)
             return true;
@@ -227,13 +228,13 @@ static std::vector<T> emu_cudnn_get_all(const emu_cudnn_descriptor &d, cudnnBack
     memcpy(values.data(), found->second.bytes.data(), found->second.bytes.size());
     return values;
 }
-// NULL: it was not set.
+// Returns the descriptor that an attribute refers to; NULL: it was not set.
 static emu_cudnn_reference emu_cudnn_other(const emu_cudnn_descriptor &d, cudnnBackendAttributeName_t name) {
     const auto found = d.values.find(name);
     return found == d.values.end() || found->second.others.empty() ? NULL : found->second.others[0];
 }
 
-// A boolean is a byte, 0 or 1; an enumeration is one of those that the stand-in models.
+// Whether an attribute's element is valid: a boolean is a byte of 0 or 1, an enumeration's value must be modeled here.
 static bool emu_cudnn_is_valid(cudnnBackendAttributeType_t type, const void *element) {
     int32_t value = 0;
     if (emu_cudnn_element_bytes(type) == 4)

@@ -1,5 +1,5 @@
-// Builds the graphs of operations by which cuDNN's engines know attention, forward and backward, for tests of
-// test/emu/cudnn.cpp. The library is called through what dlsym finds.
+// Builds the graphs of operations that cuDNN's engines take for attention, forward and backward, for tests of
+// test/emu/cudnn.cpp. The library is called through the functions that dlsym finds.
 #pragma once
 #include "test/emu/cudnn.h"
 #include <cmath>   // INFINITY
@@ -23,7 +23,7 @@ struct cudnn_library {
                                   int64_t, int64_t *, void *);
     cudnnStatus_t (*Execute)(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t);
 };
-// False: there is none.
+// Loads a library; returns false where there is none.
 static bool cudnn_open(struct cudnn_library *cudnn, const char *name) {
     cudnn->library = dlopen(name, RTLD_NOW);
     if (!cudnn->library)
@@ -44,12 +44,12 @@ static bool cudnn_open(struct cudnn_library *cudnn, const char *name) {
     return true;
 }
 
-// Descriptors of one graph, destroyed together. `status` is the first that was not success, `message` what the library
-// said of it, `at` where that was.
+// Descriptors of one graph, destroyed together. status: the first that was not success; message: what the library said
+// of it; at: which call returned it.
 struct cudnn_builder {
     const struct cudnn_library *cudnn;
     std::vector<cudnnBackendDescriptor_t> all, ops;
-    std::vector<int64_t> uids; // of what is not virtual
+    std::vector<int64_t> uids; // of tensors that are not virtual
     cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
     std::string message, at;
 
@@ -125,7 +125,7 @@ struct cudnn_builder {
         set(op, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
         ops.push_back(finalize(op, "matmul operation"));
     }
-    // b and t: NULL where the mode has no such operand; axis: -1 where it has none.
+    // Adds a pointwise operation. b, t: NULL where the mode has no such operand; axis: -1 where it has none.
     void pointwise(cudnnPointwiseMode_t mode, cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t b,
                    cudnnBackendDescriptor_t t, cudnnBackendDescriptor_t y, int64_t axis = -1,
                    cudnnDataType_t compute = CUDNN_DATA_FLOAT) {
@@ -172,15 +172,16 @@ struct cudnn_builder {
     }
 };
 
-// What no engine takes: p in fp32, no stats, an operation beside attention's.
+// Flaws of a graph that no engine takes: p in fp32, no stats, an operation beside attention's.
 enum cudnn_flaw { CUDNN_NO_FLAW, CUDNN_FP32_P, CUDNN_NO_STATS, CUDNN_MORE };
-// (batch, heads, queries or keys, width). Tensors lie as (batch, sequence, heads, width), rows of `row` elements.
+// Sizes of an attention. Tensors are (batch, heads, queries or keys, width), and lie in memory as (batch, sequence,
+// heads, width).
 struct cudnn_attention {
     int64_t batch, heads, kv_heads, queries, keys, width;
-    int64_t row, kv_row; // elements between two positions, of q and its like, of k and v and theirs
-    bool causal, add_dq; // add_dq: dQ is summed in memory, in no order
+    int64_t row, kv_row; // elements from one position to the next: row of q, kv_row of k and v
+    bool causal, add_dq; // add_dq: dQ is summed in memory, in no fixed order
     cudnnDataType_t type;
-    enum cudnn_flaw flaw; // of the forward graph
+    enum cudnn_flaw flaw; // the forward graph's
     bool operation;       // forward is one operation
 };
 enum {
@@ -219,10 +220,10 @@ static cudnnBackendDescriptor_t cudnn_mask(struct cudnn_builder *g, const struct
     g->pointwise(CUDNN_POINTWISE_BINARY_SELECT, scores, none, seen, masked);
     return masked;
 }
-// Forward as one operation: what each of its attributes is, and its mask, so that a test can have another.
+// The attributes and the mask of forward as one operation; a test may change them before they are used.
 struct cudnn_sdpa_operation {
     cudnnBackendDescriptor_t q, k, v, o, stats, scale, mask; // NULL: not set
-    int64_t in, out;                                         // the mask's tensors
+    int64_t in, out;                                         // unique ids of the mask's input and output; -1: not set
 };
 static void cudnn_add_sdpa(struct cudnn_builder *g, const struct cudnn_sdpa_operation &s) {
     const std::pair<cudnnBackendAttributeName_t, cudnnBackendDescriptor_t> all[] = {
@@ -253,7 +254,7 @@ static struct cudnn_sdpa_operation cudnn_sdpa_of(struct cudnn_builder *g, const 
     if (a->causal) {
         s.in = g->next_uid;
         cudnn_mask(g, a, g->between({B, H, T, S}));
-        s.out = g->next_uid - 1; // what the mask made last
+        s.out = g->next_uid - 1; // the mask's last tensor
         s.mask = g->graph(NULL);
         g->ops.clear();
     }

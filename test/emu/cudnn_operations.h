@@ -1,4 +1,4 @@
-// Tensors, operations and graphs of test/emu/cudnn.cpp: what they are held to when they are finalized.
+// Tensors, operations and graphs of test/emu/cudnn.cpp: what each is held to when it is finalized.
 #pragma once
 #include "test/emu/cudnn_descriptors.h"
 #include <algorithm> // std::sort
@@ -23,7 +23,7 @@ static emu_cudnn_tensor emu_cudnn_tensor_of(const emu_cudnn_descriptor &d) {
             emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, false),
             emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, false)};
 }
-// 0: not modeled.
+// Returns the bytes of an element; 0: the type is not modeled.
 static int64_t emu_cudnn_type_bytes(cudnnDataType_t type) {
     switch (type) {
     case CUDNN_DATA_FLOAT:
@@ -43,7 +43,7 @@ static int64_t emu_cudnn_count(const emu_cudnn_tensor &t) {
         count *= dim;
     return count;
 }
-// From the first element to behind the last one.
+// The number of elements from a tensor's first to its last one in memory.
 static int64_t emu_cudnn_extent(const emu_cudnn_tensor &t) {
     int64_t extent = 1;
     for (size_t i = 0; i < t.dims.size(); i++)
@@ -87,7 +87,8 @@ static cudnnStatus_t emu_cudnn_finalize_tensor(const emu_cudnn_descriptor &d) {
 // ---- operations ----
 
 enum emu_cudnn_kind { EMU_POINTWISE, EMU_MATMUL, EMU_REDUCTION, EMU_RESHAPE };
-// Pointwise: x, b, t, y. Products: x is A, b is B, y is C. Tensors by unique id; 0 .. 3 of `has` say which there are.
+// An operation; x, b, t and y are unique ids of tensors. Pointwise: operands x, b, t and output y. Products: x is A, b
+// is B, y is C. has_b, has_t: whether there are such operands.
 struct emu_cudnn_operation {
     enum emu_cudnn_kind kind;
     cudnnPointwiseMode_t mode;
@@ -97,7 +98,7 @@ struct emu_cudnn_operation {
     bool has_b, has_t;
 };
 
-// How many operands a mode takes, y aside; 0: not modeled.
+// The number of operands of a mode, without y; 0: the mode is not modeled.
 static int emu_cudnn_operands(cudnnPointwiseMode_t mode) {
     switch (mode) {
     case CUDNN_POINTWISE_ADD:
@@ -171,7 +172,7 @@ static cudnnStatus_t emu_cudnn_finalize_pointwise_operation(const emu_cudnn_desc
                            (long long)x.uid, (long long)y.dims[i]);
     }
     EMU_CUDNN_HOLD(emu_cudnn_get<int64_t>(how, CUDNN_ATTR_POINTWISE_AXIS, 0) < (int64_t)y.dims.size(),
-                   CUDNN_STATUS_BAD_PARAM, "the axis is none of %zu", y.dims.size());
+                   CUDNN_STATUS_BAD_PARAM, "the axis is not one of the %zu dimensions", y.dims.size());
     const bool to_boolean = mode >= CUDNN_POINTWISE_CMP_EQ && mode <= CUDNN_POINTWISE_LOGICAL_NOT;
     EMU_CUDNN_HOLD(!to_boolean || y.type == CUDNN_DATA_BOOLEAN, CUDNN_STATUS_BAD_PARAM,
                    "pointwise mode %d gives booleans, tensor %lld holds type %d", mode, (long long)y.uid, y.type);
@@ -180,7 +181,7 @@ static cudnnStatus_t emu_cudnn_finalize_pointwise_operation(const emu_cudnn_desc
     EMU_CUDNN_HOLD(!y.by_value, CUDNN_STATUS_BAD_PARAM, "the output %lld is a value", (long long)y.uid);
     return CUDNN_STATUS_SUCCESS;
 }
-// Batches, of which heads are one, are shared where there are fewer of them in one operand.
+// Checks a product. Along a batch dimension, such as heads, the operand that has fewer is shared by the other's.
 static cudnnStatus_t emu_cudnn_finalize_matmul_operation(const emu_cudnn_descriptor &d) {
     const emu_cudnn_tensor a = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC),
                            b = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_MATMUL_BDESC),
@@ -224,10 +225,11 @@ static cudnnStatus_t emu_cudnn_finalize_reshape_operation(const emu_cudnn_descri
 // ---- graphs ----
 
 struct emu_cudnn_graph {
-    std::vector<emu_cudnn_operation> operations; // each behind those whose results it reads, but for a graph within one
-    bool single;                                 // one operation, expanded
+    // each comes after those whose results it reads; in a graph within an operation, in any order
+    std::vector<emu_cudnn_operation> operations;
+    bool single; // it was one operation, which was expanded
     std::map<int64_t, emu_cudnn_tensor> tensors;
-    std::map<int64_t, size_t> written_by; // operations, by unique id
+    std::map<int64_t, size_t> written_by; // unique id -> index of the operation
 };
 
 static emu_cudnn_operation emu_cudnn_operation_of(const emu_cudnn_descriptor &d) {
@@ -286,7 +288,7 @@ static cudnnStatus_t emu_cudnn_collect(emu_cudnn_graph *graph, const emu_cudnn_d
         }
     return CUDNN_STATUS_SUCCESS;
 }
-// Puts them in an order in which they can be run.
+// Checks the operations, and puts them in an order in which they can run.
 static cudnnStatus_t emu_cudnn_order(emu_cudnn_graph *graph, std::vector<emu_cudnn_operation> waiting) {
     std::set<int64_t> outputs, done;
     for (const emu_cudnn_operation &o : waiting)
@@ -330,7 +332,7 @@ static cudnnStatus_t emu_cudnn_finalize_sdpa_operation(const emu_cudnn_descripto
                            v = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC),
                            o = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC);
     EMU_CUDNN_HOLD(q.dims.size() == 4 && k.dims.size() == 4 && v.dims.size() == 4 && o.dims.size() == 4,
-                   CUDNN_STATUS_BAD_PARAM, "attention of tensors that have not four dimensions");
+                   CUDNN_STATUS_BAD_PARAM, "attention of tensors that don't have four dimensions");
     EMU_CUDNN_HOLD(q.dims[0] == k.dims[0] && q.dims[3] == k.dims[3] && q.dims[1] % k.dims[1] == 0 && k.dims == v.dims &&
                        o.dims == q.dims,
                    CUDNN_STATUS_BAD_PARAM,
@@ -357,7 +359,7 @@ static cudnnStatus_t emu_cudnn_finalize_sdpa_operation(const emu_cudnn_descripto
                    "the graph within attention has a handle");
     return CUDNN_STATUS_SUCCESS;
 }
-// The operations that it stands for, by virtual tensors of their own: those that the engine's pattern has.
+// Replaces attention as one operation by the operations of the engine's pattern, with virtual tensors of their own.
 static cudnnStatus_t emu_cudnn_expand_sdpa(emu_cudnn_graph *graph, const emu_cudnn_descriptor &d,
                                            std::vector<emu_cudnn_operation> *operations) {
     const emu_cudnn_tensor q = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC),
@@ -387,7 +389,7 @@ static cudnnStatus_t emu_cudnn_expand_sdpa(emu_cudnn_graph *graph, const emu_cud
         operations->push_back({EMU_REDUCTION, CUDNN_POINTWISE_ADD, sum, CUDNN_DATA_FLOAT, 0, x, 0, 0, y, false, false});
         return y;
     };
-    std::swap(k.dims[2], k.dims[3]); // the same elements, as the first product takes them
+    std::swap(k.dims[2], k.dims[3]); // transposed, as the first product takes it
     std::swap(k.strides[2], k.strides[3]);
     if (within)
         for (const auto &tensor : within->graph->tensors)
@@ -435,7 +437,8 @@ static cudnnStatus_t emu_cudnn_finalize_graph(emu_cudnn_descriptor *d) {
         if (status != CUDNN_STATUS_SUCCESS)
             return status;
     }
-    if (!d->values.count(CUDNN_ATTR_OPERATIONGRAPH_HANDLE)) { // within an operation: checked with what is around it
+    // a graph within an operation is checked with the graph around it
+    if (!d->values.count(CUDNN_ATTR_OPERATIONGRAPH_HANDLE)) {
         graph->operations = operations;
         d->graph = graph;
         return CUDNN_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
-// Runs the operations of a graph for test/emu/cudnn.cpp, one after the other, each over whole tensors in fp32 that are
-// rounded to the tensor's type when it is written.
+// Runs a graph's operations for test/emu/cudnn.cpp, one after another. Each runs over whole tensors in fp32, and its
+// result is rounded to the tensor's type.
 #pragma once
 #include "test/emu/cudnn_sdpa.h"
 #include <math.h> // expf
@@ -9,13 +9,13 @@ struct emu_cudnn_run {
     emu_cudnn_match match;
     const struct emu_services *services;
     std::map<int64_t, void *> pointers;
-    std::map<int64_t, float> values; // of what is by value: as it was when the call was made
+    std::map<int64_t, float> values; // of tensors by value, as they were when the call was made
     char *workspace;
     int64_t workspace_bytes;
-    bool broken;            // a version whose result is wrong for this shape
-    bool broken_low_scores; // the same of dQ alone, in rows whose log-sum-exp is low
+    bool broken;            // the version's result is wrong for this shape: NaN
+    bool broken_low_scores; // dQ is wrong in rows whose log-sum-exp is low
 };
-typedef std::vector<float> emu_cudnn_data; // as if packed, the last dimension first
+typedef std::vector<float> emu_cudnn_data; // packed: the last dimension's elements lie side by side
 
 // ---- elements ----
 
@@ -92,7 +92,8 @@ static float emu_cudnn_round(float value, cudnnDataType_t type) {
 
 // ---- walks over tensors ----
 
-// Calls f(element, offsets) for each element of dims, in order: offsets by the strides of each of N tensors.
+// Calls f(element, offsets) for each element of `dims`, in order. offsets (N): the element's place by each of N
+// tensors' strides.
 template <size_t N, class F>
 static void emu_cudnn_walk(const std::vector<int64_t> &dims, const std::vector<int64_t> (&strides)[N], F f) {
     const size_t axes = dims.size();
@@ -119,7 +120,7 @@ static std::vector<int64_t> emu_cudnn_packed(const std::vector<int64_t> &dims) {
         strides[i] = strides[i + 1] * dims[i + 1];
     return strides;
 }
-// Strides of packed x as seen from y: none where x is broadcast.
+// Returns the strides of a packed tensor, 0 along dimensions of one element, which are broadcast.
 static std::vector<int64_t> emu_cudnn_broadcast(const emu_cudnn_tensor &x) {
     std::vector<int64_t> strides = emu_cudnn_packed(x.dims);
     for (size_t i = 0; i < x.dims.size(); i++)
@@ -154,7 +155,7 @@ static float emu_cudnn_apply(cudnnPointwiseMode_t mode, float x, float b, float 
     case CUDNN_POINTWISE_LOGICAL_OR: return x != 0 || b != 0;
     case CUDNN_POINTWISE_LOGICAL_NOT: return x == 0;
     case CUDNN_POINTWISE_BINARY_SELECT: return t != 0 ? x : b;
-    case CUDNN_POINTWISE_GEN_INDEX: break; // not of values
+    case CUDNN_POINTWISE_GEN_INDEX: break; // depends on places, not on values
     }
     return NAN;
 }
@@ -181,7 +182,8 @@ static void emu_cudnn_run_pointwise(const emu_cudnn_operation &o, const emu_cudn
         (*result)[(size_t)i] = emu_cudnn_round(value, y.type);
     });
 }
-// Of dimensions with fewer elements in y each of those takes as many of x as lie side by side.
+// Runs a reduction. Along a dimension that is shorter in y, each element of y sums as many adjacent elements of x as
+// fit.
 static void emu_cudnn_run_reduction(const emu_cudnn_operation &o, const emu_cudnn_tensor &y, emu_cudnn_data *result,
                                     const emu_cudnn_operand_data &x) {
     const std::vector<int64_t> packed = emu_cudnn_packed(x.tensor->dims);
@@ -210,7 +212,7 @@ static void emu_cudnn_run_reduction(const emu_cudnn_operation &o, const emu_cudn
         (*result)[(size_t)i] = emu_cudnn_round(sum, y.type);
     });
 }
-// The same memory, seen by other dimensions and strides.
+// Runs a reshape: the same memory by other dimensions and strides.
 static void emu_cudnn_run_reshape(const emu_cudnn_tensor &y, emu_cudnn_data *result, const emu_cudnn_operand_data &x) {
     emu_cudnn_data memory((size_t)emu_cudnn_extent(*x.tensor), NAN);
     const std::vector<int64_t> from[1] = {x.tensor->strides}, to[1] = {y.strides};
@@ -220,7 +222,8 @@ static void emu_cudnn_run_reshape(const emu_cudnn_tensor &y, emu_cudnn_data *res
         (*result)[(size_t)i] = emu_cudnn_round(memory[(size_t)at[0]], y.type);
     });
 }
-// Tensor cores take operands of 16 bits: one in fp32 beside one of those is rounded to the other's type.
+// Returns a product's operand. Tensor cores take operands of 16 bits: where the other one has 16, an operand in fp32 is
+// rounded to the other's type.
 static emu_cudnn_data emu_cudnn_factor(const emu_cudnn_operand_data &x, const emu_cudnn_tensor &other) {
     emu_cudnn_data data = *x.data;
     if (!emu_cudnn_is_16bit(x.tensor->type) && emu_cudnn_is_16bit(other.type))
@@ -228,7 +231,7 @@ static emu_cudnn_data emu_cudnn_factor(const emu_cudnn_operand_data &x, const em
             value = emu_cudnn_round(value, other.type);
     return data;
 }
-// `first`: where along the depth the sum begins, for sums whose order is anyone's.
+// Runs a product. first: where along the depth sums begin, for sums in any order.
 static void emu_cudnn_run_matmul(const emu_cudnn_tensor &y, emu_cudnn_data *result, const emu_cudnn_operand_data &a,
                                  const emu_cudnn_operand_data &b, int64_t first) {
     const size_t axes = y.dims.size();
@@ -263,7 +266,7 @@ static void emu_cudnn_run_matmul(const emu_cudnn_tensor &y, emu_cudnn_data *resu
 
 // ---- memory ----
 
-// No element that is written is another's, or is read: each run of elements that lie side by side, by address.
+// A run of elements that lie side by side in memory. No written element may be another tensor's, or be read.
 struct emu_cudnn_span {
     uintptr_t begin, end;
     int64_t uid;
@@ -344,7 +347,8 @@ static void emu_cudnn_write(const emu_cudnn_run *run, const emu_cudnn_tensor &t,
     });
 }
 
-// Where a tile's keys past the end have a score of 0, exp(0 - lse) is infinite: NaN in rows of dQ whose lse is low.
+// Makes dQ NaN in rows whose lse is low. The library scores a tile's keys past the end 0 there, so that exp(0 - lse) is
+// infinite.
 static void emu_cudnn_break_low_scores(const emu_cudnn_run *run, emu_cudnn_data *dq) {
     const emu_cudnn_data lse = emu_cudnn_read(run, run->graph->tensors.at(run->match.stats));
     const size_t width = dq->size() / lse.size();
@@ -352,7 +356,7 @@ static void emu_cudnn_break_low_scores(const emu_cudnn_run *run, emu_cudnn_data 
         if (isinf(expf(-lse[i / width])))
             (*dq)[i] = NAN;
 }
-// What a library that is wrong without saying so would do to a result: EMU_CUDNN_FAULT.
+// Changes a result as EMU_CUDNN_FAULT asks, as a library would that is wrong without an error.
 static void emu_cudnn_plant(const emu_cudnn_run *run, int64_t uid, int64_t turn, emu_cudnn_data *result) {
     const char *const fault = getenv("EMU_CUDNN_FAULT");
     const bool forward = !run->match.backward && uid == run->match.o;
@@ -366,11 +370,12 @@ static void emu_cudnn_plant(const emu_cudnn_run *run, int64_t uid, int64_t turn,
     if (is("order", run->match.backward && uid == run->match.dq))
         (*result)[0] += 0.1f * (float)(turn / 2 % 2);
     if (is("bits", forward))
-        (*result)[0] += (float)(turn / 2 % 2); // a backward pass may be between two forward
+        (*result)[0] += (float)(turn / 2 % 2); // / 2, since a backward pass may be between two forward passes
 }
-// The queue's work. What is written holds NaN before, and so does the workspace, from end to end.
+// Runs a graph's operations, in its turn on the stream. The tensors that are written hold NaN before, and so does the
+// whole workspace.
 static void emu_cudnn_run_graph(const emu_cudnn_run *run) {
-    static int64_t turn, runs; // sums that are made by many blocks at once have another order each time
+    static int64_t turn, runs; // turn: gives sums that many blocks add to at once another order each time
     runs++;
     const emu_cudnn_graph &graph = *run->graph;
     emu_cudnn_check_memory(run);

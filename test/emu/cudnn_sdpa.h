@@ -1,23 +1,24 @@
-// Which graphs the engine of test/emu/cudnn.cpp takes: scaled dot product attention as cuDNN's does, forward and
-// backward, operation by operation. All of a graph must be of the pattern. What it computes is then found by its
-// operations alone (test/emu/cudnn_run.h). In the formulas (,) is a product of matrices and * one of elements.
+// Which graphs the engine of test/emu/cudnn.cpp takes: scaled dot product attention as cuDNN's engines take it, forward
+// and backward, operation by operation. All of a graph must be of the pattern. What the graph computes then follows
+// from its operations only (test/emu/cudnn_run.h). In the formulas (a, b) is a product of matrices, a * b one of
+// elements, and x' is x transposed.
 #pragma once
 #include "test/emu/cudnn_operations.h"
 
 struct emu_cudnn_match {
     const emu_cudnn_graph *graph;
-    std::set<int64_t> used; // outputs of operations that were found
-    // of the attention
-    int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum; // hidden: the score of a masked key
-    bool backward, causal, in_turn; // in_turn: dq_sum is added tile after tile
-    std::vector<int64_t> rounded;   // virtual tensors that must be of 16 bits: p and its like
+    std::set<int64_t> used; // outputs of the operations that were found in the pattern
+    // Unique ids of attention's tensors; -1: none. hidden: the score of a masked key.
+    int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum;
+    bool backward, causal, in_turn; // in_turn: dq_sum is added to one tile after another
+    std::vector<int64_t> rounded;   // operands of products that must be of 16 bits, such as p
 };
 
 static const emu_cudnn_operation *emu_cudnn_writer(const emu_cudnn_match *m, int64_t uid) {
     const auto found = m->graph->written_by.find(uid);
     return found == m->graph->written_by.end() ? NULL : &m->graph->operations[found->second];
 }
-// What makes a tensor, if that is an operation of this kind; it counts as found.
+// Returns the operation that makes a tensor, and counts it as found; NULL if it is of another kind.
 static const emu_cudnn_operation *emu_cudnn_pointwise_of(emu_cudnn_match *m, int64_t uid, cudnnPointwiseMode_t mode) {
     const emu_cudnn_operation *o = emu_cudnn_writer(m, uid);
     if (!o || o->kind != EMU_POINTWISE || o->mode != mode)
@@ -43,7 +44,8 @@ static bool emu_cudnn_is_input(const emu_cudnn_match *m, int64_t uid) {
     return !emu_cudnn_writer(m, uid) && !m->graph->tensors.at(uid).is_virtual;
 }
 
-// The causal mask, row >= column ? x : b, if there is one: *uid goes on to x.
+// Finds the causal mask select(row >= column, x, hidden) behind *uid, and puts x into *uid. Returns true where there is
+// no mask; false: there is a wrong one.
 static bool emu_cudnn_match_mask(emu_cudnn_match *m, int64_t *uid) {
     const emu_cudnn_operation *select = emu_cudnn_pointwise_of(m, *uid, CUDNN_POINTWISE_BINARY_SELECT);
     if (!select)
@@ -59,7 +61,7 @@ static bool emu_cudnn_match_mask(emu_cudnn_match *m, int64_t *uid) {
     *uid = select->x;
     return true;
 }
-// Scores (q, k) * scale, both made by this or, where `again`, the same as before.
+// Finds the scores (q, k) * scale behind uid; without a factor, scale is -1.
 static bool emu_cudnn_match_scores(emu_cudnn_match *m, int64_t uid) {
     const emu_cudnn_operation *scaled = emu_cudnn_pointwise_of(m, uid, CUDNN_POINTWISE_MUL);
     const emu_cudnn_operation *product = emu_cudnn_kind_of(m, scaled ? scaled->x : uid, EMU_MATMUL);
@@ -71,7 +73,7 @@ static bool emu_cudnn_match_scores(emu_cudnn_match *m, int64_t uid) {
     m->k = product->b;
     return true;
 }
-// o = (e / sum, v), stats = max + log sum; e = exp(s - max), s the scores, masked.
+// Finds o = (e / sum, v) and stats = max + log sum; e = exp(s - max), s: the scores, masked.
 static bool emu_cudnn_match_forward(emu_cudnn_match *m, int64_t o) {
     const emu_cudnn_operation *out = emu_cudnn_kind_of(m, o, EMU_MATMUL);
     const emu_cudnn_operation *p = out ? emu_cudnn_pointwise_of(m, out->x, CUDNN_POINTWISE_DIV) : NULL;
@@ -100,12 +102,12 @@ static bool emu_cudnn_match_forward(emu_cudnn_match *m, int64_t o) {
     return m->stats >= 0; // 9.19 takes no graph without
 }
 
-// y, or where heads share keys and values its heads, summed: what a product wrote.
+// Returns the product that makes y, before the sum over the heads that share a KV head, if there is one.
 static const emu_cudnn_operation *emu_cudnn_match_heads(emu_cudnn_match *m, int64_t uid) {
     const emu_cudnn_operation *sum = emu_cudnn_reduction_of(m, uid, CUDNN_REDUCE_TENSOR_ADD);
     return emu_cudnn_kind_of(m, sum ? sum->x : uid, EMU_MATMUL);
 }
-// dv = (p', do), p = exp(s - stats) with s the scores, masked after the subtraction.
+// Finds dv = (p', do), p = exp(s - stats), s: the scores; the mask comes after the subtraction. *p: its unique id.
 static bool emu_cudnn_match_dv(emu_cudnn_match *m, int64_t dv, int64_t *p) {
     const emu_cudnn_operation *product = emu_cudnn_match_heads(m, dv);
     const emu_cudnn_operation *turned = product ? emu_cudnn_kind_of(m, product->x, EMU_RESHAPE) : NULL;
@@ -125,7 +127,7 @@ static bool emu_cudnn_match_dv(emu_cudnn_match *m, int64_t dv, int64_t *p) {
     *p = e->y;
     return true;
 }
-// ds = ((do, v) - row_sum) * p * scale, row_sum = sum do * o, times 1.
+// Finds ds = ((do, v) - row_sum) * p * scale, row_sum = (sum of do * o) * 1.
 static bool emu_cudnn_match_ds(emu_cudnn_match *m, int64_t ds, int64_t p) {
     const emu_cudnn_operation *scaled = emu_cudnn_pointwise_of(m, ds, CUDNN_POINTWISE_MUL);
     if (scaled && m->scale >= 0 && scaled->b != m->scale)
@@ -147,7 +149,7 @@ static bool emu_cudnn_match_ds(emu_cudnn_match *m, int64_t ds, int64_t p) {
     m->o = product->b;
     return true;
 }
-// dk = (ds', q); dq = (ds, k'), by way of a sum in fp32 where that is no virtual tensor.
+// Finds dk = (ds', q) and dq = (ds, k'). dq may come of a sum in fp32 in memory, which is then copied.
 static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk, int64_t dq) {
     int64_t p = -1;
     if (!emu_cudnn_match_dv(m, dv, &p))
@@ -169,7 +171,7 @@ static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk,
 static emu_cudnn_match emu_cudnn_match_none(const emu_cudnn_graph *graph) {
     return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, false, {}};
 }
-// The tensors that operations write to memory, and that nothing reads: forward o and stats, backward dq, dk and dv.
+// Returns the tensors that the graph writes and does not read: forward o and stats, backward dq, dk and dv.
 static std::vector<int64_t> emu_cudnn_results(const emu_cudnn_graph *graph) {
     std::set<int64_t> read;
     std::vector<int64_t> results;
@@ -210,13 +212,14 @@ static int emu_cudnn_capability(void) {
         emu_cudnn_report("EMU_CAPABILITY is not of the form 9.0: %s", text);
     return major * 10 + minor;
 }
-// In memory: four dimensions, rows of the head's width one behind the other, on 16 bytes.
+// Checks a matrix in memory: four dimensions, rows whose elements lie side by side, addresses and strides that are
+// multiples of 16 bytes.
 static cudnnStatus_t emu_cudnn_hold_matrix(const emu_cudnn_match *m, int64_t uid, cudnnDataType_t type,
                                            const std::vector<int64_t> &dims, int width_axis) {
     const emu_cudnn_tensor &t = m->graph->tensors.at(uid);
     EMU_CUDNN_HOLD(!t.by_value && !t.is_virtual && t.type == type, CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE,
                    "tensor %lld is of type %d, not %d in memory", (long long)uid, t.type, type);
-    EMU_CUDNN_HOLD(t.dims == dims, CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "tensor %lld is not of the others' shape",
+    EMU_CUDNN_HOLD(t.dims == dims, CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "tensor %lld has another shape than expected",
                    (long long)uid);
     EMU_CUDNN_HOLD(t.strides[(size_t)width_axis] == 1 && t.alignment >= 16, CUDNN_STATUS_NOT_SUPPORTED_LAYOUT,
                    "tensor %lld: its rows' elements must lie side by side, aligned to 16 bytes", (long long)uid);
@@ -229,7 +232,7 @@ static cudnnStatus_t emu_cudnn_hold_matrix(const emu_cudnn_match *m, int64_t uid
 static cudnnStatus_t emu_cudnn_hold_rows(const emu_cudnn_match *m, int64_t uid, const std::vector<int64_t> &dims) {
     const emu_cudnn_tensor &t = m->graph->tensors.at(uid);
     EMU_CUDNN_HOLD(t.dims == dims && !t.by_value, CUDNN_STATUS_NOT_SUPPORTED_SHAPE,
-                   "tensor %lld has not one element a query and head", (long long)uid);
+                   "tensor %lld doesn't have one element a query and head", (long long)uid);
     EMU_CUDNN_HOLD(t.type == CUDNN_DATA_FLOAT, CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE,
                    "tensor %lld is of type %d, not fp32", (long long)uid, t.type);
     EMU_CUDNN_HOLD(!t.is_virtual, CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "tensor %lld is virtual", (long long)uid);
@@ -265,7 +268,7 @@ static cudnnStatus_t emu_cudnn_hold_tensors(const emu_cudnn_match *m) {
         EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->dq_sum, CUDNN_DATA_FLOAT, {B, H, T, D}, 3));
     return emu_cudnn_hold_rows(m, m->row_sum, {B, H, T, 1});
 }
-// Whether the engine takes a graph; `match` is what it is.
+// Checks that the engine takes a graph; *match: attention's tensors in it.
 static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_match *match) {
     const int capability = emu_cudnn_capability();
     EMU_CUDNN_HOLD(!graph->written_by.empty(), CUDNN_STATUS_BAD_PARAM, "a graph without a handle");
@@ -291,8 +294,9 @@ static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_
                    "one query of one key");
     return CUDNN_STATUS_SUCCESS;
 }
-// About as many bytes as the real engines ask for: the heads of dk and dv before they are added and, without a sum of
-// dq in memory, that sum in fp32 or, on compute capability 9.0, all of dp. On 9.0 never none, elsewhere often none.
+// Returns about as many bytes as the real engines ask for: dk and dv of each head before heads are added; and, unless
+// dq is summed in memory, that sum in fp32 or, on compute capability 9.0, all of dp. On 9.0 this is never 0, elsewhere
+// often.
 static int64_t emu_cudnn_workspace_bytes(const emu_cudnn_match *m) {
     const emu_cudnn_tensor &q = m->graph->tensors.at(m->q), &k = m->graph->tensors.at(m->k);
     const int64_t least = emu_cudnn_capability() / 10 == 9 ? 256 : 0;

@@ -1,12 +1,12 @@
-// Plants a fault in what the emulated device runs, so that tests see how the program takes it. EMU_FAULT=KIND:NAME, in which
-// NAME is part of a kernel's name, or of "cublasLtMatmul", "a graph", ...:
+// Plants a fault in what the emulated device runs, so that tests see how the program takes it. EMU_FAULT=KIND:NAME,
+// where NAME is a part of a kernel's name, or of "cublasLtMatmul", "a graph", ...:
 //   wrong     such work does not run: its results are what the memory held
 //   unsteady  every second piece of such work does not run
 //   hang      such work never ends
 //   refused   no such kernel is launched: the launch returns an error
 //   illegal   such work reads an illegal address: neither it nor later work runs, and later calls return the error
 // EMU_FAULT=capture: no stream begins to record.
-// EMU_SLOW=NAME: such work takes 20 ms more, whatever EMU_FAULT is.
+// EMU_SLOW=NAME: such work takes 20 ms more, with or without EMU_FAULT.
 #pragma once
 #include <stdio.h>  // fprintf
 #include <stdlib.h> // getenv, abort
@@ -16,7 +16,7 @@
 enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_REFUSED, EMU_ILLEGAL, EMU_CAPTURE };
 struct emu_planted {
     enum emu_fault kind;
-    const char *name; // whose work it is
+    const char *name; // a part of the name of the work that has the fault
 };
 static inline struct emu_planted emu_read_fault(void) {
     static const char *const kinds[] = {"", "wrong:", "unsteady:", "hang:", "refused:", "illegal:", "capture"};
@@ -27,13 +27,13 @@ static inline struct emu_planted emu_read_fault(void) {
             return {(enum emu_fault)kind, text + length};
     }
     if (text)
-        fprintf(stderr, "EMU_FAULT=%s: expected KIND:NAME, as test/emu/fault.h has it\n", text), abort();
+        fprintf(stderr, "EMU_FAULT=%s: expected KIND:NAME (see test/emu/fault.h)\n", text), abort();
     return {EMU_NO_FAULT, ""};
 }
 inline const struct emu_planted emu_planted = emu_read_fault();
-inline bool emu_is_broken = false; // an illegal address was met
+inline bool emu_is_broken = false; // work has read an illegal address
 
-// Whether work of this name does not run.
+// Whether work of this name does not run. Takes the time that EMU_SLOW asks for.
 static inline bool emu_fault_stops(const char *name) {
     static int met = 0;
     static const char *const slow = getenv("EMU_SLOW");

@@ -1,17 +1,18 @@
 // The order of a kernel's accesses to global memory by two proxies, the generic one (ordinary loads and stores) and the
 // async one (TMA, bulk copies and reductions), after the PTX ISA's memory consistency model ("causality order", "async
-// proxy"). Kept for blocks that use what is asynchronous: of the ranges that bulk operations touch, and of the 16-byte
-// accesses through kernels/packed.cuh, since other loads and stores of global memory can't be seen. Each range says who
-// wrote it in this kernel; what kernels before it wrote, all see.
+// proxy"). It is kept only for blocks that use something asynchronous, for the ranges that bulk operations touch and
+// for the 16-byte accesses through kernels/packed.cuh; other loads and stores of global memory can't be seen. Each
+// range has the writes of this kernel to it; writes of earlier kernels, every thread has seen.
 //
-// - Who touches a range must come after who wrote it: in a block by its barriers, where a bulk store is done at the
-//   bulk_wait of its thread (not at bulk_wait_read); between blocks by store_release and load_acquire. Reductions need
-//   no order among themselves.
-// - The async proxy sees what generic accesses wrote, and what another block did, after async_proxy_fence_global by a
-//   thread of its own block that had seen it: between load_acquire and the bulk operation.
+// - An access must come after the writes of what it touches: within a block by its barriers, where a bulk store is done
+//   at its thread's bulk_wait (not at bulk_wait_read); between blocks by store_release and load_acquire. Reductions
+//   need no order among themselves.
+// - The async proxy sees what generic accesses wrote, and what another block did, only after an
+//   async_proxy_fence_global between load_acquire and the bulk operation, by a thread of its own block that had seen
+//   it.
 // - Stricter than PTX, where the completion of a bulk operation implies such a fence: store_release hands on bulk
 //   stores only if async_proxy_fence_global came after their bulk_wait.
-// - Reads are not recorded: a write that overtakes one is not found.
+// - Reads are not recorded: a write that overtakes a read is not found.
 #pragma once
 #include "test/emu/clocks.h" // emu_seen, emu_known
 #include <memory>            // std::shared_ptr
@@ -25,11 +26,11 @@ struct emu_global_write {
 };
 struct emu_global_range {
     uintptr_t end;
-    std::vector<struct emu_global_write> writes; // the last one, or several reductions without an order
+    std::vector<struct emu_global_write> writes; // the last write, or several reductions without an order
 };
 struct emu_global {
     std::mutex mutex;
-    std::map<uintptr_t, struct emu_global_range> ranges; // by where they begin; they don't overlap
+    std::map<uintptr_t, struct emu_global_range> ranges; // by their begin; they don't overlap
     std::map<const int *, std::shared_ptr<const emu_known>> released;
 };
 
@@ -37,7 +38,7 @@ static struct emu_global *emu_global_begin(void) { return new struct emu_global;
 static void emu_global_end(struct emu_global *global) { delete global; }
 
 enum emu_order { EMU_UNSEEN, EMU_UNFENCED, EMU_ORDERED };
-// How the current thread's next access by a proxy stands to a write.
+// Returns how the current thread's next access by a proxy is ordered to a write.
 static enum emu_order emu_global_order(const struct emu_global_write *write, bool async) {
     const uint32_t *seen = emu_seen(emu->current), *fenced = emu_seen_fenced_global(emu->current);
     if (write->block == emu->linear_index) {
@@ -75,7 +76,7 @@ __attribute__((noreturn)) static void emu_report_global(const struct emu_global_
                               : "a barrier between",
                (void *)at);
 }
-// A range that contains `at` ends there, and another one begins.
+// Splits the range that contains `at`, if there is one, in two at that address.
 static void emu_global_split(struct emu_global *global, uintptr_t at) {
     auto range = global->ranges.upper_bound(at);
     if (range == global->ranges.begin() || (--range)->first == at || range->second.end <= at)
@@ -83,7 +84,7 @@ static void emu_global_split(struct emu_global *global, uintptr_t at) {
     global->ranges.emplace(at, range->second);
     range->second.end = at;
 }
-// `mine`: the write that this is, NULL: a read.
+// Checks an access to global memory, and records it if it writes. mine: the write; NULL: it is a read.
 static void emu_global_touch(const void *p, size_t bytes, bool async, const struct emu_global_write *mine,
                              const char *what) {
     struct emu_global *global = emu->kernel->global;
@@ -104,7 +105,7 @@ static void emu_global_touch(const void *p, size_t bytes, bool async, const stru
     emu_global_split(global, end);
     for (uintptr_t at = begin; at < end;) {
         auto next = global->ranges.lower_bound(at);
-        if (next == global->ranges.end() || next->first > at) { // nobody wrote here
+        if (next == global->ranges.end() || next->first > at) { // nobody has written here
             const uintptr_t stop = next == global->ranges.end() || next->first > end ? end : next->first;
             next = global->ranges.emplace(at, emu_global_range{stop, {}}).first;
         }
@@ -118,7 +119,7 @@ static void emu_global_touch(const void *p, size_t bytes, bool async, const stru
         at = next->second.end;
     }
 }
-// The clock is one by which this block writes: what store_release tells of.
+// Adds a clock under which this block writes global memory, so that store_release tells of it.
 static void emu_global_writes_by(int clock) {
     std::vector<int> &writers = emu->async->global_writers;
     if (std::find(writers.begin(), writers.end(), clock) == writers.end())
@@ -135,10 +136,10 @@ static inline void emu_async_proxy_fence_global(void) {
     emu_async_begin();
     uint32_t *seen = emu_seen(emu->current);
     memcpy(emu_seen_fenced_global(emu->current), seen, sizeof *seen * (size_t)emu->async->clocks);
-    seen[emu->current]++; // what it sees or writes from now on is not fenced
+    seen[emu->current]++; // what the thread sees or writes from now on is not fenced
 }
 
-// Before the value is stored.
+// Records what the current thread has seen, for store_release at `at`; comes before the value is stored.
 static void emu_global_release(const int *at) {
     struct emu_async *a = emu->async;
     uint32_t *seen = emu_seen(emu->current);
@@ -158,9 +159,9 @@ static void emu_global_release(const int *at) {
             }
     const std::lock_guard<std::mutex> lock(emu->kernel->global->mutex);
     emu->kernel->global->released[at] = known;
-    seen[emu->current]++; // what it does from now on is not released
+    seen[emu->current]++; // what the thread does from now on is not released
 }
-// After the value was loaded.
+// Takes over what store_release at `at` recorded, after the value was loaded.
 static void emu_global_acquire(const int *at) {
     std::shared_ptr<const emu_known> known;
     {

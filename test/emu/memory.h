@@ -1,21 +1,21 @@
-// Device memory of the emulator: host memory whose surroundings are watched.
+// Device memory of the emulator: host memory that is watched on both sides.
 //
 //   | can't be touched | red zone, 0xff | contents | red zone, 0xff | can't be touched |
 //
-// - Contents are poisoned (0xff: NaN) when they are allocated. The red zones are looked at after each kernel.
+// - Contents are poisoned (0xff: NaN) when they are allocated. The red zones are checked after each kernel.
 // - 16-byte accesses through kernels/packed.cuh, asynchronous copies and the runtime's copies are checked before they
-//   are made. An address that belongs to no allocation is taken for the host's, as of memory that the tests give.
-// - Outside of kernels and of the runtime's copies, device memory can't be touched at all: host code that dereferences a
-//   pointer to it is reported, as is a kernel that goes past the red zones, by a handler of SIGSEGV.
+//   are made. An address outside all allocations is taken for the host's, since tests pass host memory too.
+// - Outside of kernels and the runtime's copies, device memory can't be touched at all. Host code that dereferences a
+//   pointer to it is reported by a handler of SIGSEGV, and so is a kernel that goes past the red zones.
 #pragma once
 #include <signal.h> // sigaction, sigaltstack
 #include <vector>   // std::vector
 
 enum emu_memory_kind { EMU_DEVICE, EMU_PINNED, EMU_MANAGED };
 struct emu_allocation {
-    char *map; // all of it
+    char *map; // the whole mapping
     size_t map_bytes;
-    char *open; // what can be touched: whole pages
+    char *open; // the whole pages of it that can be touched
     size_t open_bytes;
     char *begin; // the contents
     size_t bytes;
@@ -23,17 +23,17 @@ struct emu_allocation {
 };
 enum { EMU_RED_ZONE = 512, EMU_PAGE = 4096, EMU_GUARD_BYTES = 1 << 20 };
 
-inline std::vector<struct emu_allocation> emu_allocations; // by address
-inline uint64_t emu_allocations_version = 1;               // counts changes
-inline size_t emu_allocated_bytes;                         // of the device
-inline int emu_memory_opened;                              // device memory can be touched where > 0
+inline std::vector<struct emu_allocation> emu_allocations; // sorted by address
+inline uint64_t emu_allocations_version = 1;               // counts allocations and frees
+inline size_t emu_allocated_bytes;                         // of the device's memory
+inline int emu_memory_opened;                              // > 0: device memory can be touched
 
 static size_t emu_memory_bytes(void) {
     const char *text = getenv("EMU_MEMORY_BYTES");
     return text ? (size_t)strtoull(text, NULL, 0) : (size_t)8 << 30;
 }
 
-// The allocation that surrounds p, or NULL.
+// Returns the allocation whose mapping contains p, or NULL.
 static struct emu_allocation *emu_find_allocation(const void *p) {
     size_t low = 0, high = emu_allocations.size();
     while (low < high) {
@@ -57,16 +57,16 @@ __attribute__((noreturn)) static void emu_report_access(const struct emu_allocat
     emu_report("%s %zu bytes at %p, which end %lld bytes past an allocation of %zu", verb, bytes, p,
                at + (long long)bytes - (long long)a->bytes, a->bytes);
 }
-// Whole ranges, as of copies.
+// Checks a whole range, such as a copy's: it must not leave the allocation that it begins in.
 static void emu_check_range(const void *p, size_t bytes, const char *verb) {
     const struct emu_allocation *a = emu_find_allocation(p);
     if (a && bytes > 0 && ((const char *)p < a->begin || (const char *)p + bytes > a->begin + a->bytes))
         emu_report_access(a, p, bytes, verb);
 }
 
-// One access of a thread to global memory. Aligned to its size, and in no red zone.
+// Checks one access of a thread to global memory: it must be aligned to its size, and touch no red zone.
 static void emu_access_global(const void *p, int bytes, bool write) {
-    // Ranges that were found good, a few for each host thread.
+    // Ranges that were found good, the last few of each host thread.
     static __thread struct { uintptr_t begin, end; } known[4];
     static __thread uint64_t known_version;
     static __thread unsigned turn;
@@ -86,14 +86,14 @@ static void emu_access_global(const void *p, int bytes, bool write) {
     if (a) {
         known[turn % 4].begin = (uintptr_t)a->begin;
         known[turn++ % 4].end = (uintptr_t)a->begin + a->bytes;
-    } else { // the host's: this page at least is
+    } else { // of the host: at least this page is good
         known[turn % 4].begin = at / EMU_PAGE * EMU_PAGE;
         known[turn++ % 4].end = (at / EMU_PAGE + 1) * EMU_PAGE;
     }
 }
 
 static void emu_touch_generic(const void *p, int bytes, bool write); // global.h
-// The same of an access that is no atomic one: its order counts, too.
+// Checks an access that is not atomic, and records its order to other accesses.
 static void emu_touch_global(const void *p, int bytes, bool write) {
     emu_access_global(p, bytes, write);
     if (emu->async)
@@ -106,7 +106,7 @@ static bool emu_all_poison(const char *begin, const char *end) {
         all &= (unsigned char)*begin;
     return all == 0xff;
 }
-// Names who ran last where something was written beside an allocation.
+// Reports a kernel or copy, `ran`, after which a red zone is no longer intact.
 static void emu_check_red_zones(const char *ran) {
     for (const struct emu_allocation &a : emu_allocations) {
         const char *end = a.begin + a.bytes, *open_end = a.open + a.open_bytes;
@@ -132,15 +132,16 @@ static void emu_on_fault(int signal_number, siginfo_t *info, void *context) {
     if (a)
         emu_report("memory is touched at %p, byte %lld of an allocation of %zu", info->si_addr,
                    (long long)((char *)info->si_addr - a->begin), a->bytes);
-    signal(signal_number, SIG_DFL); // the program's own: it comes again
+    signal(signal_number, SIG_DFL); // not the emulator's business: the signal comes again and ends the program
 }
-// A full fiber's stack can't run the handler. Others take the signal for their own purposes, so it is asked for anew.
+// Gives the handler of SIGSEGV a stack, since a fiber whose stack is full can't run it.
 static void emu_signal_stack(char *memory, size_t bytes) {
     stack_t stack = {};
     stack.ss_sp = memory;
     stack.ss_size = bytes;
     sigaltstack(&stack, NULL);
 }
+// Installs the handler of SIGSEGV again, since other code may have taken the signal.
 static void emu_watch_faults(void) {
     struct sigaction action = {};
     action.sa_sigaction = emu_on_fault;
@@ -148,7 +149,7 @@ static void emu_watch_faults(void) {
     sigaction(SIGSEGV, &action, NULL);
 }
 
-// Around all that the device does.
+// Sets the protection of all device memory, before and after anything that the device does.
 static void emu_memory_protect(int protection) {
     for (const struct emu_allocation &a : emu_allocations)
         if (a.kind == EMU_DEVICE)
@@ -165,7 +166,7 @@ static void emu_memory_close(void) {
         emu_memory_protect(PROT_NONE);
 }
 
-// NULL: no memory.
+// Allocates poisoned memory; returns NULL where there is too little.
 static void *emu_memory_allocate(size_t bytes, enum emu_memory_kind kind) {
     struct emu_allocation a;
     const size_t limit = emu_memory_bytes();
@@ -181,7 +182,8 @@ static void *emu_memory_allocate(size_t bytes, enum emu_memory_kind kind) {
     a.open = a.map + EMU_GUARD_BYTES;
     a.begin = a.open + EMU_RED_ZONE;
     mprotect(a.open, a.open_bytes, PROT_READ | PROT_WRITE);
-    madvise(a.open, a.open_bytes, MADV_HUGEPAGE); // each kernel changes the protection of all pages: 512 times fewer
+    // each kernel changes the protection of all pages, which this makes 512 times fewer
+    madvise(a.open, a.open_bytes, MADV_HUGEPAGE);
     memset(a.open, 0xff, a.open_bytes);
     if (kind == EMU_DEVICE && !emu_memory_opened)
         mprotect(a.open, a.open_bytes, PROT_NONE);
@@ -194,7 +196,7 @@ static void *emu_memory_allocate(size_t bytes, enum emu_memory_kind kind) {
     emu_watch_faults();
     return a.begin;
 }
-// False: that is no allocation.
+// Frees an allocation; returns false where `memory` is none, or not of this kind.
 static bool emu_memory_free(void *memory, bool pinned) {
     struct emu_allocation *a = emu_find_allocation(memory);
     if (!a || a->begin != memory || (a->kind == EMU_PINNED) != pinned)

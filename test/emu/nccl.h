@@ -1,22 +1,23 @@
-// Stand-in for the part of NCCL that kernels/collectives_nccl.cuh uses, over MPI: the ranks are those of MPI_COMM_WORLD,
-// which the program has initialized.
+// Stand-in for the part of NCCL that kernels/collectives_nccl.cuh uses, over MPI: its ranks are the ranks of
+// MPI_COMM_WORLD, which the program has initialized.
 //
-// A collective runs when its stream does (test/emu/stream.h), and sums like NCCL's ring: the sum of the part that rank r
-// receives begins with rank r + 1's and ends with its own, and bf16 is rounded after each addition.
+// A collective runs when its stream does (test/emu/stream.h), and sums as NCCL's ring does: the sum for rank r begins
+// with rank r + 1's part and ends with rank r's own. bf16 is rounded after each addition.
 //
-// Of the device's memory it takes some for a communicator (EMU_NCCL_BYTES), and more when a collective first takes an
-// algorithm, as NCCL does since 2.22: here one of each function for the small ones and one for the large ones.
+// It takes memory of the device for a communicator (EMU_NCCL_BYTES), and more when a collective first uses an
+// algorithm, as NCCL does since 2.22. Here each function has one algorithm for small and one for large messages.
 //
-// Sends and receives are run by their group.
+// Sends and receives run when their group ends.
 //
 // It is stricter than the library, and ends the program with status 3 at
-// - messages that overlap, or are not of the bytes that were sent,
-// - collectives that differ between the ranks, in function, count, type or turn, where NCCL would hang or mix data up,
-// - pointers that are not the device's, ranges that leave an allocation, results that overlap what is sent in any other
-//   way than NCCL's own "in place",
-// - a collective enqueued while a graph is recorded, or a communicator that is destroyed before all its work has run.
-// As NCCL, it refuses a communicator whose ranks disagree on the id or the number of ranks, or share a device, and a
-// call from a thread that has another device.
+// - messages that overlap, or whose receiver expects another number of bytes than are sent,
+// - collectives that differ between the ranks in function, count, type or turn, where NCCL would hang or mix data up,
+// - pointers that are not the device's, ranges that leave an allocation, results that overlap what is sent in another
+//   way than NCCL's "in place",
+// - a collective that is enqueued while a graph is recorded, or a communicator that is destroyed before all its work
+//   has run.
+// Like NCCL, it refuses a communicator whose ranks disagree on the id or the number of ranks, or share a device, and a
+// call from a thread that has chosen another device.
 #pragma once
 #include <cuda_runtime.h>  // cudaStream_t, emu_enqueue, emu_device
 #include <limits.h>        // INT_MAX
@@ -42,7 +43,7 @@ typedef enum { ncclSum = 0 } ncclRedOp_t;
 #define NCCL_VERSION(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
 #define NCCL_VERSION_CODE NCCL_VERSION(2, 27, 0)
 enum { NCCL_UNIQUE_ID_BYTES = 128, EMU_NCCL_MADE = 0x6e63636c };
-enum { EMU_NCCL_LARGE = 8192 }; // bytes of a part from which on a collective is a large one
+enum { EMU_NCCL_LARGE = 8192 }; // of a rank's part, from which on a collective counts as large
 static const size_t EMU_NCCL_COMMUNICATOR_BYTES = 3 << 20, EMU_NCCL_ALGORITHM_BYTES = 1 << 20;
 typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
@@ -53,7 +54,7 @@ static inline ncclResult_t ncclGetVersion(int *version) {
     return ncclSuccess;
 }
 
-// What a rank is about to do: compared before anything moves.
+// A collective that a rank is about to run; the ranks compare these before data move.
 struct emu_nccl_call {
     char function[32];
     uint64_t turn, count;
@@ -63,9 +64,9 @@ typedef struct emu_nccl_communicator {
     int made, rank, ranks, device;
     MPI_Comm mpi;
     uint64_t enqueued, done;
-    uint64_t groups, groups_done; // of messages; ranks without messages have none
+    uint64_t groups, groups_done; // of messages; only ranks with messages count them
     std::vector<void *> memory;
-    std::vector<std::string> algorithms; // taken so far
+    std::vector<std::string> algorithms; // used so far
 } * ncclComm_t;
 
 inline char emu_nccl_last_error[512];
@@ -90,7 +91,7 @@ static inline const char *ncclGetErrorString(ncclResult_t status) {
     return texts[status];
 }
 
-// Memory of the device, for as long as the communicator lives.
+// Takes memory of the device for as long as the communicator lives.
 static inline ncclResult_t emu_nccl_take(ncclComm_t comm, size_t bytes) {
     void *memory = NULL;
     const cudaError_t status = cudaMalloc(&memory, bytes);
@@ -115,7 +116,7 @@ struct emu_nccl_hello {
     int ranks, rank, device;
     char host[256];
 };
-// Every rank finds the same, since each sees all.
+// Checks what all ranks asked for. Every rank sees all of it, and so finds the same.
 static inline ncclResult_t emu_nccl_check_hellos(const std::vector<struct emu_nccl_hello> &all) {
     const int ranks = (int)all.size();
     for (int r = 0; r < ranks; r++) {
@@ -152,7 +153,7 @@ static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUni
     std::vector<struct emu_nccl_hello> all((size_t)size);
     MPI_Comm mpi;
     MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
-    MPI_Comm_set_errhandler(mpi, MPI_ERRORS_ARE_FATAL); // whatever the program chose for itself
+    MPI_Comm_set_errhandler(mpi, MPI_ERRORS_ARE_FATAL); // whatever the program has chosen for its own calls
     MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all.data(), (int)sizeof mine, MPI_BYTE, mpi);
     const ncclResult_t status = emu_nccl_check_hellos(all);
     if (status != ncclSuccess) {
@@ -185,7 +186,7 @@ static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     delete comm;
     return ncclSuccess;
 }
-// From any thread. MPI tells of no error: it ends the program.
+// Finds no error, since MPI ends the program at an error. Any thread may call it.
 static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     *error = ncclSuccess;
     return emu_nccl_valid(comm) ? ncclSuccess : ncclInvalidArgument;
@@ -205,15 +206,15 @@ static inline void emu_nccl_check_memory(const char *function, const void *p, si
         emu_report("%s: %s at %p is no memory of the device", function, what, p);
     emu_check_range(p, bytes, function);
 }
-// `small` is a rank's part: it lies at its place in `large`, or nowhere in it.
+// Checks the buffers of a collective: a rank's part, `small`, must lie at its place in `large`, or outside of it.
 static inline void emu_nccl_check_overlap(ncclComm_t comm, const char *function, const void *small, size_t bytes,
                                           const void *large) {
     const char *part = (const char *)small, *all = (const char *)large, *all_end = all + bytes * (size_t)comm->ranks;
     if (part < all_end && part + bytes > all && part != all + bytes * (size_t)comm->rank)
-        emu_report("%s: its buffers overlap, and not as NCCL's in place would have it: rank %d's part is at byte %lld",
-                   function, comm->rank, (long long)(part - all));
+        emu_report("%s: its buffers overlap, and not as NCCL allows in place: rank %d's part is at byte %lld", function,
+                   comm->rank, (long long)(part - all));
 }
-// Every rank compares all, and the first that differs from rank 0 is named.
+// Compares the calls of all ranks, and reports the first rank whose call differs from rank 0's.
 static inline void emu_nccl_meet(ncclComm_t comm, const struct emu_nccl_call *mine) {
     std::vector<struct emu_nccl_call> all((size_t)comm->ranks);
     MPI_Allgather(mine, (int)sizeof *mine, MPI_BYTE, all.data(), (int)sizeof *mine, MPI_BYTE, comm->mpi);
@@ -266,7 +267,7 @@ static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *functio
                                  : emu_nccl_error(ncclUnhandledCudaError, "%s", cudaGetErrorString(status));
 }
 
-// x += y; of the result only so much is kept as the type has.
+// x += y, each rounded to the type.
 static inline void emu_nccl_add(char *x, const char *y, size_t count, ncclDataType_t type) {
     for (size_t i = 0; i < count; i++)
         if (type == ncclFloat32)
@@ -274,7 +275,7 @@ static inline void emu_nccl_add(char *x, const char *y, size_t count, ncclDataTy
         else
             ((uint16_t *)x)[i] = emu_to_bf16(emu_bf16(((const uint16_t *)x)[i]) + emu_bf16(((const uint16_t *)y)[i]));
 }
-// `send` (ranks, count), `receive` (count)
+// receive (count) = the sum of all ranks' parts for this rank; send (ranks, count).
 static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
                                              ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
     const size_t bytes = count * emu_nccl_bytes(type);
@@ -286,7 +287,7 @@ static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, si
         emu_nccl_check_overlap(comm, "ncclReduceScatter", receive, bytes, send);
     }
     return emu_nccl_enqueue(comm, "ncclReduceScatter", count, type, stream, [=] {
-        std::vector<char> parts(bytes * (size_t)comm->ranks + 1); // never empty
+        std::vector<char> parts(bytes * (size_t)comm->ranks + 1); // + 1, so that it is never empty
         MPI_Alltoall(send, (int)bytes, MPI_BYTE, parts.data(), (int)bytes, MPI_BYTE, comm->mpi);
         char *sum = &parts[bytes * (size_t)((comm->rank + 1) % comm->ranks)];
         for (int i = 2; i <= comm->ranks; i++)
@@ -294,7 +295,7 @@ static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, si
         memcpy(receive, sum, bytes);
     });
 }
-// `send` (count), `receive` (ranks, count)
+// receive (ranks, count) = what each rank sends; send (count).
 static inline ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
                                          ncclComm_t comm, cudaStream_t stream) {
     const size_t bytes = count * emu_nccl_bytes(type);
@@ -326,7 +327,7 @@ struct emu_nccl_group {
 };
 inline struct emu_nccl_group emu_nccl_current;
 
-// Sends do not wait for receives, so that each rank may take its own messages in their order.
+// Runs a group's messages. Sends do not wait for receives, so that each rank may take its own messages in their order.
 static inline void emu_nccl_run_messages(ncclComm_t comm, const std::vector<struct emu_nccl_message> &messages) {
     std::vector<MPI_Request> requests;
     for (const struct emu_nccl_message &m : messages)

@@ -1,15 +1,15 @@
-// Streams, events and graphs of the emulator, as late as a program allows: what is enqueued on a stream that was
-// created runs when the host waits for it and not before, so that a host buffer that is changed too early, or read
-// without waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
+// Streams, events and graphs of the emulator. Work that is enqueued on a created stream runs as late as the program
+// allows: when the host waits for it, and not before. So a host buffer that is changed too early, or read without
+// waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, work runs at once.
 //
-// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead, with EMU_STREAMS=N the Nth
-// of them alone: when work is enqueued on them, or as soon as the event that they wait for has happened, before the
-// first stream goes on. The late order finds a missing wait for another stream, the eager one what another stream does
-// too early, such as refilling a buffer in use; one early and one late, a missing wait between those two. A graph's
-// work runs in the order in which it was recorded.
+// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead; with EMU_STREAMS=N, only
+// the Nth stream beside it does. Early means: when work is enqueued on them, or as soon as the event that they wait for
+// has happened, before the first stream goes on. The late order shows a missing wait for another stream. The early
+// order shows what another stream does too early, such as refilling a buffer in use. One early and one late stream show
+// a missing wait between the two. A graph's work runs in the order in which it was recorded.
 //
-// What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for
-// an event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a
+// What a capture must not do is refused with CUDA's own error, and spoils what is recorded: waits of the host, waits
+// for an event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a
 // stream that waits for it.
 //
 // Device memory can be touched only while work runs (test/emu/memory.h).
@@ -58,7 +58,7 @@ typedef enum cudaError {
 } cudaError_t;
 
 inline cudaError_t emu_last_error = cudaSuccess;
-inline thread_local int emu_device; // of this thread: a new one begins with the first
+inline thread_local int emu_device; // of this thread; a new thread begins with device 0
 static inline cudaError_t emu_error(cudaError_t status) {
     if (emu_is_broken)
         return cudaErrorIllegalAddress;
@@ -70,7 +70,7 @@ static inline cudaError_t emu_error(cudaError_t status) {
 struct emu_work {
     const char *name;
     std::function<void()> run;
-    const struct emu_stream *other; // a wait: until so much of it is done; NULL: none
+    const struct emu_stream *other; // for a wait: the stream whose first `position` works must be done; NULL: no wait
     uint64_t position;
 };
 struct emu_graph {
@@ -78,30 +78,30 @@ struct emu_graph {
     bool spoiled; // by a call that can't be recorded
     bool ended;
 };
-// Work of a capture that other work is behind: of each of its streams so many works.
+// Recorded work of a capture that other work comes after: for each stream, so many of its works.
 typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
 struct emu_stream {
-    const struct emu_services *services; // the first member: a library's stand-in looks there
-    bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
-    int priority;      // of no effect here
-    int beside;        // made while there were so many others
-    bool computes;     // a kernel or a memset ran in it: it is no stream of copies alone
+    const struct emu_services *services; // the first member, at which a library's stand-in looks
+    bool follows_null; // created without cudaStreamNonBlocking: it and the stream NULL wait for each other
+    int priority;      // has no effect here
+    int beside;        // how many streams there were when it was created
+    bool computes;     // a kernel or a memset ran in it, so it is not only for copies
     std::deque<struct emu_work> queue;
-    uint64_t enqueued, done;                   // so far
-    std::shared_ptr<struct emu_graph> capture; // what it records, if it does
+    uint64_t enqueued, done;                   // works so far
+    std::shared_ptr<struct emu_graph> capture; // what it records; NULL: nothing
     bool began_capture;
-    emu_recorded_work behind; // the stream's next work
-    double modeled_seconds;   // of its work so far that has a time of its own (emu_model_time)
-    uint64_t copies;          // of its work so far
+    emu_recorded_work behind; // what the stream's next work comes after
+    double modeled_seconds;   // of its work so far for which emu_model_time gave a time
+    uint64_t copies;          // done so far
 };
 struct emu_event {
     bool has_time, recorded;
     int device;
-    struct emu_stream *stream; // recorded there, behind so many works
+    struct emu_stream *stream; // where it was recorded, after `position` works
     uint64_t position;
-    double time, modeled;                      // of its stream
-    uint64_t copies;                           // of its stream
-    std::shared_ptr<struct emu_graph> capture; // recorded while it was open
+    double time, modeled;                      // the host's clock, and its stream's modeled_seconds, when it happened
+    uint64_t copies;                           // its stream's copies when it happened
+    std::shared_ptr<struct emu_graph> capture; // the capture in which it was recorded; NULL: none
     emu_recorded_work behind;
 };
 typedef struct emu_stream *cudaStream_t;
@@ -113,11 +113,11 @@ typedef struct emu_graph_handle *cudaGraph_t;
 typedef struct emu_graph_handle *cudaGraphExec_t;
 
 inline std::vector<struct emu_stream *> emu_streams;
-inline thread_local int emu_captures = 0;     // that this thread has begun
-inline const char *emu_running = "(nothing)"; // the name of the work at hand
+inline thread_local int emu_captures = 0;     // begun by this thread and not ended
+inline const char *emu_running = "(nothing)"; // the name of the work that runs
 
-// EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often,
-// and its name. scripts/count_launches.py reads it.
+// Counts of the work that ran, by name. As the program ends they are appended to the file that EMU_WORK_COUNTS names, a
+// line for each name: the count and the name. scripts/count_launches.py reads it.
 struct emu_work_counts {
     std::map<std::string, uint64_t> counts;
     const char *path = getenv("EMU_WORK_COUNTS");
@@ -144,7 +144,7 @@ static void emu_run_work(const struct emu_work *work) {
     emu_running = outer;
 }
 static void emu_run_eager(void);
-// Runs a stream's work until so much is done.
+// Runs a stream's work until its first `position` works are done.
 static void emu_run_until(struct emu_stream *stream, uint64_t position) {
     if (stream->done >= position)
         return;
@@ -152,7 +152,7 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
     while (stream->done < position && !stream->queue.empty()) {
         const struct emu_work work = std::move(stream->queue.front());
         stream->queue.pop_front();
-        __atomic_store_n(&stream->done, stream->done + 1, __ATOMIC_RELEASE); // cudaEventQuery looks from any thread
+        __atomic_store_n(&stream->done, stream->done + 1, __ATOMIC_RELEASE); // cudaEventQuery reads it from any thread
         emu_run_work(&work);
         emu_run_eager();
     }
@@ -162,8 +162,9 @@ static bool emu_is_early(const struct emu_stream *stream) {
     const char *which = getenv("EMU_STREAMS");
     return which && stream->beside > 0 && (strcmp(which, "eager") == 0 || atoi(which) == stream->beside);
 }
-// Runs what the early streams have to do and need not wait for.
+// Whether early streams run just now, so that what they run does not begin them again.
 inline bool emu_runs_eager = false; // so that what they run does not begin it anew
+// Runs the work of early streams that need not wait for anything.
 static void emu_run_eager(void) {
     if (emu_runs_eager)
         return;
@@ -195,7 +196,8 @@ static bool emu_blocking(void) {
     const char *text = getenv("CUDA_LAUNCH_BLOCKING");
     return text && strcmp(text, "1") == 0;
 }
-// Of any stream: then some calls are forbidden, and spoil what is recorded.
+// Refuses a call that a capture forbids: marks every capture as spoiled, and returns CUDA's error. Returns cudaSuccess
+// if nothing is recorded.
 static cudaError_t emu_forbid_while_recording(void) {
     bool recording = false;
     for (struct emu_stream *stream : emu_streams)
@@ -204,13 +206,14 @@ static cudaError_t emu_forbid_while_recording(void) {
     return recording ? emu_error(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 
-// A call that CUDA refuses in a capture, which is lost by that.
+// Marks a capture as spoiled by a call that CUDA refuses in it. Returns `status`, or the error of a capture that was
+// spoiled before.
 static cudaError_t emu_spoil(struct emu_graph *capture, cudaError_t status) {
     const cudaError_t found = capture->spoiled ? cudaErrorStreamCaptureInvalidated : status;
     capture->spoiled = true;
     return emu_error(found);
 }
-// Work on the stream NULL would wait for what a stream that it waits for only records.
+// Refuses work on the stream NULL while a stream that it waits for records: it would wait for work that never runs.
 static cudaError_t emu_forbid_null_while_recording(void) {
     for (struct emu_stream *stream : emu_streams)
         if (stream->capture && stream->follows_null)
@@ -218,8 +221,8 @@ static cudaError_t emu_forbid_null_while_recording(void) {
     return cudaSuccess;
 }
 
-// All that the device does goes through here; a library's stand-in calls it as well. `run` holds its arguments by
-// value.
+// Enqueues all that the device does; a library's stand-in calls it as well. `run` holds its arguments by value. other,
+// position: as in struct emu_work.
 static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<void()> run,
                                const struct emu_stream *other = NULL, uint64_t position = 0) {
     struct emu_work work = {name, std::move(run), other, position};
@@ -253,7 +256,7 @@ static int emu_enqueue_for_library(struct emu_stream *stream, const char *name, 
     return emu_enqueue(stream, name, std::move(run));
 }
 static int emu_forbid_for_library(void) { return emu_forbid_while_recording(); }
-// An op's test gives memory of its own, too, which no allocation surrounds.
+// Whether memory outside all allocations is taken for the device's: an op's test passes memory of its own.
 inline bool emu_host_memory_serves = false;
 #ifdef DEVICE_MEMORY_MANAGED
 static const bool emu_host_memory_is_said_to_serve = (emu_host_memory_serves = true);
@@ -272,7 +275,7 @@ static const struct emu_services emu_services = {EMU_SERVICES_MADE, emu_enqueue_
 
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 
-// The lower the number, the greater the priority; 0 where none is given.
+// A lower number is a greater priority; 0 where none is given.
 enum { EMU_LEAST_PRIORITY = 0, EMU_GREATEST_PRIORITY = -5 };
 
 static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -317,8 +320,8 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
     return cudaSuccess;
 }
-// Not ready as long as anything is left; one piece of it is done with each call, so that who asks again comes to an
-// end.
+// Returns cudaErrorNotReady as long as work is left. Each call does one piece of it, so that a caller that asks again
+// and again comes to an end.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!stream || stream->done == stream->enqueued)
         return cudaSuccess;
@@ -332,8 +335,8 @@ static inline cudaError_t cudaDeviceSynchronize(void) {
     return emu_error(status);
 }
 
-// Says how long the work at hand takes on the device. The time between two events of a stream is that of all such work
-// between them, or what really went by where there is none, or where something is copied between them, too.
+// Says how long the running work takes on the device. Between two events of a stream the sum of these times counts as
+// the elapsed time. Without such work, or with a copy in between, the real time does.
 static inline void emu_model_time(cudaStream_t stream, double seconds) {
     if (stream)
         stream->modeled_seconds += seconds;
@@ -372,7 +375,8 @@ static inline bool emu_event_done(cudaEvent_t event) {
     return !event->recorded || !event->stream ||
            __atomic_load_n(&event->stream->done, __ATOMIC_ACQUIRE) >= event->position;
 }
-// A stream counts its work before it runs it: another thread may see an event passed whose time is not there yet.
+// Returns an event's time. A stream counts work as done before it runs it, so that another thread may see an event as
+// happened whose time is still to come: that is waited for.
 static inline double emu_event_time(cudaEvent_t event) {
     double time = 0;
     do
@@ -380,8 +384,8 @@ static inline double emu_event_time(cudaEvent_t event) {
     while (time == 0);
     return time;
 }
-// Runs nothing, so that a thread beside the one that enqueues may ask. CUDA would let a thread ask that never chose its
-// device, and open the first device for it: memory taken there, by a process that uses another.
+// Runs nothing, so that a second thread may ask. Reports a thread that has not chosen the event's device: on a GPU its
+// question would open device 0, and take memory there.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->device != emu_device)
         emu_report("cudaEventQuery: an event of device %d, from a thread whose device is %d", event->device,
@@ -400,8 +404,8 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         emu_run_until(event->stream, event->position);
     return emu_error(cudaSuccess);
 }
-// An event of a capture makes the stream part of that capture. From a stream of a capture any other event is refused,
-// one that was never recorded too: CUDA's manual exempts none.
+// Makes a stream part of the capture in which an event was recorded. A stream of a capture may wait for no other
+// events, not even for one that was never recorded: CUDA's manual exempts none.
 static inline cudaError_t emu_wait_captured(cudaStream_t stream, cudaEvent_t event) {
     struct emu_graph *const capture = event->capture.get();
     if (capture->ended)
@@ -434,7 +438,7 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
 static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     if (!begin->has_time || !end->has_time || !begin->recorded || !end->recorded)
         return emu_error(cudaErrorInvalidResourceHandle);
-    if (emu_captures > 0) // of this thread: it asks what cudaEventQuery asks, which a capture forbids
+    if (emu_captures > 0) // begun by this thread: like cudaEventQuery, this asks what a capture forbids
         return emu_forbid_while_recording();
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
@@ -480,7 +484,7 @@ static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t 
     stream->began_capture = false;
     emu_captures--;
     recorded->ended = true;
-    for (struct emu_stream *other : emu_streams) // the streams that became part of it, too
+    for (struct emu_stream *other : emu_streams) // also the streams that became part of the capture
         if (other->capture == recorded) {
             joined = joined && stream->behind[other] >= other->behind[other];
             other->capture = NULL;

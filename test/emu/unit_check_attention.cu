@@ -1,5 +1,5 @@
-// The judge of attention at a run's start (run/check_attention.cuh): that it takes what is right, and finds what is
-// planted in results that are right otherwise.
+// The judge of attention at a run's start (run/check_attention.cuh): it takes right results, and finds each fault that
+// is planted in right results.
 #include "run/check_attention.cuh"   // under test
 #include "kernels/matmul/matmul.cuh" // matmul_create
 #include "test/testing.h"            // cmocka
@@ -41,7 +41,7 @@ static void fixture_free(struct fixture *f) {
 static floatX *row_of(struct fixture *f, enum judge_kind kind, int64_t row, int h) {
     return (floatX *)judge_row(&f->judge, &f->right, kind, row, h);
 }
-// What judge_by_host says of the results; RIGHT: nothing.
+// Returns what judge_by_host says of the results; "RIGHT": it finds nothing.
 static const char *by_host(struct fixture *f) {
     static char reason[256];
     double largest = 0;
@@ -49,7 +49,7 @@ static const char *by_host(struct fixture *f) {
     judge_by_host(reason, sizeof reason, &f->judge, &f->right, &largest);
     return *reason ? reason : "RIGHT";
 }
-// What judge_by_simpler says of results beside a copy of them in which the test plants something.
+// Returns what judge_by_simpler says of the results beside `copy`, a copy of them; "RIGHT": it finds nothing.
 static const char *beside(struct fixture *f, const struct attention_results *copy) {
     static char reason[256];
     double largest = 0;
@@ -81,14 +81,15 @@ static void what_is_right_is_taken(void **state) {
         fixture_free(&f);
     }
 }
-// Another mask of dropout than the one that a step asks for.
+// Checks that results with another dropout mask than the step's are found.
 static void another_mask_is_found(void **state) {
     struct fixture f = fixture_make_dropping(false, 0.25f);
     f.judge.dropout.step = 1;
     assert_non_null(strstr(by_host(&f), "its output is wrong: head "));
     fixture_free(&f);
 }
-// Gradients of the last tokens, which few queries see, are a fortieth of the others.
+// Checks that wrong gradients of the last tokens are found. Few queries see these tokens, and their gradients are a
+// fortieth of the others.
 static void short_rows_are_judged(void **state) {
     for (int kind = JUDGE_DK; kind <= JUDGE_DV; kind++) {
         struct fixture f = fixture_make(false);
@@ -102,7 +103,7 @@ static void short_rows_are_judged(void **state) {
         fixture_free(&f);
     }
 }
-// One element that is not a number, or infinite, in a row that the host does not compute, makes no row right.
+// Checks that one element that is NaN or infinite is found in a row that the host does not compute.
 static void what_is_not_finite_is_found(void **state) {
     for (int i = 0; i < 2; i++) {
         struct fixture f = fixture_make(false);
@@ -111,7 +112,7 @@ static void what_is_not_finite_is_found(void **state) {
         fixture_free(&f);
     }
 }
-// A huge element makes no error of another row small.
+// Checks that a huge element hides no error in another row.
 static void a_huge_element_hides_nothing(void **state) {
     struct fixture f = fixture_make(false);
     row_of(&f, JUDGE_OUT, 200, 1)[3] = to_floatX(1e20f);
@@ -120,7 +121,7 @@ static void a_huge_element_hides_nothing(void **state) {
     assert_non_null(strstr(by_host(&f), "its output is wrong: head "));
     fixture_free(&f);
 }
-// Each row a little wrong, as by a mask that is off by one key.
+// Checks that small errors in every row are found, such as a mask makes that is off by one key.
 static void small_errors_of_all_rows_are_found(void **state) {
     struct fixture f = fixture_make(false);
     struct attention_results copy = copy_of(&f);

@@ -1,8 +1,9 @@
-// The self-check of copies (run/check_copies.cuh): that it takes what is right, and finds a copy that is not waited for.
+// The self-check of copies (run/check_copies.cuh): it passes where all is right, and finds a copy that is not waited
+// for.
 #include "kernels/transfers.cuh" // struct transfers
 #include "test/testing.h"        // cmocka
 
-// Waits for transfers in one direction only, where a test says so.
+// A transfer direction whose waits do nothing; -1: none.
 static int waits_not_for = -1;
 static void some_transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     if ((int)transfer_direction_of(ticket) != waits_not_for)

@@ -1,5 +1,5 @@
-// The stand-in for cuDNN (test/emu/cudnn.cpp): attention is what double precision says, forward and backward, on
-// streams and in graphs; what no engine takes is refused, and a call's faults are found.
+// The stand-in for cuDNN (test/emu/cudnn.cpp): attention equals double precision's, forward and backward, on streams
+// and in graphs; graphs that no engine takes are refused; faults of a call are found.
 #include "test/apart.h"            // run_with_and_without
 #include "test/emu/cudnn_graphs.h" // cudnn_forward_graph, cudnn_backward_graph
 #include "test/testing.h"          // cmocka
@@ -27,7 +27,7 @@ typedef struct cudnn_builder B;
 
 // --- Attention ----------------------------------------------------------------------------------------------------
 
-// 16-bit elements in memory that both host and device can touch.
+// Returns a float in fp16 or bf16.
 static uint16_t to_16bit(float x, cudnnDataType_t type) {
     if (type == CUDNN_DATA_BFLOAT16)
         return emu_to_bf16(x);
@@ -51,7 +51,7 @@ static uint16_t *random_memory(int64_t count, cudnnDataType_t type, uint64_t see
     return memory;
 }
 
-// The tensors of one attention: k and v side by side, then the gradients likewise.
+// An attention's tensors. k and v lie side by side, and so do their gradients.
 struct attention {
     struct cudnn_attention of;
     float scale, masked, one;
@@ -83,7 +83,7 @@ static void free_attention(struct attention *a) {
         assert_int_equal(cudaFree(memory), cudaSuccess);
 }
 
-// A plan, a variant pack of the attention's tensors, and the workspace.
+// A plan, a variant pack of the attention's tensors, and a workspace.
 struct work {
     B g;
     cudnnBackendDescriptor_t plan, pack;
@@ -163,7 +163,7 @@ static void run(struct attention *a, bool backward) {
     assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
 }
 
-// In double precision. Gradients are of o as it was rounded.
+// The results in double precision. The gradients follow from o as it was rounded.
 struct expected {
     std::vector<double> o, stats, dq, dk, dv;
 };
@@ -207,7 +207,7 @@ static struct expected expect(const struct attention *a) {
     }
     return e;
 }
-// `heads` rows of `width` at each of `positions` positions, `row` elements apart.
+// Checks `positions` positions of `heads` rows of `width`; positions are `row` elements apart in x.
 static void assert_rows(const uint16_t *x, const std::vector<double> &expected, int64_t positions, int64_t row,
                         int64_t heads, int64_t width, const struct attention *a) {
     std::vector<double> got;
@@ -254,7 +254,7 @@ static void one_operation_is_attention(void **state) {
     check_both_passes(true);
     unsetenv("EMU_CUDNN_VERSION");
 }
-// What the graph says is computed, not what attention would be.
+// Checks that the graph's own values decide the result: a mask's value of 0 masks nothing.
 static void values_and_masks_are_the_graphs(void **state) {
     struct attention a = make_attention(shapes[0]);
     run(&a, false);
@@ -287,12 +287,12 @@ static void dq_summed_in_memory_has_other_bits_each_time(void **state) {
 static void runs_in_its_turn_and_is_recorded(void **state) {
     struct attention a = make_attention(shapes[0]);
     const size_t bytes = (size_t)o_count(&a) * 2;
-    setenv("EMU_CAPABILITY", "9.0", 1); // where a workspace is needed
+    setenv("EMU_CAPABILITY", "9.0", 1); // there a workspace is needed
     work work(&a, false);
     memset(work.workspace, 0, (size_t)work.workspace_bytes);
     work.enqueue();
-    assert_int_equal(a.o[0], 0xffff); // not yet
-    a.scale = 100;                    // was taken by the call
+    assert_int_equal(a.o[0], 0xffff); // it has not run yet
+    a.scale = 100;                    // the call has taken the former value
     cudaStreamSynchronize(stream);
     assert_true(a.o[0] != 0xffff && a.o[0] != 0x7fff);
     for (int64_t i = 0; i < work.workspace_bytes; i++)
@@ -322,9 +322,9 @@ static void runs_in_its_turn_and_is_recorded(void **state) {
 // --- What no engine takes -----------------------------------------------------------------------------------------
 
 static const struct refusal {
-    const char *name, *variable, *value; // of the environment
+    const char *name, *variable, *value; // variable, value: of the environment
     struct cudnn_attention of;
-    bool forward, backward; // whether that is taken all the same
+    bool forward, backward; // whether cuDNN still takes the graph
 } refusals[] = {
     {"nothing is wrong", "EMU_NONE", "", {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, true, true},
     {"a width of 12", "EMU_NONE", "", {1, 1, 1, 8, 8, 12, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, false, false},
@@ -406,7 +406,7 @@ static void what_no_engine_takes_is_refused(void **state) {
         free_attention(&a);
     }
 }
-// Engines that heuristics do not propose, by number and knobs.
+// A choice of an engine that heuristics do not propose.
 struct knob {
     cudnnBackendKnobType_t type;
     int64_t value;
@@ -434,7 +434,7 @@ static cudnnStatus_t status_of_engine(int64_t index, bool add_dq, const std::vec
 }
 static void an_engine_by_number_and_knobs(void **state) {
     const std::vector<struct knob> kernel = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}};
-    assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_NOT_SUPPORTED); // 8.0
+    assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_NOT_SUPPORTED); // on compute capability 8.0
     setenv("EMU_CAPABILITY", "10.0", 1);
     assert_int_equal(status_of_engine(5, false, kernel), CUDNN_STATUS_SUCCESS);
     assert_int_equal(status_of_engine(5, false, {}), CUDNN_STATUS_NOT_SUPPORTED);
@@ -492,7 +492,7 @@ enum { WITHOUT_WORKSPACE = 1, SHORT_WORKSPACE, HOST_MEMORY, SHORT_OUTPUT, OVERLA
 static const struct call_fault {
     const char *name, *words;
     int fault;
-    cudnnStatus_t status; // or success: the program ends with status 3
+    cudnnStatus_t status; // CUDNN_STATUS_SUCCESS: the program ends with status 3
 } call_faults[] = {
     {"without_workspace", "needs a workspace", WITHOUT_WORKSPACE, CUDNN_STATUS_BAD_PARAM_NULL_POINTER},
     {"misaligned", "is not aligned to 16 bytes", MISALIGNED, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER},
@@ -505,11 +505,11 @@ static const struct call_fault {
 };
 static int commit_fault(const struct call_fault *fault, bool well) {
     static uint16_t host[4096];
-    setenv("EMU_CAPABILITY", "9.0", 1); // where a workspace is needed
+    setenv("EMU_CAPABILITY", "9.0", 1); // there a workspace is needed
     set_up(NULL);
     struct attention a = make_attention(shapes[0]);
     work work(&a, false);
-    B g(&cudnn); // another variant pack
+    B g(&cudnn); // for a second variant pack
     struct attention other = a;
     cudnnBackendDescriptor_t pack = g.make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     const int what = well ? 0 : fault->fault;

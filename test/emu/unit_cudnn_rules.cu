@@ -1,4 +1,4 @@
-// The stand-in for cuDNN (test/emu/cudnn.cpp): each of its rules refuses what breaks it, and says so.
+// The stand-in for cuDNN (test/emu/cudnn.cpp): each of its rules refuses what breaks it, with a message.
 #include "test/emu/cudnn_graphs.h" // struct cudnn_builder
 #include "test/testing.h"          // cmocka
 
@@ -17,7 +17,7 @@ static int tear_down(void **state) {
 }
 typedef struct cudnn_builder B;
 
-// The real library may be on the machine, and in LD_LIBRARY_PATH.
+// Checks that these tests load the stand-in, though LD_LIBRARY_PATH may lead to the real library.
 static void the_stand_in_is_loaded(void **state) {
     assert_non_null(dlsym(cudnn.library, "emu_cudnn_is_the_emulators"));
     assert_int_equal(cudnn.GetVersion(), 91900);
@@ -27,7 +27,7 @@ static void the_stand_in_is_loaded(void **state) {
 }
 
 static const int64_t four[4] = {1, 2, 8, 8}, four_strides[4] = {128, 64, 8, 1};
-// A tensor with all but the one attribute.
+// Makes a tensor with all attributes but one.
 static cudnnBackendDescriptor_t tensor_without(B *g, cudnnBackendAttributeName_t left_out) {
     cudnnBackendDescriptor_t d = g->make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
@@ -47,7 +47,7 @@ static cudnnBackendDescriptor_t tensor_without(B *g, cudnnBackendAttributeName_t
 static void finalize_without(B *g, cudnnBackendAttributeName_t left_out) {
     g->finalize(tensor_without(g, left_out), "tensor");
 }
-static const cudnnBackendAttributeName_t NONE = CUDNN_ATTR_MATMUL_COMP_TYPE; // no tensor's
+static const cudnnBackendAttributeName_t NONE = CUDNN_ATTR_MATMUL_COMP_TYPE; // an attribute that no tensor has
 static cudnnBackendDescriptor_t memory(B *g, int64_t uid, const B::sizes &dims,
                                        cudnnDataType_t type = CUDNN_DATA_FLOAT) {
     return g->tensor(uid, type, dims, B::packed(dims), B::MEMORY);
@@ -72,7 +72,7 @@ static void pack_of(B *g, int64_t ids, int64_t pointers, int64_t second_id, void
     g->finalize(pack, "variant pack");
 }
 
-// Attention as one operation, with a change, in a graph that an engine is asked for.
+// Asks for an engine for attention as one operation, after `change` has changed its attributes.
 static void sdpa_with(B *g, void (*change)(B *g, struct cudnn_sdpa_operation *s)) {
     setenv("EMU_CUDNN_VERSION", "92100", 1);
     struct cudnn_sdpa_operation s = cudnn_sdpa_of(g, &small);

@@ -1,10 +1,11 @@
-// What the emulator is to find: each fault is planted in a small kernel, which runs in a process of its own and must end
-// with status 3 and a message that names the kernel, the thread and the fault. The same kernels without it must pass.
+// What the emulator must find: each fault is planted in a small kernel. The kernel runs in a process of its own, which
+// must end with status 3 and a message that names the kernel, the thread and the fault. Without the fault the same
+// kernel must pass.
 //
-//   unit_faults           every fault          unit_faults NAME    that one, to see its message
+//   unit_faults           every fault          unit_faults NAME    only this fault, to see its message
 //
-// Of the toolkits that the engine supports this one is compiled against the oldest: what is called otherwise there is
-// called here.
+// This test is compiled as for the oldest toolkit that the engine supports, so that it calls the functions that only
+// old toolkits have.
 #define CUDART_VERSION 12040
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open
@@ -18,14 +19,15 @@
 static struct device device;
 static const bool healthy = true, faulty = false;
 
-// --- Kernels with a fault where they are asked for it -------------------------------------------------------------
+// --- Kernels, each with a fault that an argument asks for
+// --------------------------------------------------------------
 
 static __global__ void pack_kernel(floatX *out, const floatX *in) {
     packed_store(out + PACK * threadIdx.x, packed_load(in + PACK * threadIdx.x));
 }
 static __global__ void scalar_kernel(float *out, int64_t at) { out[at + threadIdx.x] = 1; }
 
-// Warps pass a word on through shared memory.
+// Passes a word from warp to warp through shared memory.
 static __global__ void pass_kernel(float *out, bool barrier) {
     const uint32_t base = shared_memory(), to = base + 4 * threadIdx.x;
     store_shared_float(to, (float)threadIdx.x);
@@ -40,7 +42,7 @@ static __global__ void pass_in_warp_kernel(float *out, bool barrier) {
         __syncwarp();
     out[threadIdx.x] = load_shared_float(base + 4 * (threadIdx.x ^ 1u));
 }
-// Read by one, then overwritten by another.
+// Lets one thread overwrite a word of shared memory that another one has read.
 static __global__ void reuse_kernel(float *out, bool barrier) {
     const uint32_t base = shared_memory();
     store_shared_float(base + 4 * threadIdx.x, (float)threadIdx.x);
@@ -126,7 +128,7 @@ static __global__ void nothing_kernel(int unused) {}
 
 // --- Faults -------------------------------------------------------------------------------------------------------
 
-// A kernel's memory: 1024 floats.
+// Allocates a kernel's memory: 1024 floats.
 static float *memory(void) { return (float *)device_allocate(4096); }
 static void finish(void) { cuda_check(cudaDeviceSynchronize()); }
 static void launch_nothing(dim3 grid, dim3 block, size_t shared) {
@@ -251,11 +253,11 @@ static void allocate_while_recording(bool well) {
     graph_free(&graph);
 }
 
-// A second stream, whose work becomes part of a graph by events.
+// A second stream, whose work events make a part of a graph.
 struct fork {
     cudaStream_t stream;
     cudaEvent_t begun, ended;
-    struct device device; // the first one's, but for the stream
+    struct device device; // the first device, but with this stream
     struct work_graph graph;
 };
 static struct fork make_fork(void) {
@@ -349,7 +351,7 @@ static void null_stream_while_recording(bool well) {
 }
 static void misaligned_tensor(bool well) {
     const uint64_t dims[4] = {64, 1, 4, 1}, strides_bytes[3] = {128, 128, 512};
-    // Looked at, as in unit_faults_sm90.cu's bad_map.
+    // It must be used: unit_faults_sm90.cu's bad_map says why.
     const struct tensor_map map = tensor_map_of((const bf16 *)memory() + (well ? 0 : 4), dims, strides_bytes, 64, 4);
     if (map.map.rank != 4)
         fail("a map of %u dimensions", map.map.rank);
@@ -366,7 +368,7 @@ static void too_much_memory(bool well) {
 static const struct fault {
     const char *name;
     void (*run)(bool well);
-    const char *kernel, *words; // what the message holds
+    const char *kernel, *words; // parts of the message
     int status;
 } faults[] = {
     {"misaligned_pack", misaligned_pack, "pack_kernel, block (0, 0, 0), thread ", "misaligned read of 16 bytes", 3},

@@ -1,7 +1,7 @@
-// What the emulator is to find of the rules of sm_90a, as unit_faults.cu: each fault is planted in a small kernel that
-// runs in a process of its own; without it the same kernel must pass.
+// What the emulator must find of sm_90a's rules, as unit_faults.cu tests other rules: each fault is planted in a small
+// kernel that runs in a process of its own; without the fault the same kernel must pass.
 //
-//   unit_faults_sm90           every fault          unit_faults_sm90 NAME    that one, to see its message
+//   unit_faults_sm90           every fault          unit_faults_sm90 NAME    only this fault, to see its message
 #include "kernels/device_memory.cuh" // device_allocate, device_download
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/packed.cuh"        // packed_check
@@ -39,7 +39,7 @@ enum {
     THIRD
 };
 
-// One thread loads 1024 bytes, all read them.
+// Loads 1024 bytes by one thread, for all threads to read.
 static __global__ void load_kernel(float *out, const float *in, int fault) {
     const uint32_t barrier = shared_memory(), to = barrier + 1024 + (fault == NOT_ALIGNED ? 8 : 0);
     const uint32_t thread = threadIdx.x;
@@ -65,7 +65,7 @@ static __global__ void load_kernel(float *out, const float *in, int fault) {
         mbarrier_wait(barrier, fault == WRONG_PARITY);
     out[thread] = load_shared_float(to + 4 * thread);
 }
-// A stage that is used twice: the threads read it and arrive, the loader waits for them.
+// Uses a stage twice: the threads read it and arrive, the loader waits for them.
 static __global__ void stage_kernel(float *out, const float *in, int fault) {
     const uint32_t full = shared_memory(), empty = full + 8, stage = full + 1024, thread = threadIdx.x;
     if (thread == 0) {
@@ -132,7 +132,7 @@ static __global__ void store_kernel(float *out, int fault) {
     if (fault != NO_FENCE)
         async_proxy_fence();
     if (fault == LATE)
-        store_shared_float(from + 4 * thread, (float)thread); // after the fence
+        store_shared_float(from + 4 * thread, (float)thread); // comes after the fence
     if (fault != NO_BARRIER)
         __syncthreads();
     if (thread == 0) {
@@ -153,7 +153,7 @@ static __global__ void store_kernel(float *out, int fault) {
         __syncthreads();
     store_shared_float(from + 4 * thread, 0.0f);
 }
-// What a bulk store may read: four ones.
+// Writes four ones to shared memory, for a bulk store to read; returns their address.
 DEVICE_FUNCTION uint32_t sixteen_bytes(void) {
     const uint32_t from = shared_memory();
     for (uint32_t i = 0; i < 4; i++)
@@ -182,7 +182,7 @@ static __global__ void release_kernel(float *out, int *flag, bool wait) {
     async_proxy_fence_global();
     store_release(flag, 1);
 }
-// Each block waits for another one.
+// Lets each block wait for the block that is `step` away.
 static __global__ void chain_kernel(int *flags, int step) {
     if (threadIdx.x != 0)
         return;
@@ -194,7 +194,7 @@ static __global__ void chain_kernel(int *flags, int step) {
 
 // --- Global memory by both proxies --------------------------------------------------------------------------------
 
-// Block 0 stores, block 1 adds to it.
+// Stores in block 0, and adds to what was stored in block 1.
 static __global__ void hand_over_kernel(float *data, int *flag, int fault) {
     if (threadIdx.x != 0)
         return;
@@ -218,8 +218,8 @@ static __global__ void hand_over_kernel(float *data, int *flag, int fault) {
     bulk_commit();
     bulk_wait<0>();
 }
-// A warp fills two buffers by turns, and two threads, each with a buffer of its own, add them to memory in the blocks'
-// order, as backward's dQ.
+// Fills two buffers in turn, by one warp. Two threads, with a buffer each, add them to global memory in the order of
+// blocks, as backward adds dQ.
 static __global__ void two_buffers_kernel(float *data, int *turns, int fault) {
     const uint32_t full = shared_memory(), empty = full + 16, buffers = full + 128, thread = threadIdx.x;
     const int number = (int)blockIdx.x;
@@ -261,7 +261,7 @@ static __global__ void two_buffers_kernel(float *data, int *turns, int fault) {
         }
     }
 }
-// Blocks that add in any order, which is well, and one that reads meanwhile.
+// Adds in any order of blocks, which is allowed. With the fault NO_WAIT one block reads meanwhile.
 static __global__ void add_kernel(float *data, float *out, int fault) {
     if (threadIdx.x != 0)
         return;
@@ -279,7 +279,7 @@ static __global__ void add_kernel(float *data, float *out, int fault) {
     }
     out[blockIdx.x] = load_shared_float(from);
 }
-// One thread writes, another one loads that by TMA and stores there twice, a third one reads.
+// Writes by one thread. A second one loads the same memory by TMA, and stores to it twice; a third one reads it.
 static __global__ void both_proxies_kernel(const __grid_constant__ struct tensor_map map, float *data, int fault) {
     const uint32_t barrier = shared_memory(), box = barrier + 1024, thread = threadIdx.x;
     if (thread == 0) {
@@ -414,7 +414,7 @@ static __global__ void product_kernel(float *out, int fault) {
     if (fault != READ_IN_FLIGHT)
         out[thread] = acc[5];
 }
-// A stage of wgmma's operand, refilled by TMA: the arrival must come after wgmma_wait.
+// Lets TMA refill a stage that wgmma reads: the arrival must come after wgmma_wait.
 static __global__ void refill_kernel(float *out, const float *in, int fault) {
     const uint32_t base = shared_memory(), full = base, empty = base + 8, begun = base + 16, stage = base + 1024;
     const uint32_t thread = threadIdx.x;
@@ -439,7 +439,7 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
     float acc[32];
     for (uint32_t i = 0; i < 3; i++) {
         if (fault == THIRD && thread >= 96 && i == 0)
-            mbarrier_wait(begun, 0); // which is after the load was issued, and not after it has landed
+            mbarrier_wait(begun, 0); // comes after the load was issued, but not after it has landed
         else if (fault != NO_WAIT || i > 0)
             mbarrier_wait(full, i % 2);
         wgmma_fence();
@@ -455,7 +455,8 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
     out[thread] = acc[0];
 }
 
-// An operand of three products that is released after the last one and refilled meanwhile, as forward's queries are.
+// Releases an operand of three products after the last of them, and refills it meanwhile, as forward does with its
+// queries.
 static __global__ void queries_kernel(float *out, const float *in, int fault) {
     const uint32_t full = shared_memory(), empty = full + 8, stage = full + 1024, thread = threadIdx.x;
     const uint64_t both = matrix_descriptor(stage, 0, 1024, 1);
@@ -491,7 +492,7 @@ static __global__ void queries_kernel(float *out, const float *in, int fault) {
         out[thread] = acc[0];
     }
 }
-// A place of one warp's that leaves by bulk copies twice, as forward's O does.
+// Lets one warp store the same place twice by bulk copies, as forward stores O.
 static __global__ void place_kernel(float *out, int fault) {
     const uint32_t from = shared_memory(), lane = threadIdx.x;
     for (uint32_t i = 0; i < 2; i++) {
@@ -532,7 +533,7 @@ static __global__ void named_kernel(float *out, int fault) {
         named_barrier_arrive(3, 64);
     }
 }
-// Who only arrives sees nothing of what the others did.
+// Lets threads only arrive at a named barrier: they do not see what the others did.
 static __global__ void arrive_kernel(float *out, bool sync) {
     const uint32_t base = shared_memory(), thread = threadIdx.x;
     store_shared_float(base + 4 * thread, 1.0f);
@@ -571,7 +572,7 @@ static void box(int fault) {
 }
 static void bad_map(int fault) {
     const uint64_t dims[4] = {64, 1, 64, 1}, strides[3] = {128, fault == WELL ? 128u : 120u, 8192};
-    // Looked at, since gcc 12 does not align the temporary of an ignored result to the 64 bytes that a map needs.
+    // It must be used: gcc 12 does not align the temporary of an ignored result to the 64 bytes that a map needs.
     const struct tensor_map map = tensor_map_of((const bf16 *)memory(), dims, strides, 64, 4);
     if (map.map.rank != 4)
         fail("a map of %u dimensions", map.map.rank);
@@ -640,7 +641,7 @@ static const struct fault {
     const char *name;
     void (*run)(int fault);
     int fault;
-    const char *words; // what the message holds
+    const char *words; // a part of the message
 } faults[] = {
     {"load_without_wait", load, NO_WAIT, "load_kernel, block (0, 0, 0), thread 3: "},
     {"load_without_init_fence", load, NO_FENCE, "without mbarrier_init_fence"},

@@ -1,5 +1,5 @@
-// What the emulator computes: the lane maps of tensor-core instructions against plain matrix products, shuffles, thread
-// and block indices, and when work on streams is done.
+// What the emulator computes: tensor-core instructions' lane maps against plain matrix products, shuffles, thread and
+// block indices, and when work on streams is done.
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open, graph_begin
 #include "kernels/packed.cuh"        // DEVICE_FUNCTION
@@ -18,9 +18,9 @@ static int tear_down(void **state) {
 
 // --- Lane maps ----------------------------------------------------------------------------------------------------
 
-// The matrices are in memory as anyone would write them; the fragments are taken element by element, as the PTX ISA
-// numbers them: a_i of row g (i in 0, 1, 4, 5) or g + 8 and column 2t + i % 2, 8 further where i >= 4; b_i of row 2t + i %
-// 2, 8 further where i >= 2, and column g; c_i of row g (i < 2) or g + 8 and column 2t + i % 2.
+// c = a b by one mma. The matrices are plain in memory. Fragments are taken element by element, as the PTX ISA numbers
+// them: a_i is of row g (i in 0, 1, 4, 5) or g + 8, and of column 2t + i % 2, plus 8 where i >= 4; b_i is of row 2t + i
+// % 2, plus 8 where i >= 2, and of column g; c_i is of row g (i < 2) or g + 8, and of column 2t + i % 2.
 static __global__ void mma_kernel(float *c, const bf16 *a, const bf16 *b) {
     const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4;
     uint32_t a_words[4] = {0, 0, 0, 0}, b_words[2] = {0, 0};
@@ -43,7 +43,7 @@ static void mma_is_a_matrix_product(void **state) {
     double expected[16 * 8];
     uint64_t random = 1;
     for (int i = 0; i < 16 * 16; i++)
-        a[i] = bf16_from_float((float)(int)(16 * test_uniform(&random))); // integers: every sum is exact
+        a[i] = bf16_from_float((float)(int)(16 * test_uniform(&random))); // integers, whose sums are exact
     for (int i = 0; i < 16 * 8; i++) {
         b[i] = bf16_from_float((float)(int)(16 * test_uniform(&random)));
         c[i] = (float)i;
@@ -60,9 +60,10 @@ static void mma_is_a_matrix_product(void **state) {
         assert_true(c[i] == expected[i]);
 }
 
-// Four 8 x 8 matrices of distinct numbers, matrix after matrix; in shared memory row r of matrix j lies at slot (5 (8j + r)
-// + 3) % 32, so that no order is taken for granted. out: word j of each lane.
+// Returns the shared address of row r of 8 x 8 matrix j; row: 8j + r. The rows are shuffled, so that the test depends
+// on no order.
 DEVICE_FUNCTION uint32_t matrix_row(int row) { return shared_memory() + 16 * (uint32_t)((5 * row + 3) % 32); }
+// Loads four matrices of distinct numbers. out (32, 4): the words that each lane got.
 static __global__ void ldmatrix_kernel(uint32_t *out, bool transposed) {
     const int lane = (int)threadIdx.x;
     for (int i = 0; i < 4; i++) {
@@ -88,10 +89,10 @@ static void ldmatrix_gives_each_lane_its_elements(void **state) {
                 }
     }
 }
-// A product by ldmatrix and mma as kernels put them together: a by ldmatrix, b (k, n) by ldmatrix.trans.
+// Computes a product as kernels do: a by ldmatrix, b (k, n) by ldmatrix.trans, c by mma.
 static __global__ void product_kernel(float *c, const bf16 *a, const bf16 *b) {
     const uint32_t lane = threadIdx.x, a_at = shared_memory(), b_at = a_at + 512;
-    cp_async_16(a_at + 16 * lane, a + 8 * lane, true); // row lane / 2, columns 8 (lane % 2)
+    cp_async_16(a_at + 16 * lane, a + 8 * lane, true); // row lane / 2, columns from 8 (lane % 2) on
     cp_async_16(b_at + 16 * lane, b + 8 * (lane % 16), lane < 16);
     cp_async_commit();
     cp_async_wait<0>();
@@ -131,7 +132,8 @@ static __global__ void shuffle_kernel(int *out) {
     mine[2] = __shfl_down_sync(~0u, thread, 3);
     mine[3] = __shfl_up_sync(~0u, thread, 3);
     mine[4] = (int)__ballot_sync(~0u, lane % 3 == 0);
-    mine[5] = lane < 8 ? __shfl_xor_sync(0xffu, thread, 7) : __shfl_sync(0xffffff00u, thread, 31); // two groups
+    // two groups of lanes
+    mine[5] = lane < 8 ? __shfl_xor_sync(0xffu, thread, 7) : __shfl_sync(0xffffff00u, thread, 31);
     mine[6] = __any_sync(~0u, lane == 7) + 2 * __all_sync(~0u, lane < 31);
     mine[7] = (int)shuffle_xor_double((double)thread + 0.5, 1);
 }
@@ -159,7 +161,7 @@ static __global__ void index_kernel(unsigned *out, unsigned *count) {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     if (thread % 2 == 0)
-        __syncwarp(0x55555555u); // those that wait and those that don't
+        __syncwarp(0x55555555u); // lanes that wait and lanes that don't
     __syncthreads();
     out[block * blockDim.x * blockDim.y * blockDim.z + thread] += block * 1000 + thread;
     atomicAdd(count, 1u);
@@ -189,7 +191,7 @@ static void a_host_buffer_is_read_when_the_host_waits(void **state) {
     float *x = (float *)device_allocate(4), *pinned = (float *)host_allocate(4, &device), result = -1;
     *pinned = 1;
     device_upload(x, pinned, 4, &device);
-    *pinned = 2; // too early
+    *pinned = 2; // too early: the upload has not run yet
     device_download_begin(&result, x, 4, &device);
     assert_true(result == -1); // read too early
     device_synchronize(&device);
@@ -226,7 +228,8 @@ static void the_null_stream_and_blocking_launches_run_at_once(void **state) {
     LAUNCH(&other, add_kernel, 1, 1, 0, x, 1.0f);
     LAUNCH(&device, add_kernel, 1, 1, 0, x, 1.0f);
     assert_true(*x == 4);
-    LAUNCH(&null, add_kernel, 1, 1, 0, x, 1.0f); // behind the stream that follows it, not behind the other
+    // comes after the stream that follows NULL, but not after the other one
+    LAUNCH(&null, add_kernel, 1, 1, 0, x, 1.0f);
     assert_true(*x == 6);
     device_synchronize(&device);
     assert_true(*x == 7);
@@ -253,7 +256,7 @@ static void an_event_waits_for_what_precedes_it(void **state) {
     assert_true(*x == 1);
     cuda_check(cudaStreamWaitEvent(other, end, 0));
     assert_true(*x == 1);
-    cuda_check(cudaStreamSynchronize(other)); // which waits for the event
+    cuda_check(cudaStreamSynchronize(other)); // other waits for the event
     assert_true(*x == 2);
     cuda_check(cudaEventElapsedTime(&milliseconds, begin, end));
     assert_true(milliseconds >= 0 && milliseconds < 1e4f);
@@ -284,7 +287,7 @@ static void a_graph_replays_on_what_the_buffers_hold_then(void **state) {
     y = 0;
     assert_true(graph_recorded(&graph));
     device_download(result, x, 128, &device);
-    assert_true(result[0] == 0 && result[31] == 0); // only recorded
+    assert_true(result[0] == 0 && result[31] == 0); // only recorded, not run
     for (int i = 1; i <= 3; i++) {
         *pinned = (float)i;
         graph_launch(&graph, &device);
@@ -292,7 +295,7 @@ static void a_graph_replays_on_what_the_buffers_hold_then(void **state) {
         assert_true(result[0] == (float)(i + 10) && result[31] == (float)(10 * i));
     }
     graph_launch(&graph, &device);
-    graph_free(&graph); // what was enqueued still runs
+    graph_free(&graph); // enqueued work still runs
     device_download(result, x, 128, &device);
     assert_true(result[31] == 40);
     host_free(pinned);
@@ -307,7 +310,7 @@ static void a_spoiled_recording_is_reported_at_its_end(void **state) {
     cudaGetLastError();
     device_synchronize(&device);
 }
-// A second stream that waits for an event of one that records becomes part of the recording.
+// Checks that a second stream becomes part of a recording by waiting for an event of it.
 static void streams_fork_and_join_in_a_recording(void **state) {
     float *x = (float *)test_alloc(4);
     struct device other = device;
@@ -331,7 +334,7 @@ static void streams_fork_and_join_in_a_recording(void **state) {
     cuda_check(cudaStreamDestroy(other.stream));
     free(x);
 }
-// Blocks, and the threads of a block, have no order to rely on.
+// Checks that neither blocks nor the threads of a block run in an order that a program could rely on.
 static void no_thread_is_always_the_first(void **state) {
     struct device null = {};
     int first_block = -1, first = -1, thread_is_first = 0;

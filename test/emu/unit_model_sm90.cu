@@ -1,5 +1,5 @@
-// What of the emulator's Hopper no GPU has: its capability is what is asked for. Its models are held by
-// test/cuda/unit_sm90.cu, which a GPU runs too.
+// What of the emulator's Hopper no GPU can test: its compute capability can be set. test/cuda/unit_sm90.cu, which also
+// runs on a GPU, tests the models of its instructions.
 #include "kernels/tensor_map.cuh" // cudaGetDriverEntryPointByVersion
 #include "test/testing.h"         // cmocka
 

@@ -1,6 +1,6 @@
-// The choice of cuBLASLt's algorithms (kernels/matmul/tuning.cuh) on its stand-in: every algorithm computes what it
-// should, the fastest is chosen, and a choice that was made before is taken where it can be.
-#define DEVICE_MEMORY_MANAGED       // the host looks at what was computed
+// The choice of cuBLASLt's algorithms (kernels/matmul/tuning.cuh), on the stand-in for cuBLASLt: every algorithm
+// computes the right result, the fastest is chosen, and an earlier choice is taken where it can be.
+#define DEVICE_MEMORY_MANAGED       // so that the host can read the results
 #include "kernels/matmul/matmul.cu" // under test
 #include "test/testing.h"           // cmocka, random data, comparison
 
@@ -8,7 +8,7 @@ enum { M = 96, N = 40, K = 64 };
 
 struct fixture {
     struct device dev;
-    floatX *in, *weight, *bias, *dout, *out, *din, *dpre; // in one piece of memory; din through GELU: dpre
+    floatX *in, *weight, *bias, *dout, *out, *din, *dpre; // all in `memory`; dpre: din through GELU's derivative
     float *dweight, *dbias;
     void *workspace, *memory;
     size_t memory_bytes;
@@ -50,7 +50,7 @@ static void list(struct fixture *f, bool add) {
     matmul_backward_input(f->din, f->dout, f->weight, M, N, K, f->workspace, &f->dev);
     matmul_backward_weight(f->dweight, f->dbias, f->dout, f->in, M, N, K, add, f->workspace, &f->dev);
     assert_false(matmul_backward_input_gelu(f->dpre, f->dout, f->weight, f->in, true, M, N, K, f->workspace, &f->dev));
-    matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev); // again
+    matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev); // a second time
     matmul_list_end(f->dev.matmul);
     assert_int_equal(f->dev.matmul->product_count, 4);
 }
@@ -67,7 +67,7 @@ static double gelu_derivative_of(double x) {
     const double c = sqrt(2 / M_PI), t = tanh(c * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
 }
-// dweight and dbias are to_add more than the product. applies_gelu: as gemm_applies_gelu.
+// Checks a product against double. dweight and dbias must exceed it by to_add. applies_gelu: as gemm_applies_gelu.
 static void assert_right(const struct gemm *gemm, const float *dbias, double to_add, bool applies_gelu) {
     const struct gemm_operand *a = &gemm->a, *b = &gemm->b;
     for (int64_t i = 0; i < gemm->rows; i++)
@@ -128,7 +128,7 @@ static void every_algorithm_is_right(void **state) {
                     memcpy(first, f.dweight, sizeof first);
                 other_bits += memcmp(first, f.dweight, sizeof first) != 0;
             }
-            assert_true(product->gemm.sum ? other_bits > 0 : other_bits == 0); // of dweight
+            assert_true(product->gemm.sum ? other_bits > 0 : other_bits == 0); // only dweight's bits
         }
     }
     fixture_free(&f);
@@ -137,7 +137,8 @@ static void every_algorithm_is_right(void **state) {
 static void the_fastest_is_chosen(void **state) {
     static const struct {
         const char *times, *bgrad_times, *dgelu_times;
-        int plain, with_bias, with_gelu; // the candidate of products without either, with a bias gradient, with GELU
+        // the candidate of plain products, of products with a bias gradient, and of products through GELU
+        int plain, with_bias, with_gelu;
     } cases[] = {{"9,8,7,3,5,6,4,8", "20", "30", 3, 3, 3},
                  {"10,9.9,12", "9.9", "9.9", 0, 0, 0},
                  {"10,9.7,12", "15", "12,9.9,9.1", 1, 1, MATMUL_CANDIDATES + 2},
@@ -170,7 +171,7 @@ static void the_fastest_is_chosen(void **state) {
         through_gelu.gelu = f.in;
         device_synchronize(&f.dev);
         assert_right(&through_gelu, NULL, 0, applies);
-        // later calls take it, with the weight's gradient overwritten or added to
+        // Later calls take the choice, whether the weight's gradient is overwritten or added to.
         for (int add = 0; add < 2; add++) {
             const struct gemm gemm = gemm_backward_weight(f.dweight, f.dout, N, f.in, K, M, N, K, add);
             const struct matmul_plan *plan = matmul_plan_for(&gemm, f.dbias, f.dev.matmul);
@@ -201,7 +202,8 @@ static void epilogues_that_err_are_not_taken(void **state) {
     fixture_free(&f);
 }
 
-// The fastest runs, but gives other bits each time; the first, and the second fastest, do not run.
+// Checks that the fastest of the right algorithms is chosen where the fastest of all, or the first, varies, errs or
+// does not run.
 static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     static const struct {
         const char *variable, *rank;
@@ -226,8 +228,8 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     }
 }
 
-// Zeros are the same bits by an algorithm that varies: the heuristics' first is kept, so that a run that goes on has
-// it.
+// Checks that the heuristics' first algorithm is kept where all results are 0, which are the same bits even by an
+// algorithm that varies. So a run that goes on has the same algorithm.
 static void results_that_tell_nothing_leave_the_first(void **state) {
     for (int zeros = 0; zeros < 2; zeros++) {
         struct fixture f = fixture_make();
@@ -262,27 +264,27 @@ static void a_choice_is_taken_where_it_can_be(void **state) {
     for (int i = 0; i < library->choice_count; i++) {
         struct matmul_choice choice = library->choices[i];
         assert_int_equal(choice.fused, choice.key.has_dbias || choice.key.gelu);
-        choice.key.rows++; // no product of this run
+        choice.key.rows++; // a product that this run does not have
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[i];
-        choice.algorithm.data[0] ^= 1; // no algorithm
+        choice.algorithm.data[0] ^= 1; // not an algorithm
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[i];
-        choice.fused = !choice.fused; // another operation
+        choice.fused = !choice.fused; // for another operation
         assert_false(matmul_take_choice(other, &choice));
         choice = library->choices[(i + 1) % library->choice_count]; // another product's algorithm
         choice.key = library->choices[i].key;
         choice.fused = library->choices[i].fused;
         assert_false(matmul_take_choice(other, &choice));
         assert_true(matmul_take_choice(other, &library->choices[i]));
-        assert_false(matmul_take_choice(other, &library->choices[i])); // twice
+        assert_false(matmul_take_choice(other, &library->choices[i])); // a second time
     }
     assert_int_equal(other->choice_count, library->choice_count);
     matmul_destroy(library);
     fixture_free(&f);
 }
 
-// As operands of all types: finite, of both signs, of no size that a product could overflow by.
+// Checks that noise, as operands of each type, is finite, has both signs, and is too small to overflow a product.
 static void noise_is_finite(void **state) {
     int negative = 0;
     for (uint64_t i = 0; i < 100000; i++) {

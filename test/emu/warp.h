@@ -1,18 +1,18 @@
-// A functional model of one thread block, for the host: what kernels/ptx.cuh's models and cuda_runtime.h's stand-ins
-// use.
+// A functional model of one thread block, on the host, for the models in kernels/ptx.cuh and the stand-ins in
+// cuda_runtime.h.
 //
 // The threads of a block are fibers that run in turn until they wait; a thread that never waits costs a function call.
-// It is stricter than a GPU:
-// - asynchronous copies land at the wait that asks for them, not before; their destination is poisoned meanwhile, and
-//   who touches it is reported;
-// - shared memory is poisoned (NaN) when a block starts;
-// - two threads that touch one word of shared memory, one of them writing, without a barrier between them are reported,
-//   as are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different
-//   collectives, and blocks that can't go on, an exited thread that a barrier waits for included;
-// - blocks run in a shuffled order, and the first thread to run is another one in each block;
-// - ldmatrix reports the bank conflicts of its rows;
-// - what is asynchronous on sm_90a, and how its threads wait for each other: test/emu/clocks.h and async.h.
-// A finding ends the program with status 3, naming kernel, block and thread.
+// The model is stricter than a GPU:
+// - An asynchronous copy lands at the wait that asks for it, not before. Its destination is poisoned until then, and
+//   touching it is reported.
+// - Shared memory is poisoned (NaN) when a block starts.
+// - Two threads that touch one word of shared memory without a barrier between them are reported if one of them writes.
+//   So are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different
+//   collectives, and blocks that can't go on, such as at a barrier that an exited thread never reaches.
+// - Blocks run in a shuffled order, and in each block another thread runs first.
+// - ldmatrix counts the bank conflicts of its rows.
+// - test/emu/clocks.h and async.h model what is asynchronous on sm_90a, and how threads wait for each other there.
+// A finding ends the program with status 3, and names kernel, block and thread.
 #pragma once
 #include <math.h>     // exp2f
 #include <stdarg.h>   // va_list
@@ -37,7 +37,7 @@ enum {
     EMU_MAX_COPIES = 256,
     EMU_STACK_BYTES = 1 << 17,
     EMU_EXCHANGE_BYTES = 40,
-    EMU_MAX_GROUPS = 17, // of lanes of a warp that exchange: the whole warp, and up to sixteen others
+    EMU_MAX_GROUPS = 17, // of lanes of a warp that exchange data: the whole warp, and up to sixteen others
     EMU_MAX_SHARED_BYTES = 227 * 1024
 };
 
@@ -59,11 +59,11 @@ struct emu_fiber {
     struct emu_context context;
     struct emu_dim3 index;
     const char *waits_at;    // NULL: at nothing
-    struct emu_copy *copies; // under way, oldest first
+    struct emu_copy *copies; // in flight, oldest first
     int num_copies, groups;  // groups: committed so far
-    int waits_for;           // where at an mbarrier: which
+    int waits_for;           // 1 + index of the mbarrier that it waits at; 0: none
 };
-// Lanes that exchange data.
+// Lanes of a warp that exchange data.
 struct emu_group {
     uint32_t lanes, arrived;
     int bytes;
@@ -72,15 +72,16 @@ struct emu_group {
     char data[2][32 * EMU_EXCHANGE_BYTES];
 };
 struct emu_warp {
-    uint32_t lanes, ready, started, ended, at_barrier; // bits of lanes; ready: runs, can run, or hasn't started
-    uint64_t epoch, first_epoch;                       // of __syncwarp; the block's first
+    uint32_t lanes, ready, started, ended, at_barrier; // bits of lanes; ready: runs, can run, or has not started
+    // epoch: counts __syncwarp; first_epoch: its value when the block began
+    uint64_t epoch, first_epoch;
     int num_groups;
     struct emu_group groups[EMU_MAX_GROUPS];
 };
-// Who touched a word of shared memory last, and when.
+// The last write and the last read of a word of shared memory.
 struct emu_word {
     uint64_t write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
-    int writer, reader; // thread; or EMU_WARP + warp (several lanes of it); or EMU_MANY
+    int writer, reader; // a thread, or EMU_WARP + a warp (several of its lanes), or EMU_MANY
     bool in_flight;     // an asynchronous copy is to write it
 };
 enum { EMU_WARP = 1 << 16, EMU_MANY = 1 << 17 };
@@ -91,25 +92,26 @@ struct emu_kernel {
     uint32_t shared_bytes;
     void (*body)(void *);
     void *argument;
-    uint64_t launch;           // of the program's launches: each has another order
-    unsigned char *progress;   // of each block: 0 to come, 1 at work, 2 done, 3 at work and all before it done
-    struct emu_global *global; // async.h's
+    uint64_t launch; // number of the launch in this program: in each one blocks have another order
+    // for each block: 0 not begun, 1 at work, 2 done, 3 at work and all blocks of lower index done
+    unsigned char *progress;
+    struct emu_global *global; // global.h's
 };
 
-// One block at work; one per host thread, kept from launch to launch.
+// The block that a host thread works on; each host thread keeps its own from launch to launch.
 struct emu_block {
     const struct emu_kernel *kernel;
-    struct emu_dim3 block_index, grid, size, indexed; // indexed: the size that the fibers' indices are for
+    struct emu_dim3 block_index, grid, size, indexed; // indexed: the block size for which the fibers have their indices
     int threads, num_warps, current, ended;
     struct emu_fiber *fibers;
     struct emu_warp *warps;
     int barrier_arrived;
-    uint64_t epoch, first_epoch; // of __syncthreads; the running block's first
+    uint64_t epoch, first_epoch; // epoch: counts __syncthreads; first_epoch: its value when this block began
     unsigned char *shared;
     struct emu_word *words;
     uint32_t shared_bytes;
     uint64_t bank_conflicts, matrix_loads;
-    // Stacks that hold no thread. The thread that runs is on `stack`.
+    // free_stacks: those that no thread uses; stack: the running thread's.
     char *free_stacks[EMU_MAX_THREADS + 1], *stack;
     int num_free_stacks, num_stacks;
     char *fiber_stacks[EMU_MAX_THREADS];
@@ -117,17 +119,18 @@ struct emu_block {
     char signal_stack[1 << 14];
     uint64_t linear_index;
     struct emu_async *async, *async_memory; // async.h's; async: NULL until the block needs it
-    struct emu_block *nested;               // for blocks that run while this one waits for them
+    // for blocks that this host thread runs while this block waits for them; NULL until needed
+    struct emu_block *nested;
 };
-inline thread_local struct emu_block *emu;        // where this host thread runs a kernel
-inline thread_local struct emu_block *emu_cached; // this host thread's own
+inline thread_local struct emu_block *emu;        // this host thread's running block; NULL outside of kernels
+inline thread_local struct emu_block *emu_cached; // this host thread's own block
 
-// Shared addresses don't begin at 0, so that an offset used as an address is found out.
+// Shared addresses begin above 0, so that an offset that is used as an address is found.
 enum { EMU_SHARED_BASE = 0x4000 };
 static inline uint32_t emu_shared_base(void) { return EMU_SHARED_BASE; }
 static inline int emu_lane(void) { return emu->current % 32; }
 
-// A fault in the program under test: says where and what, and ends with status 3.
+// Reports a fault in the program under test, with the thread that it is in, and ends the program with status 3.
 __attribute__((noreturn, format(printf, 1, 2))) static void emu_report(const char *format, ...) {
     fflush(stdout);
     fputs("emu: ", stderr);
@@ -186,13 +189,13 @@ static inline void emu_context_switch(struct emu_context *from, struct emu_conte
 }
 static void emu_context_start(struct emu_context *from, char *stack) {
     void **top = (void **)(stack + EMU_STACK_BYTES - 64);
-    *--top = NULL; // the return address of emu_runner, so that the stack is aligned as after a call
+    *--top = NULL; // the return address of emu_runner; it aligns the stack as after a call
     *--top = (void *)emu_runner;
-    emu_switch(&from->stack_pointer, top - 6); // six registers
+    emu_switch(&from->stack_pointer, top - 6); // below: six saved registers
 }
 #endif
 
-// A page below each stack can't be touched, so that a stack that overflows is found.
+// Returns an unused stack. The page below it can't be touched, so that an overflow is found.
 static char *emu_stack_take(void) {
     if (emu->num_free_stacks > 0)
         return emu->free_stacks[--emu->num_free_stacks];
@@ -201,11 +204,11 @@ static char *emu_stack_take(void) {
     if (memory == (char *)MAP_FAILED)
         emu_report("no memory for a thread's stack");
     mprotect(memory, 4096, PROT_NONE);
-    // What the threads use lies in different cache sets.
+    // The parts of stacks that threads use lie in different cache sets.
     return memory + 4096 - emu->num_stacks++ * 5 % 64 * 64;
 }
 
-// The next thread that can run, after the current one and in turn; -1: none.
+// Returns the next thread in turn, after the current one, that can run; -1: none can.
 static inline int emu_next(void) {
     const int warp = emu->current / 32;
     const uint32_t after = emu->warps[warp].ready & ~1u << emu->current % 32;
@@ -220,7 +223,8 @@ static inline int emu_next(void) {
 }
 static bool emu_lane_ended(int thread) { return emu->warps[thread / 32].ended >> thread % 32 & 1u; }
 __attribute__((noreturn)) static void emu_report_stuck(void) {
-    // A thread whose warp is divided says most; else any that waits, beside any that waits elsewhere or has ended.
+    // A pair of threads in one warp that wait at different places tells most; else any two threads of the block that
+    // do, or of which one has ended.
     int first = -1, second = -1;
     for (int pass = 0; pass < 2 && second < 0; pass++)
         for (int i = 0; i < emu->threads && second < 0; i++) {
@@ -245,7 +249,8 @@ __attribute__((noreturn)) static void emu_report_stuck(void) {
     emu_report("waits at %s for threads that never come: thread %d waits at %s", at, second,
                emu->fibers[second].waits_at);
 }
-// The current thread, no longer ready, gives way until it is.
+// Lets other threads run until the current one is ready again; the caller has marked it as not ready. what: what it
+// waits at, for messages.
 static void emu_wait(const char *what) {
     struct emu_fiber *self = &emu->fibers[emu->current];
     const int next = emu_next();
@@ -263,7 +268,7 @@ static void emu_wait(const char *what) {
     }
     self->waits_at = NULL;
 }
-// Runs on each stack: one thread after another, as long as there are some that haven't begun.
+// Runs on each stack, and there one thread after another, as long as there are threads that have not begun.
 static void emu_runner(void) {
     for (;;) {
         struct emu_warp *warp = &emu->warps[emu->current / 32];
@@ -272,7 +277,7 @@ static void emu_runner(void) {
         warp->started |= lane;
         self->num_copies = self->groups = self->waits_for = 0;
         emu->kernel->body(emu->kernel->argument);
-        // The thread may have waited meanwhile, but not moved to another host thread or stack.
+        // The thread may have waited in the kernel, but it has not moved to another host thread or stack.
         if (self->num_copies > 0)
             emu_report("ends with copies under way, to shared address %d", emu_offset(self->copies[0].to));
         if (emu->async)
@@ -288,7 +293,7 @@ static void emu_runner(void) {
             emu->current = next;
             continue;
         }
-        emu->free_stacks[emu->num_free_stacks++] = emu->stack; // free from the switch on
+        emu->free_stacks[emu->num_free_stacks++] = emu->stack; // unused from the switch on
         if (next < 0) {
             emu_context_switch(&unused, &emu->host);
         } else {
@@ -314,16 +319,17 @@ static struct emu_group *emu_find_group(struct emu_warp *warp, uint32_t lanes) {
     group->arrived = group->generation = 0;
     return group;
 }
-// Every lane of `lanes` (a bit each; those that the block has) gives `bytes`; returns those of all, lane i's at i *
-// bytes, which stay until the lane's next but one call. `what` names the collective, in which all must meet.
-// Where `combine` is given, the last lane to come lets it replace what all gave by what all get.
+// Gathers `bytes` bytes from `mine` of every lane in `lanes` (bits; those that the block has). Returns all of them,
+// lane i's at i * bytes; they stay until the lane's second next call. what: the collective's name, which must be the
+// same for all. combine: the last lane to come calls it to replace what all gave by what all get; NULL: nothing is
+// replaced.
 static const void *emu_warp_exchange_among(uint32_t lanes, const void *mine, int bytes, const char *what,
                                            void (*combine)(void *) = NULL) {
     struct emu_warp *warp = &emu->warps[emu->current / 32];
     const uint32_t lane = 1u << emu_lane();
     if (!(lanes & lane))
         emu_report("is not in the mask that it gives to %s", what);
-    struct emu_group *group = &warp->groups[0]; // of all lanes
+    struct emu_group *group = &warp->groups[0]; // the whole warp's
     if ((lanes & warp->lanes) != warp->lanes)
         group = emu_find_group(warp, lanes & warp->lanes);
     if (group->arrived == 0) {
@@ -347,7 +353,7 @@ static const void *emu_warp_exchange_among(uint32_t lanes, const void *mine, int
     }
     return slot;
 }
-// Of the whole warp; named by the function that calls it.
+// Gathers among the whole warp; `what` is the calling function's name.
 static inline const void *emu_warp_exchange(const void *mine, int bytes, const char *what = __builtin_FUNCTION()) {
     return emu_warp_exchange_among(~0u, mine, bytes, what);
 }
@@ -358,12 +364,12 @@ static inline const void *emu_warp_combine(const void *mine, int bytes, void (*c
 static inline void emu_syncwarp(uint32_t lanes) {
     emu_warp_exchange_among(lanes, "", 1, "__syncwarp");
     struct emu_warp *warp = &emu->warps[emu->current / 32];
-    if ((lanes & warp->lanes & ((1u << emu_lane()) - 1u)) == 0) { // the first lane
+    if ((lanes & warp->lanes & ((1u << emu_lane()) - 1u)) == 0) { // the first lane of the group
         warp->epoch++;
         if (emu->async)
             emu_clocks_meet(emu->current / 32 * 32, 32, lanes & warp->lanes);
     }
-    emu_warp_exchange_among(lanes, "", 1, "__syncwarp"); // none goes on before the epoch is counted
+    emu_warp_exchange_among(lanes, "", 1, "__syncwarp"); // so that no lane goes on before the epoch is counted
 }
 static inline void emu_syncthreads(void) {
     struct emu_warp *warp = &emu->warps[emu->current / 32];
@@ -386,10 +392,10 @@ static inline void emu_syncthreads(void) {
 
 // --- Registers in flight ------------------------------------------------------------------------------------------
 
-// What accumulators and A registers of a wgmma in flight hold: a NaN as a float and as either bf16, which passes
-// through arithmetic and which nothing else makes.
+// What accumulators and A registers of a wgmma in flight hold. It is a NaN as a float and as either bf16, passes
+// through arithmetic, and comes of nothing else.
 static const uint32_t EMU_IN_FLIGHT = 0x7fed7fed;
-static inline bool emu_from_flight(uint32_t bits) { // of a float; the half of a pair that was widened has zeroes below
+static inline bool emu_from_flight(uint32_t bits) { // bits of a float, or of a widened bf16
     return (bits & 0x7fffffffu) == EMU_IN_FLIGHT || (bits & 0x7fffffffu) == (EMU_IN_FLIGHT & 0xffff0000u);
 }
 static void emu_check_not_in_flight(const void *words, size_t bytes, const char *verb) {
@@ -442,7 +448,8 @@ static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) 
         word->read_warp_epoch = warp_epoch;
     }
 }
-// Words of `bytes` bytes, 4 at least: a wrapper of narrower accesses would need a finer record of who touched what.
+// Checks and records an access to shared memory of `bytes` bytes; returns where they are on the host. bytes: at least
+// 4, since narrower accesses would need finer records.
 static unsigned char *emu_touch(uint32_t address, int bytes, bool write) {
     const uint32_t offset = address - EMU_SHARED_BASE;
     if (offset % (uint32_t)bytes != 0)
@@ -464,7 +471,8 @@ static inline void emu_store_shared(uint32_t to, const void *from, int bytes) {
         emu_check_not_in_flight(from, (size_t)bytes, "stores");
     memcpy(emu_touch(to, bytes, true), from, (size_t)bytes);
 }
-// One lane's row of an ldmatrix. The eight rows of a matrix are read at once: each should be in banks of its own.
+// Loads one lane's row of an ldmatrix, 16 bytes. A matrix's eight rows are read at once, so each should lie in banks of
+// its own.
 static inline void emu_load_matrix_row(void *to, uint32_t row, const char *what = __builtin_FUNCTION()) {
     emu_load_shared(to, row, 16);
     const uint32_t *rows = (const uint32_t *)emu_warp_exchange(&row, 4, what);
@@ -484,7 +492,7 @@ static void emu_copy_async(uint32_t to, const void *from, int bytes, bool valid)
         emu_touch_global(from, bytes, false);
     if (self->num_copies == EMU_MAX_COPIES)
         emu_report("has more copies under way than the model holds");
-    memset(emu_touch(to, bytes, true), 0xff, (size_t)bytes); // it may land at any time from now on
+    memset(emu_touch(to, bytes, true), 0xff, (size_t)bytes); // from now on it may land at any time
     for (int i = 0; i < bytes / 4; i++)
         emu->words[(to - EMU_SHARED_BASE) / 4 + (uint32_t)i].in_flight = true;
     const struct emu_copy copy = {to, from, bytes, valid, self->groups};
@@ -527,9 +535,9 @@ static inline uint16_t emu_to_bf16(float value) {
     }
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
-// ex2.approx and rcp.approx give another float than the rounded result, as the PTX ISA lets them: each result is as many
-// units in the last place above or below it as it may be, by a hash of the argument, so that a kernel meets the largest
-// errors its bounds have to hold, the same in each run. Zeros, infinities and NaN are as the ISA's tables say.
+// Moves the result of ex2.approx or rcp.approx off the rounded one by as many units in the last place as the PTX ISA
+// allows, up or down by a hash of the argument. So a kernel meets the largest errors that its bounds have to cover, the
+// same ones in each run. Zeros, infinities and NaN are as in the ISA's tables.
 static inline float emu_units_off(float result, float argument, uint32_t units) {
     uint32_t bits, hash;
     memcpy(&bits, &result, sizeof bits);
@@ -554,7 +562,7 @@ static inline float emu_reciprocal(float x) {
 
 // --- A launch -----------------------------------------------------------------------------------------------------
 
-// This host thread's block, made ready for a kernel.
+// Makes this host thread's block ready for a kernel.
 static void emu_block_enter(const struct emu_kernel *kernel) {
     if (!emu_cached) {
         emu_cached = (struct emu_block *)calloc(1, sizeof *emu_cached);
@@ -620,7 +628,7 @@ static void emu_run_block(uint64_t at) {
     __atomic_store_n(&emu->kernel->progress[at], (unsigned char)2, __ATOMIC_RELEASE);
 }
 
-// A number that shares no factor with the number of blocks, far from 1: its multiples visit each block once.
+// Returns a number without a common factor with the number of blocks, far from 1: its multiples visit each block once.
 static uint64_t emu_stride(uint64_t blocks) {
     for (uint64_t stride = blocks * 5 / 8 + 1;; stride++) {
         uint64_t a = stride, b = blocks;
@@ -639,8 +647,8 @@ static double emu_seconds(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-// Runs every block of a grid, in a shuffled order: the first ones by this host thread, and where they take long enough
-// to be worth it (waking the others takes some 10 us), the rest by all. Returns the bank conflicts of ldmatrix.
+// Runs every block of a grid, in a shuffled order: the first ones on this host thread; the others on all host threads
+// if blocks take long enough, as waking the threads takes some 10 us. Returns the number of ldmatrix's bank conflicts.
 static uint64_t emu_run_kernel(struct emu_kernel *kernel) {
     const uint64_t blocks = (uint64_t)kernel->grid.x * kernel->grid.y * kernel->grid.z, stride = emu_stride(blocks);
     uint64_t begin = 0, conflicts = 0;

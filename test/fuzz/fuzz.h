@@ -1,8 +1,8 @@
-// A fuzz target is a file test/fuzz/fuzz_NAME.c that includes this header and defines fuzz_parse. The Makefile needs no
-// line for it, and builds it twice:
+// The main program of a fuzz target: a file test/fuzz/fuzz_NAME.c that includes this header and defines fuzz_parse. The
+// Makefile finds it, and builds it twice:
 //   make fuzz     with clang's libFuzzer and sanitizers, for FUZZ_SECONDS on inputs that grow from corpus/NAME/
-//   make test     with a plain main, which runs corpus/NAME/ alone: each file must be refused in the words that
-//                 corpus/NAME.expected has for it, or accepted, and each file cut at every byte must do no harm
+//   make test     with a plain main, which runs only corpus/NAME/: each file must be accepted, or refused in the words
+//                 that corpus/NAME.expected has for it; each file cut at every byte must do no harm
 // NAME.expected has a line 'FILE: words' or 'FILE: accepted' for each file of the folder.
 #pragma once
 #include <dirent.h>  // opendir
@@ -15,10 +15,11 @@
 #include "runtime/machine/error_text.h" // struct error_text
 #include "runtime/files/file_read.h"    // read_whole
 
-// Parses the bytes, uses what the parser accepted in every way there is, and gives back what the parser said.
+// Parses data (bytes) and, if the parser accepts them, uses the result in every way there is. Returns what the parser
+// returned: NULL, or *error's text.
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error);
 
-// What must hold for whatever was accepted.
+// Ends the program unless a condition holds that everything accepted must meet.
 #define fuzz_require(condition)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -35,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     return 0;
 }
 #else
-// In memory of exactly that size, so that a sanitizer sees a read beyond it.
+// Parses a copy of data (bytes) that ends where the data end, so that a sanitizer sees a read beyond them.
 static const char *replay_part(const unsigned char *data, size_t bytes, struct error_text *error) {
     unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
     fuzz_require(copy);
@@ -80,7 +81,7 @@ int main(void) {
     while (expected && fgets(line, sizeof line, expected)) {
         char *words = strstr(line, ": ");
         line[strcspn(line, "\n")] = '\0';
-        fuzz_require(words && words[2]); // no words would fit whatever is said
+        fuzz_require(words && words[2]); // "" would fit whatever is said
         *words = '\0';
         failed += !replay_file(++listed, line, words + 2);
     }

@@ -1,10 +1,10 @@
-// config.json of a model's folder: what is accepted sets options to values that they take, and where it is one of
-// Hugging Face's models, written again it is read as the same options.
+// config.json of a model's folder: what is accepted sets options to values that they take. Where it is one of Hugging
+// Face's models, it is written and read again as the same options.
 #include "config/config.h"       // config_options
 #include "formats/huggingface.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 
-// The strings are those of the settings.
+// Returns the config that the settings give. Its strings are the settings' own.
 static struct config options_of(const struct huggingface_config *h) {
     struct config config;
     memset(&config, 0, sizeof config);
@@ -46,7 +46,7 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     if (problem)
         return problem;
     const struct config config = options_of(&h);
-    // What is accepted of Hugging Face's fits some architecture of theirs, perhaps a simpler one than the file's.
+    // A file that is accepted as Hugging Face's fits some architecture of theirs, perhaps a simpler one than it names.
     if (h.architecture != ARCHITECTURE_OURS) {
         fuzz_require(architecture_of(&config) != ARCHITECTURE_OURS);
         write_again(&config);

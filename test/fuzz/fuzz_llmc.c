@@ -1,5 +1,5 @@
-// The length of the file, 8 bytes, then the header of an llm.c checkpoint: what is accepted has the length of its tensors
-// and sets options to values that they may take.
+// The header of an llm.c checkpoint, behind 8 bytes with the length of the file: what is accepted has the length of its
+// tensors, and sets options to values that they take.
 #include "formats/llmc.h"   // under test
 #include "test/fuzz/fuzz.h" // fuzz_require
 

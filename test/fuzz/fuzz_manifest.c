@@ -1,4 +1,4 @@
-// The manifest's parser on any bytes: it answers, and what it accepts keeps its promises and reads back the same.
+// The manifest's parser on any bytes: it returns, and what it accepts keeps its promises and reads back the same.
 #include "formats/manifest.h" // under test
 #include "test/fuzz/fuzz.h"   // fuzz_require
 

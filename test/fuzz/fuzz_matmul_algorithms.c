@@ -1,4 +1,4 @@
-// The parser of matmul_algorithms.txt on any bytes: it answers, and what it accepts reads back the same.
+// The parser of matmul_algorithms.txt on any bytes: it returns, and what it accepts reads back the same.
 #include "formats/matmul_algorithms.h" // under test
 #include "test/fuzz/fuzz.h"            // fuzz_require
 

@@ -1,4 +1,4 @@
-// An .idx file of Megatron-LM. The first 8 bytes of the input are the length of the .bin beside it.
+// An .idx file of Megatron-LM, behind 8 bytes with the length of the .bin beside it.
 #include "formats/token_file.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 
@@ -14,7 +14,7 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     fuzz_require(file.tokens > 0 && file.tokens * token_type_bytes(file.type) == bin_bytes);
     problem = megatron_documents_parse(&file, data + 8, "index", error);
     fuzz_require(!problem || !file.documents);
-    for (uint64_t i = 0; !problem && i < file.num_documents; i++) // rising from 0, and within the .bin
+    for (uint64_t i = 0; !problem && i < file.num_documents; i++) // they rise from 0, and lie within the .bin
         fuzz_require(file.documents[i] < file.tokens &&
                      (i == 0 ? file.documents[i] == 0 : file.documents[i] > file.documents[i - 1]));
     token_file_close(&file);

@@ -1,4 +1,4 @@
-// adapter_config.json: what is accepted is in order, and written again it is read as the same settings.
+// adapter_config.json: what is accepted is valid, and is written and read again as the same settings.
 #include "formats/peft_config.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 

@@ -1,4 +1,5 @@
-// A whole safetensors file: what is accepted covers its data, is found by name, converts, and can be written again.
+// A whole safetensors file: what is accepted covers its data, is found by name, can be converted, and can be written
+// again.
 #include "formats/safetensors.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 
@@ -11,7 +12,7 @@ static void convert(const struct safetensors *file, const struct safetensors_ten
     free(values);
 }
 
-// Written by the rules of the format, the same tensors are there.
+// Checks that the same tensors, written by the rules of the format, are accepted.
 static void write_again(const struct safetensors *file) {
     struct error_text error;
     struct safetensors_layout layout;

@@ -1,4 +1,5 @@
-// model.safetensors.index.json: what is accepted names files beside it alone, is found, and can be written again.
+// model.safetensors.index.json: what is accepted names only files in the same folder, is found, and can be written
+// again.
 #include "formats/safetensors.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 

@@ -1,9 +1,10 @@
-// A file of tokens in llm.c's format, or of those to finetune on: its header, then every token against a vocabulary.
+// A file of tokens, in llm.c's format or in the format for finetuning: its header, then every token against a
+// vocabulary.
 #include "formats/finetune_shard.h" // under test
 #include "formats/token_file.h"     // under test
 #include "test/fuzz/fuzz.h"         // fuzz_require
 
-// Of a header that was accepted: everything that it promises is within the file.
+// Parses a header for finetuning. Everything that an accepted header promises must lie within the file.
 static const char *fuzz_parse_rows(const unsigned char *header, size_t header_bytes, size_t bytes,
                                    struct error_text *error) {
     struct token_file file;

@@ -1,4 +1,4 @@
-// A tokenizer.json; one that is accepted encodes a short text and decodes it.
+// A tokenizer.json: an accepted one encodes a short text and decodes it.
 #include "formats/tokenizer.h" // under test
 #include "test/fuzz/fuzz.h"    // fuzz_require
 

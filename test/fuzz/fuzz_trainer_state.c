@@ -1,4 +1,4 @@
-// trainer_state.json: what is accepted is in order, and written again it is read as the same state.
+// trainer_state.json: what is accepted is valid, and is written and read again as the same state.
 #include "formats/trainer_state.h" // under test
 #include "test/fuzz/fuzz.h"        // fuzz_require
 #include <math.h>                  // isnan

@@ -1,4 +1,4 @@
-// The table of tokens' text: each is decoded, and what is printed of them all has no control character.
+// The table of tokens' text: each accepted token is decoded, and nothing that is printed has a control character.
 #include "formats/vocabulary.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 

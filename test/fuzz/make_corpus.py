@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes corpus/NAME/ and corpus/NAME.expected: for each parser a few good files and, field by field, bad ones, each with
-the words in which it must be refused. Run it after a change here; `make test` replays what it wrote. The corpora of manifest
-and tokenizer are edited by hand."""
+"""Writes corpus/NAME/ and corpus/NAME.expected: for each parser a few good files and, field by field, bad ones, each
+with the words in which the parser must refuse it. Run it after a change of this script; `make test` replays what it
+wrote. The corpora of manifest and tokenizer are edited by hand."""
 import json
 import shutil
 import struct

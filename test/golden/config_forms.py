@@ -1,8 +1,9 @@
-"""The two ways in which config.json says a model's rotary settings. Python's standard library alone."""
+"""The two ways in which config.json can express a model's rotary settings. Needs only Python's standard library."""
 
 
 def flat_form(config):
-    """config.json with its rotary settings as transformers 4 wrote them: rope_theta at the top, scaling in rope_scaling."""
+    """Returns config.json with its rotary settings as transformers 4 wrote them: rope_theta at the top, scaling in
+    rope_scaling."""
     config = dict(config)
     parameters = config.pop("rope_parameters", None)
     if parameters is None:
@@ -21,7 +22,7 @@ def flat_form(config):
 
 
 def nested_form(config):
-    """The same the other way: all of it in rope_parameters, as transformers 5 does."""
+    """Returns config.json with all rotary settings in rope_parameters, as transformers 5 writes them."""
     config = dict(config)
     if "rope_parameters" in config or config["model_type"] == "gpt2":
         return config

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes eval_tasks.json: what lm-evaluation-harness makes of the tasks of test/eval_data.py with the models of test/eval_model.py.
+"""Writes eval_tasks.json: the results of lm-evaluation-harness for the tasks of test/eval_data.py with the models of
+test/eval_model.py.
 
-    python3 test/golden/make_eval_tasks.py [folder]     needs lm_eval, torch and transformers; README.md has the versions
+    python3 test/golden/make_eval_tasks.py [folder]     needs lm_eval, torch and transformers; README.md has the
+    versions
 
-The tasks' own definitions are used, with local files in place of their data sets. Of each task: a hash of the texts that are
-scored, their log-likelihoods and whether all tokens were the likeliest, and the task's scores.
+The tasks' own definitions are used, with local files in place of their data sets. For each task the file has: a hash of
+the texts that are scored, their log-likelihoods, whether all tokens were the likeliest ones, and the task's scores.
 """
 import hashlib
 import json
@@ -40,7 +42,7 @@ def mmlu(row):
     return {"question": row[0], "choices": row[1:5], "answer": "ABCD".index(row[5]), "subject": eval_data.SUBJECT}
 
 
-# The rows as the data sets of Hugging Face have them.
+# Rows in the forms of Hugging Face's data sets.
 ROWS = {"arc": lambda row: flat(row, "question"), "openbookqa": lambda row: flat(row, "question_stem"), "mmlu": mmlu, "mmlu_dev": mmlu,
         "hellaswag": lambda row: dict(row, label=str(row["label"])),
         "boolq": lambda row: {"question": row["question"], "passage": row["passage"], "label": int(row["answer"])}}  # fmt: skip
@@ -63,7 +65,8 @@ def write_task(folder, name, definition):
 
 
 def greedy_items(model):
-    """Continuations that the model itself chooses, and one of them with another last token."""
+    """Makes items with continuations that the model itself chooses, and with one of these that ends in another
+    token."""
     tokenizer = model.tokenizer
     items = []
     for word in eval_data.WORDS[:24]:
@@ -78,8 +81,8 @@ def greedy_items(model):
 
 
 def perplexity(model, length, stride):
-    """The mean loss of a text by sliding windows, and the number of tokens that are scored (docs/source/en/perplexity.md of
-    transformers, but for its mean of means)."""
+    """Returns the mean loss of a text by sliding windows, and the number of scored tokens (docs/source/en/perplexity.md
+    of transformers, except for its mean of means)."""
     ids = model.tokenizer(eval_data.text(), return_tensors="pt").input_ids
     total, count, before = 0.0, 0, 0
     for begin in range(0, ids.shape[1], stride):

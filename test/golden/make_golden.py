@@ -6,11 +6,11 @@
 For GPT-2, Llama (GQA, untied head) and Qwen2 (MQA, tied head) a file holds the initial parameters, ten batches, logits,
 mean loss and every gradient of the first batch, and losses and gradient norms of ten AdamW steps.
 
-The parameters are fp32 numbers, and all that follows from them is computed in fp64 and rounded to fp32 once at the end:
-fp32 PyTorch is itself up to 1e-6 away from the exact result. The same model in plain fp32 runs beside it, and the table
-that this script prints says how far it strays, which is the share of a 1e-5 bound that rounding uses up.
+The parameters are fp32 numbers. All results are computed in fp64 and rounded to fp32 once at the end, since PyTorch in
+fp32 is up to 1e-6 away from the exact result. The same model also runs in plain fp32. The table that this script prints
+says how far fp32 is off, which is the share of a 1e-5 bound that rounding uses up.
 
-Names, layouts and the file format are described in README.md beside this file.
+README.md beside this file describes names, layouts and the file format.
 """
 import math
 import struct
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 STEPS, BATCH = 10, 2
 LR, BETAS, ADAM_EPS, WEIGHT_DECAY, CLIP_GRAD = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 NO_DROPOUT = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
-NO_SPECIAL_TOKENS = dict(bos_token_id=None, eos_token_id=None)  # the defaults lie outside the small vocabularies
+NO_SPECIAL_TOKENS = dict(bos_token_id=None, eos_token_id=None)  # the defaults lie outside of the small vocabularies
 
 # Sizes are awkward on purpose: odd T, widths that no vector or tile divides, a vocabulary that needs padding; GPT-2 has
 # more positions than a sequence uses, and Llama's heads together are wider than its hidden size.
@@ -44,8 +44,8 @@ MODELS = {
 
 
 class DoublePrecision(TorchFunctionMode):
-    """The models of transformers cast to float32 inside norms, softmax and rotary embedding, whatever type they are in.
-    Here such a cast means float64, and a float32 that appears all the same is an error."""
+    """Turns casts to float32 into casts to float64. The models of transformers make such casts inside norms, softmax
+    and rotary embedding, whatever type they are in. A float32 that appears all the same is an error."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         widen = lambda value: torch.float64 if value is torch.float32 else value
@@ -69,8 +69,9 @@ def build(config, dtype):
 
 
 def random_parameters(model, generator):
-    """Wider than any real initialisation: attention scores and MLP inputs of a standard deviation of about one reach
-    the curved part of softmax, GELU and SiLU, and no bias or norm weight sits at a value at which its term vanishes."""
+    """Makes wider parameters than any real initialization: attention scores and MLP inputs of a standard deviation of
+    about one reach the curved part of softmax, GELU and SiLU, and no bias or norm weight has a value at which its term
+    vanishes."""
     result = {}
     for name, parameter in model.named_parameters():
         normal = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
@@ -86,8 +87,9 @@ def random_parameters(model, generator):
 
 
 def random_batches(vocab_size, T, generator):
-    """Skewed towards small tokens, so that there is something to learn: some tokens repeat within a batch, others never
-    appear. The last token of the vocabulary is an input and a target of the first batch."""
+    """Makes batches that are skewed towards small tokens, so that there is something to learn: some tokens repeat
+    within a batch, others never appear. The last token of the vocabulary is an input and a target of the first
+    batch."""
     uniform = torch.rand(STEPS, BATCH, T + 1, generator=generator, dtype=torch.float32)
     sequence = (vocab_size * uniform**3).long().clamp(max=vocab_size - 1)
     sequence[0, 1, T // 2] = vocab_size - 1
@@ -95,7 +97,7 @@ def random_batches(vocab_size, T, generator):
 
 
 def train(model, parameters, tokens, targets):
-    """-> logits, gradients of the first batch; losses and gradient norms (before clipping) of all steps."""
+    """Returns logits and gradients of the first batch, and losses and gradient norms (before clipping) of all steps."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name])
@@ -119,7 +121,8 @@ def train(model, parameters, tokens, targets):
 
 
 def engine_tensors(architecture, hf):
-    """The tensors of a transformers state dict by the engine's names and layouts: Linear weights are (out, in)."""
+    """Returns the tensors of a transformers state dict under the engine's names, in the engine's layouts: Linear
+    weights are (out, in)."""
     result = {}
     if architecture == "gpt2":
         take = lambda name: hf.pop("transformer." + name)
@@ -154,7 +157,7 @@ def engine_tensors(architecture, hf):
 
 
 def engine_config(config, T):
-    """Megatron-LM's option names with _ for -, booleans as 0 and 1."""
+    """Returns the config by Megatron-LM's option names with _ for -, booleans as 0 and 1."""
     gpt2 = config.model_type == "gpt2"
     heads = config.num_attention_heads
     ours = dict(

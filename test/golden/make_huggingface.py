@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes huggingface/NAME/: small random models as transformers saves them, with tokens and the logits that it computes; and
-huggingface/gpt2.VERSION.bin, GPT-2's parameters as llm.c's checkpoints have them.
+"""Writes huggingface/NAME/: small random models as transformers saves them, with tokens and the logits that it
+computes; and huggingface/gpt2.VERSION.bin, GPT-2's parameters as in llm.c's checkpoints.
 
     python3 test/golden/make_huggingface.py [folder]        needs torch and transformers; README.md has the versions
 
-Parameters are rounded to the type that the model is saved in. The logits follow from those in fp64, rounded to fp32 once;
-the table that this script prints says how far the saved folder, opened by from_pretrained, strays from them in fp32.
+Parameters are rounded to the type that the model is saved in. The logits are computed from these in fp64, and rounded
+to fp32 once. The table that this script prints says how far the logits in fp32 are from this, of the saved folder,
+opened by from_pretrained.
 """
 import json
 import shutil
@@ -21,8 +22,9 @@ from make_golden import DoublePrecision, NO_DROPOUT, NO_SPECIAL_TOKENS, build, r
 T = 24
 LLAMA = dict(num_hidden_layers=2, hidden_size=32, vocab_size=101, max_position_embeddings=40, use_cache=False, **NO_SPECIAL_TOKENS)
 
-# Each rule of an import is needed by one of them: transposes, repeated names, a head of its own, biases in one place and in
-# all, heads together wider than the hidden size, GQA and MQA, each type, each way to write theta, none of them a default.
+# Each rule of an import is needed by one of them: transposes, repeated names, a head of its own, biases in one place
+# and in all, heads together wider than the hidden size, GQA and MQA, each type, each way to write theta; none has a
+# default.
 MODELS = {
     "gpt2": dict(seed=11, dtype=torch.float32, config=lambda: transformers.GPT2Config(
         n_layer=2, n_embd=16, n_head=2, vocab_size=101, n_positions=40, layer_norm_epsilon=1e-4, use_cache=False, **NO_DROPOUT,
@@ -55,7 +57,7 @@ def exact_logits(config, parameters, tokens):
 
 
 def edit_config(path, theta_at_top):
-    """rope_theta at the top, as transformers 4 writes it, or in rope_parameters alone, as 5 does."""
+    """Puts rope_theta at the top, as transformers 4 writes it, or only into rope_parameters, as transformers 5 does."""
     config = json.loads(path.read_text())
     if theta_at_top:
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
@@ -81,7 +83,8 @@ def strays(folder, tokens, logits):
 
 
 def write_llmc(path, version, config, parameters):
-    """llm.c's train_gpt2.py: the vocabulary padded to a multiple of 128, weights (out, in)."""
+    """Writes a checkpoint as llm.c's train_gpt2.py does: the vocabulary padded to a multiple of 128, weights (out,
+    in)."""
     C, V = config.n_embd, config.vocab_size
     padded = (V + 127) // 128 * 128
     take = lambda name: parameters["transformer." + name]
@@ -126,7 +129,7 @@ if __name__ == "__main__":
         made = make(out, model_name, **settings)
         if model_name == "gpt2":
             gpt2, gpt2_tokens = made
-    # The epsilon that llm.c has is not in its file.
+    # llm.c's file does not have its epsilon.
     config5 = MODELS["gpt2"]["config"]()
     config5.layer_norm_epsilon = 1e-5
     for bin_version, bin_dtype in ((3, torch.float32), (5, torch.bfloat16)):

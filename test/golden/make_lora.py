@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes lora/NAME/: adapters on the models of huggingface/ and zoo/ as peft saves them, before and after three steps of AdamW on
-one batch, with the losses and gradients' norms.
+"""Writes lora/NAME/: adapters on the models of huggingface/ and zoo/ as peft saves them, before and after three steps
+of AdamW on one batch, with the losses and the gradients' norms.
 
     python3 test/golden/make_lora.py [folder]        needs torch, transformers and peft; README.md has the versions
 
@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 STEPS, B, T = 3, 2, 24
 ADAMW = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 ALL = "all-linear"
-# Targets by last name, by a longer end that tells two apart, and all; parts of q, k, v and of gate, up; each layout of a weight.
+# Targets by last name, by a longer end that tells two of them apart, and all; parts of q, k, v and of gate, up; each
+# layout of a weight.
 MODELS = {
     "gpt2": dict(base="huggingface/gpt2", seed=21, targets=ALL, rank=4, alpha=8),
     "gpt2_some": dict(base="huggingface/gpt2", seed=22, targets=["c_attn", "mlp.c_proj"], rank=2, alpha=3),
@@ -31,7 +32,8 @@ MODELS = {
     "llama_masked": dict(base="huggingface/llama", seed=24, targets=["k_proj", "o_proj", "up_proj"], rank=4, alpha=8, masked=True),
     "qwen2": dict(base="huggingface/qwen2", seed=25, targets=["q_proj", "v_proj", "gate_proj", "down_proj"], rank=4, alpha=8, rslora=True),
     "gpt_neox": dict(base="zoo/gpt_neox", seed=26, targets=ALL, rank=3, alpha=8),
-    "smollm3": dict(base="zoo/smollm3", seed=34, targets=ALL, rank=2, alpha=4),  # a layer without rotary embedding
+    # it has a layer without rotary embedding
+    "smollm3": dict(base="zoo/smollm3", seed=34, targets=ALL, rank=2, alpha=4),
     "phi3": dict(base="zoo/phi3", seed=27, targets=["qkv_proj", "down_proj"], rank=1, alpha=2),
 }  # fmt: skip
 
@@ -41,14 +43,14 @@ def adapters_of(model):
 
 
 def loss_of(model, tokens, learned):
-    """The mean over the learned targets: tokens (B, T + 1), learned (B, T)."""
+    """Returns the mean loss over the learned targets: tokens (B, T + 1), learned (B, T)."""
     logits = model(tokens[:, :-1], use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return (losses * learned.flatten()).sum() / learned.sum()
 
 
 def train(model, tokens, learned):
-    """-> the losses and the gradients' norms of the steps"""
+    """Returns the losses and the gradients' norms of the steps."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, **ADAMW, foreach=False)
     losses, norms = [], []
@@ -92,7 +94,7 @@ def make(folder, base, seed, targets, rank, alpha, rslora=False, masked=False):
     learned = torch.ones(B, T)
     if masked:
         learned = (torch.rand(B, T, generator=generator) < torch.tensor([[0.2], [0.7]])).double()
-        learned[:, -1] = 0  # the next row's first token
+        learned[:, -1] = 0  # it is the next row's first token
     with DoublePrecision():
         losses, norms = train(model, tokens, learned)
         with torch.no_grad():

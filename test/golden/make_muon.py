@@ -3,8 +3,8 @@
 
     python3 test/golden/make_muon.py        needs torch 2.9 or newer; README.md has the version
 
-torch's Newton-Schulz iterations cast to bf16. Here that cast is left out and all is computed in fp64, from numbers that are
-fp32, and rounded to fp32 once.
+torch's Newton-Schulz iterations cast to bf16. Here this cast is left out: everything is computed in fp64, from numbers
+that are fp32, and rounded to fp32 once.
 """
 import struct
 from pathlib import Path
@@ -29,7 +29,7 @@ def write(path, config, tensors):
 
 
 def main():
-    torch.bfloat16 = torch.float64  # what torch's iterations cast to
+    torch.bfloat16 = torch.float64  # torch's iterations cast to this type
     generator = torch.Generator().manual_seed(9)
     rates = [1e-2 * (step + 1) / STEPS for step in range(STEPS)]
     tensors = {"lr": torch.tensor(rates)}

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes nf4.golden: what bitsandbytes stores of two matrices in NF4 with double quantisation.
+"""Makes nf4.golden: what bitsandbytes stores of two matrices in NF4 with double quantization.
 
     python3 test/golden/make_nf4.py [folder]        needs torch, numpy and bitsandbytes; README.md has the versions
 
-The matrices are test/op_frozen_format.c's, made here again by the same generator. Read back as fp32 and as bf16, the
-first elements of each are there too, as fp32 numbers.
+The matrices are test/op_frozen_format.c's, made here again by the same generator. The file also has the first elements
+of each matrix, read back as fp32 and as bf16, as fp32 numbers.
 """
 import struct
 import sys
@@ -19,7 +19,7 @@ SHAPES = {"even": (160, 205), "odd": (7, 29)}
 
 
 def uniform(seed):
-    """test/testing.h's test_uniform."""
+    """Makes test/testing.h's test_uniform."""
     while True:
         seed = seed + 0x9e3779b97f4a7c15 & MASK
         z = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9 & MASK
@@ -28,7 +28,7 @@ def uniform(seed):
 
 
 def weights(rows, cols):
-    """Four uniform numbers summed; row 3 is zero, and each 97th element is an outlier."""
+    """Makes weights: four uniform numbers summed; row 3 is zero, and each 97th element is an outlier."""
     random, values = uniform(rows), []
     for i in range(rows * cols):
         x = next(random)
@@ -52,7 +52,7 @@ def stored(name, rows, cols):
 
 
 def write(path, tensors):
-    """In README.md's format; bytes are packed in int32, the last filled with zeros."""
+    """Writes the file in README.md's format; bytes are packed in int32, the last one filled up with zeros."""
     with open(path, "wb") as file:
         file.write(struct.pack("<8sII", b"GPTGOLD1", 0, len(tensors)))
         for name, tensor in tensors.items():

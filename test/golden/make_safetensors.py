@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes types.safetensors with the reference implementation (pip install safetensors==0.8.0): a tensor of each type,
-named in an order that is not the file's, shapes of 0 to 3 dimensions, an empty one, and floats that test conversions."""
+in an order of names that is not the file's, shapes of 0 to 3 dimensions, an empty tensor, and floats that test
+conversions."""
 import ctypes
 import os
 import struct

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the golden data of test/unit_tokenizer.c: three small tokenizers, and what the `tokenizers` package makes of texts.
+"""Makes the golden data of test/unit_tokenizer.c: three small tokenizers, and the ids that the `tokenizers` package
+gives texts.
 
     python3 test/golden/make_tokenizer.py [folder]        needs tokenizers; README.md has the version
 
-The tokenizers are trained here on text made here, and have the parts of GPT-2's, Llama 3's and Qwen2's: pattern,
-normalizer, ignore_merges, template, added tokens. The texts have every script of Unicode 16, emoji, all white space,
-numbers, contractions, code, control characters, unnormalised text, and added tokens inside text.
+The tokenizers are trained here on text that is made here. They have the parts of GPT-2's, Llama 3's and Qwen2's:
+pattern, normalizer, ignore_merges, template, added tokens. The texts have every script of Unicode 16, emoji, all white
+space, numbers, contractions, code, control characters, unnormalized text, and added tokens inside text.
 """
 import json
 import random
@@ -90,8 +91,8 @@ def train(name):
 
 
 def of_every_script():
-    """Letters, marks, digits of each script (the first word of a character's name is one), and what is newer than the
-    names that Python knows."""
+    """Makes texts with letters, marks and digits of each script (the first word of a character's name is one), and with
+    characters newer than the names that Python knows."""
     scripts = {}
     for code in range(0x80, 0x110000):
         character = chr(code)
@@ -152,13 +153,13 @@ def main():
     for name in ("gpt2", "llama3", "qwen2"):
         tokenizer = train(name)
         description = json.loads(tokenizer.to_str())
-        if name == "gpt2":  # as its own file is: merges as text, no type
+        if name == "gpt2":  # as in its own file: merges as text, no type
             description["model"]["merges"] = [" ".join(pair) for pair in description["model"]["merges"]]
             del description["model"]["type"], description["model"]["ignore_merges"]
         if name == "llama3":  # a token that no merges make
             description["model"]["vocab"]["\u0120qxz"] = description["added_tokens"][0]["id"]
             description["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"][0] += 1
-            for token in description["added_tokens"]:  # which the package numbers on from the vocabulary
+            for token in description["added_tokens"]:  # the package numbers these on from the vocabulary
                 token["id"] += 1
         write(folder / f"tokenizer_{name}.json", description)
         tokenizer = Tokenizer.from_file(str(folder / f"tokenizer_{name}.json"))

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes zoo/NAME/: a small random model of each architecture that --init-from takes, as transformers saves it, and what
-transformers computes with it (expected.golden).
+"""Writes zoo/NAME/: a small random model of each architecture that --init-from takes, as transformers saves it, and
+what transformers computes with it (expected.golden).
 
     python3 test/golden/make_zoo.py [folder [name ...]]        needs torch and transformers; README.md has the versions
 
-Shapes are such that mistakes show: T beyond the window and beyond original_max_position_embeddings, heads together as wide as
-the hidden size and not, multipliers far from 1, biases and norm weights far from their initial values. Parameters are rounded to
-the type that the model is saved in; what follows from them is computed in fp64 and rounded to fp32 once. The table that this
-script prints says how far the saved folder, opened by from_pretrained, strays from that in fp32.
+Shapes are chosen so that mistakes show: T beyond the window and beyond original_max_position_embeddings, heads together
+as wide as the hidden size or not, multipliers far from 1, biases and norm weights far from their initial values.
+Parameters are rounded to the type that the model is saved in; results are computed in fp64 from these, and rounded to
+fp32 once. The table that this script prints says how far the results in fp32 are from this, of the saved folder, opened
+by from_pretrained.
 
 test/test_huggingface.py makes the same models at larger shapes (LARGE) where transformers is installed.
 """
@@ -25,9 +26,10 @@ import transformers
 from config_forms import flat_form
 from make_golden import DoublePrecision, NO_SPECIAL_TOKENS, relative_error, write
 
-V, BATCH, END = 257, 2, 256  # bytes and the end of a text, so that --generate needs no tokenizer
+V, BATCH, END = 257, 2, 256  # bytes and an end of text, so that --generate needs no tokenizer
 PROJECTIONS, DRAWS, BF16_ROUNDING = 8, 16, 2.0**-8
-# C hidden size, H heads on G KV heads of D, F width of an MLP, P positions, T0 positions before scaling, W window, T tokens.
+# C hidden size; H heads on G KV heads of size D; F width of an MLP; P positions; T0 positions before scaling; W window;
+# T tokens.
 SMALL = SimpleNamespace(C=16, H=4, G=2, D=8, F=20, P=64, T0=16, W=7, T=40)
 LARGE = SimpleNamespace(C=96, H=6, G=3, D=32, F=136, P=192, T0=48, W=33, T=160)
 PROMPT, LONG_PROMPT, NEW_TOKENS = "for (int i", "for (int i = 0; i < n; i++)", 30
@@ -36,7 +38,7 @@ NO_BRANCH_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0)
 
 
 def common(s, **more):
-    """Heads together as wide as the hidden size."""
+    """Makes settings of heads that are together as wide as the hidden size."""
     heads = s.C // s.D
     settings = dict(num_hidden_layers=2, hidden_size=s.C, num_attention_heads=heads, num_key_value_heads=heads // 2 or 1,
                     intermediate_size=s.F, vocab_size=V, max_position_embeddings=s.P, rms_norm_eps=1e-4, use_cache=False,
@@ -45,12 +47,12 @@ def common(s, **more):
 
 
 def headed(s, **more):
-    """More heads than that."""
+    """Makes settings of more heads, which are wider than the hidden size."""
     return common(s, **{"head_dim": s.D, "num_attention_heads": s.H, "num_key_value_heads": s.G, **more})
 
 
 def wide(s, **more):
-    """Heads of twice the size."""
+    """Makes settings of heads of twice the size."""
     return common(s, head_dim=2 * s.D, **more)
 
 
@@ -62,9 +64,10 @@ def factors(pairs, first, step):
     return [first + step * i for i in range(pairs)]
 
 
-# config: of the sizes. drop: members of config.json that are left out, since a reader knows them otherwise: defaults of the
-# class, lists that follow from other members. old: rotary settings as transformers 4 has them. gemma: norm weights lie near 0.
-# documents: what a batch of packed documents gives is in the file too. live: made where transformers is installed alone.
+# config: by the sizes. drop: members of config.json that are left out, since a reader knows them otherwise: defaults of
+# the class, lists that follow from other members. old: rotary settings as in transformers 4. gemma: norm weights lie
+# near 0. documents: the file also has the results of a batch of packed documents. live: made only where transformers is
+# installed.
 ZOO = {
     "llama_llama3": dict(documents=True, config=lambda s: transformers.LlamaConfig(**wide(
         s, rope_parameters=rope("llama3", factor=5.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=s.T0)))),
@@ -155,8 +158,9 @@ def build(config, dtype):
 
 
 def random_parameters(model, generator, gemma=False):
-    """As make_golden.py's, for every architecture: scores, the MLP's inputs and the logits reach where functions curve. Half of
-    the last norm's weights are negative, or a tied head would have each token predict itself."""
+    """Makes parameters as make_golden.py does, for every architecture: scores, the MLP's inputs and the logits reach
+    where functions curve. Half of the last norm's weights are negative, or a tied head would have each token predict
+    itself."""
     result = {}
     for name, parameter in model.named_parameters():
         normal = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
@@ -181,14 +185,15 @@ def put(model, parameters):
 
 
 def in_double(model):
-    """A copy of a model that was opened in fp32, which computes in fp64 under DoublePrecision, tables of rotary embedding too."""
+    """Returns a copy of a model that was opened in fp32. The copy computes in fp64 under DoublePrecision, tables of
+    rotary embedding too."""
     model.config.dtype = torch.float64
     with DoublePrecision():
         return put(build(model.config, torch.float64), dict(model.named_parameters()))
 
 
 def save(folder, name, size, parameters):
-    """The folder as save_pretrained writes it, but for what ZOO leaves out of config.json."""
+    """Writes the folder as save_pretrained does, without what ZOO leaves out of config.json."""
     zoo = ZOO[name]
     shutil.rmtree(folder, ignore_errors=True)
     model = put(build(zoo["config"](size), torch.float32), parameters).to(zoo.get("dtype", torch.bfloat16))
@@ -200,7 +205,7 @@ def save(folder, name, size, parameters):
 
 
 def open_folder(folder):
-    """As anyone opens it, in fp32: nothing missing, unexpected or made up."""
+    """Opens a folder as anyone would, in fp32: nothing is missing, unexpected or made up."""
     torch.set_default_dtype(torch.float32)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
@@ -209,20 +214,21 @@ def open_folder(folder):
 
 
 def make_model(name, size, generator):
-    """-> parameters as the file has them, in fp32."""
+    """Returns the parameters as the file has them, in fp32."""
     zoo = ZOO[name]
     parameters = random_parameters(build(zoo["config"](size), torch.float32), generator, zoo.get("gemma", False))
     return {key: value.to(zoo.get("dtype", torch.bfloat16)).float() for key, value in parameters.items()}
 
 
 def random_stream(T, generator):
-    """BATCH T + 1 tokens: documents of one token, two delimiters in a row, at a row's first and last token."""
+    """Makes BATCH T + 1 tokens: documents of one token, two delimiters in a row, delimiters at a row's first and last
+    token."""
     stream = (END * torch.rand(BATCH * T + 1, generator=generator) ** 2).long()
     stream[[5, 6, T // 2, T - 1, T, T + T // 3, 2 * T - 3]] = END
     return stream
 
 
-# ---- What it computes ----
+# ---- What the models compute ----
 
 
 def token_losses(logits, targets):
@@ -235,7 +241,8 @@ def whole_logits(model, tokens):
 
 
 def document_logits(model, tokens, ends=False):
-    """Each document alone, from position 0: one begins at every delimiter, or after it, and at the front of a row."""
+    """Returns each document's logits by itself, from position 0: a document begins at every delimiter or, with `ends`,
+    behind it, and at the front of a row."""
     rows = []
     for row in tokens:
         starts = [0] + [t for t in range(1, len(row)) if row[t - ends] == END] + [len(row)]
@@ -245,7 +252,7 @@ def document_logits(model, tokens, ends=False):
 
 
 def step(model, tokens, targets, logits_of=whole_logits):
-    """-> logits, losses of the tokens, gradients of their mean"""
+    """Returns logits, losses of the tokens, and gradients of their mean."""
     model.zero_grad()
     logits = logits_of(model, tokens)
     losses = token_losses(logits, targets)
@@ -254,8 +261,9 @@ def step(model, tokens, targets, logits_of=whole_logits):
 
 
 def signs(n):
-    """(PROJECTIONS, n) of +-1: bit k of SplitMix64's output i says whether element i is subtracted in projection k. The norm of
-    a tensor's projections, and of their difference, is that of the tensor itself to about a quarter."""
+    """Returns (PROJECTIONS, n) of +-1: bit k of SplitMix64's output i says whether element i is subtracted in
+    projection k. The norm of a tensor's projections, and of a difference of them, is the tensor's own to about a
+    quarter."""
     with numpy.errstate(over="ignore"):
         x = (numpy.arange(1, n + 1, dtype=numpy.uint64)) * numpy.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
@@ -266,15 +274,15 @@ def signs(n):
 
 
 def projected(gradients):
-    """By the names of the file. Without those that are zero but for rounding: softmax ignores a key's bias where nothing turns
-    it."""
+    """Returns the projections by the names of the file, without gradients that are zero but for rounding: softmax
+    ignores a key's bias where nothing turns it."""
     is_neox = any(name.startswith("gpt_neox.") for name in gradients)
     in_file = lambda name: "embed_out.weight" if is_neox and name == "lm_head.weight" else name
     return {"grad." + in_file(name): signs(g.numel()) @ g.double().flatten() for name, g in gradients.items() if g.norm() > 1e-12}
 
 
 def shown_positions(T):
-    """Rows of logits that the file holds: a last token, and one of the second sequence."""
+    """Returns the rows of logits that the file holds: a last token, and a token of the second sequence."""
     return torch.tensor([T - 1, T + 2 * T // 3])
 
 
@@ -290,7 +298,7 @@ def results(model, tokens, targets, documents):
 
 
 class Perturb(torch.autograd.Function):
-    """A random relative error within one unit roundoff of bf16, on a value and on its gradient."""
+    """Puts a random relative error, within one unit roundoff of bf16, on a value and on its gradient."""
 
     @staticmethod
     def forward(context, x):
@@ -302,8 +310,8 @@ class Perturb(torch.autograd.Function):
 
 
 def perturb_stored(model):
-    """Errors on what an engine stores as bf16: results of linear layers, norms and embeddings, what enters a projection (the
-    attention's result, the activation's), and the residual at the end of a layer."""
+    """Puts errors on what an engine stores as bf16: results of linear layers, norms and embeddings, the inputs of
+    projections (attention's result, the activation's), and the residual at the end of a layer."""
     after = lambda module, inputs, output: (
         (Perturb.apply(output[0]), *output[1:]) if isinstance(output, tuple) else Perturb.apply(output))
     before = lambda module, inputs: (Perturb.apply(inputs[0]), *inputs[1:])
@@ -316,7 +324,7 @@ def perturb_stored(model):
 
 
 def deviations(model, found, tokens, targets, documents):
-    """The root mean square, over DRAWS runs with such errors, of what they do to each result: its relative error."""
+    """Returns the relative error of each result under such errors: the root mean square over DRAWS runs."""
     squares = {name: 0.0 for name in found}
     perturb_stored(model)
     for draw in range(DRAWS):
@@ -328,7 +336,8 @@ def deviations(model, found, tokens, targets, documents):
 
 
 def generate(model, prompt, new_tokens=NEW_TOKENS):
-    """-> ids of the prompt and of the likeliest continuation; by how much each new logit exceeds all others."""
+    """Returns the ids of the prompt and of its likeliest continuation, and by how much each new logit exceeds all
+    others."""
     ids, gaps = list(prompt.encode()), []
     for _ in range(new_tokens):
         with torch.no_grad():
@@ -339,7 +348,8 @@ def generate(model, prompt, new_tokens=NEW_TOKENS):
 
 
 def make(name, folder, seed):
-    """False: this seed's model says the end of the text, or two tokens are all but equally likely."""
+    """Makes a model's folder. Returns False where this seed's model predicts the end of text, or has two tokens that
+    are nearly equally likely."""
     zoo = ZOO[name]
     generator = torch.Generator().manual_seed(seed)
     parameters = make_model(name, SMALL, generator)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Trains LoRA's adapters on a small random model of every architecture (make_zoo.py's, at the larger shapes) three times: by the
-program, by peft and torch.optim.AdamW in fp32, and by these in fp64. Says how far the two in fp32 are from fp64.
+"""Trains LoRA's adapters on a small random model of every architecture (make_zoo.py's, at the larger shapes) three
+times: by the program; by peft and torch.optim.AdamW in fp32; and by these in fp64. Reports how far each of the two
+trainings in fp32 is from fp64.
 
-  test/long/adapters.py [MODEL]...     checks that losses, gradients' norms and adapters are those of fp64
-  --epsilon X --b-std X --draws N      with another epsilon of AdamW or standard deviation of B before training, N random models
-                                       of each MODEL: checks only the losses and prints what is found
+  test/long/adapters.py [MODEL]...     checks losses, gradients' norms and adapters against fp64
+  --epsilon X --b-std X --draws N      with another epsilon of AdamW or standard deviation of B before training, N
+                                       random models of each MODEL: checks only the losses, and prints what it finds
 
-AdamW divides the first gradient of an element by its own size. Where that gradient is within its rounding error of 0 and epsilon
-is as small, rounding decides the update. The default epsilon here is far above the rounding errors.
+AdamW divides the first gradient of an element by its own size. If this gradient is within its rounding error of 0 and
+epsilon is as small, rounding decides the update. The default epsilon here is far above the rounding errors.
 """
 import argparse
 import contextlib
@@ -28,24 +29,24 @@ from test_huggingface import zoo_maker
 PROGRAM = os.environ.get("TRAIN_GPT") or ROOT + "/build/train_gpt"
 BATCH, STEPS, RANK, LR, BETAS, CLIP = 2, 5, 8, 1e-3, (0.9, 0.95), 1.0
 EPSILON, B_STD = 1e-4, 0.05  # B is not zero, so that the first step has every gradient
-# Relative, as test_huggingface.py and test_lora.py have them; of an adapter's matrix by the norm of the difference.
+# Relative tolerances, as in test_huggingface.py and test_lora.py; for an adapter's matrix, of the difference's norm.
 TOLERANCES = {"losses": 1e-6, "norms": 1e-4, "adapters": 1e-5}
 
 
 def largest_of(values):
-    """The largest value; infinite where one of them is not a number."""
+    """Returns the largest value; infinity where a value is not a number."""
     values = list(values)
     return math.inf if any(map(math.isnan, values)) else max(values)
 
 
 class Training:
-    """What a training gave: its losses, its gradients' norms, and its adapters by the names of peft's files."""
+    """The results of a training: its losses, its gradients' norms, and its adapters by the names of peft's files."""
 
     def __init__(self, losses, norms, adapters):
         self.losses, self.norms, self.adapters = losses, norms, adapters
 
     def distances(self, other):
-        """{quantity: the largest relative difference from the other training}"""
+        """Returns {quantity: the largest relative difference from the other training}."""
         if self.adapters.keys() != other.adapters.keys():
             raise SystemExit("adapters.py: other names: %s" % sorted(self.adapters.keys() ^ other.adapters.keys()))
         apart = lambda ours, theirs: largest_of(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True))
@@ -55,7 +56,7 @@ class Training:
 
 
 def make_adapters(folder, base, b_std, generator):
-    """A folder as peft saves it."""
+    """Writes a folder as peft saves it."""
     import peft
     import torch
 
@@ -115,7 +116,7 @@ def train_ours(folder, adapters, shard, tokens, epsilon):
 
 
 def measure(make_zoo, name, seed, options, path):
-    """The program's distances from fp64, and those of peft in fp32, of one random model."""
+    """Returns the distances from fp64, of the program and of peft in fp32, for one random model."""
     import torch
 
     folder, adapters, shard = pathlib.Path(path) / name, path + "/adapters_" + name, path + "/" + name + ".bin"
@@ -130,7 +131,7 @@ def measure(make_zoo, name, seed, options, path):
 
 
 def wrong(found, options):
-    """Says which of the program's distances exceed their tolerances; empty where none does."""
+    """Returns which of the program's distances exceed their tolerances, as text; "" if none does."""
     checked = TOLERANCES if options.epsilon == EPSILON and options.b_std == B_STD else {"losses": TOLERANCES["losses"]}
     exceeding = [quantity for quantity, most in checked.items() if not found[quantity] <= most]
     return ", ".join("%s differ by %.1e" % (quantity, found[quantity]) for quantity in exceeding)

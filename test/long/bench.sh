@@ -1,7 +1,7 @@
 #!/bin/sh
-# Holds each ratio that `make bench` promises against its bound, on a machine that does nothing else: status 1 where one is missed.
-# A busy machine is said to be missing: one whose load of the last minute does not fall below 1 within four minutes, in which
-# the load of the row's own build is gone.
+# Checks each ratio that `make bench` promises against its bound, on a machine that does nothing else: status 1 where a
+# ratio misses it. A machine counts as busy, and so as missing, if the load of its last minute does not fall below 1
+# within four minutes, after which the load of the row's own build is gone.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 waited=0

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Flips single bits of checkpoints, and holds what a run does then against one that met none: `--resume auto` names the file, falls
-back to the checkpoint before and comes to the same bits; `--resume` of the damaged folder refuses it by name.
+"""Flips single bits of checkpoints, and compares what a run then does with a run without a flip: `--resume auto` names
+the file, falls back on the checkpoint before, and comes to the same bits; `--resume` of the damaged folder refuses it
+by name.
 
   test/long/flips.py [--flips N] [--seed N]
 
-Every file of a checkpoint is hit in turn, at a random bit of a random byte; half of the flips are of the newest checkpoint, half of
-the two newest.
+Every file of a checkpoint is hit in turn, at a random bit of a random byte. Half of the flips hit the newest
+checkpoint, half hit the two newest.
 """
 import argparse
 import os
@@ -23,7 +24,7 @@ KINDS = {**ALONE, "with EMA, 8 bits": ("llama", ["--precision", "bf16", "--ema-d
 
 
 def flip(path, generator):
-    """Flips one bit of a file. Returns where."""
+    """Flips one bit of a file; returns where."""
     at, bit = generator.randrange(os.path.getsize(path)), generator.randrange(8)
     with open(path, "r+b") as file:
         file.seek(at)
@@ -34,14 +35,15 @@ def flip(path, generator):
 
 
 def one_flip(folder, kind, model, options, number, generator):
-    """Damages a copy of the run's checkpoints, and resumes it from the newest and from the damaged one by name."""
+    """Damages a copy of the run's checkpoints, and resumes it from the newest one, and from the damaged one by name."""
     damaged = [STEPS, STEPS - 2] if number % 2 else [STEPS]
     shutil.copytree(folder.out(kind), folder.out("flipped"))
     flips = {}
     for step in damaged:
         files = sorted(os.listdir(folder.checkpoint("flipped", step)))
         name = files[number // 2 % len(files)]
-        known_by = "" if name == "manifest.json" else name  # a flipped hash or name is of the file that it speaks of
+        # a flipped hash or name is reported for the file that it belongs to
+        known_by = "" if name == "manifest.json" else name
         flips[step] = (known_by, flip(folder.checkpoint("flipped", step) + "/" + name, generator))
     what = "%s: %s" % (kind, "; ".join("step %d: %s" % (step, text) for step, (_, text) in flips.items()))
     try:

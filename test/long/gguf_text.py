@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Takes small checkpoints through llama.cpp's convert_hf_to_gguf.py and holds its greedy text, in fp32, against --generate's.
+"""Takes small checkpoints through llama.cpp's convert_hf_to_gguf.py, and compares its greedy text, in fp32, with
+--generate's.
 
-The Python package llama-cpp-python is llama.cpp as a library; its source distribution, unpacked into $ROW_FOLDER, has the converter.
-Exit status 77 where one of them can't be had.
+The Python package llama-cpp-python is llama.cpp as a library. Its source distribution, unpacked into $ROW_FOLDER, has
+the converter. Exit status 77 if either can't be had.
 """
 import glob
 import json
@@ -30,7 +31,7 @@ MODELS = {
 }
 PROMPTS = ["the quick", "for (int i = 0;", "return "]
 TEXT = "the quick brown fox returns for the lazy dog; for (int i = 0; i < n; i++) { sum += x[i]; } return sum / n;\n" * 40
-# The converter knows tokenizers by a hash of what they make of a text; this small one splits text as GPT-2's does.
+# The converter knows tokenizers by a hash of the ids that they give a text; this small one splits text as GPT-2's does.
 CONVERT = """
 import sys, runpy
 sys.path.insert(0, sys.argv[1])
@@ -60,7 +61,7 @@ for prompt in json.loads(sys.argv[2]):
 
 
 def source_of_converter():
-    """The folder with convert_hf_to_gguf.py, or None."""
+    """Returns the folder with convert_hf_to_gguf.py, or None."""
     folder = os.path.join(os.environ.get("ROW_FOLDER") or "/tmp", "source")
     if not glob.glob(folder + "/*/vendor/llama.cpp/convert_hf_to_gguf.py"):
         os.makedirs(folder, exist_ok=True)
@@ -74,7 +75,8 @@ def source_of_converter():
 
 
 def write_data(folder):
-    """Shards of the text's tokens by the package tokenizers, beside the tokenizer, which travels into the checkpoints."""
+    """Writes shards of the text's tokens by the package tokenizers, beside the tokenizer, which is copied into the
+    checkpoints."""
     import struct
     from tokenizers import Tokenizer
     tokens = Tokenizer.from_file(GOLDEN).encode(TEXT).ids
@@ -102,7 +104,7 @@ def check(folder, name, source):
         json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, file)
     with open(checkpoint + "/tokenizer.json", encoding="utf-8") as file:
         tokenizer = json.load(file)
-    # By these the converter knows that a llama has a tokenizer of bytes and not sentencepiece's.
+    # By these the converter sees that a llama has a tokenizer of bytes, and not sentencepiece's.
     tokenizer["model"].update({"type": "BPE", "ignore_merges": True, "byte_fallback": False})
     with open(checkpoint + "/tokenizer.json", "w", encoding="utf-8") as file:
         json.dump(tokenizer, file)

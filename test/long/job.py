@@ -1,5 +1,5 @@
-"""What the programs of the long table share: small runs of train_gpt, alone or as several ranks on this machine, and what must be the
-same of two of them."""
+"""Helpers for the programs of the long table: small runs of train_gpt, as one process or as several ranks on this
+machine, and a comparison of two runs."""
 import json
 import os
 import shutil
@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from environment import ROOT, free_port  # sets what every test relies on
 from test_checkpoints import MODELS, PROGRAM, read, write_shard
 
-PEER_SECONDS = 60  # within which the other ranks of a killed one have ended
+PEER_SECONDS = 60  # within which the other ranks must end when one is killed
 SECONDS = float(os.environ.get("JOB_SECONDS", "300"))  # of any run
 BASE = os.path.join(ROOT, "test/golden/huggingface/llama")
 LORA = ["--init-from", BASE, "--lora-rank", "3", "--lora-dropout", "0.1", "--seq-length", "16", "--micro-batch-size", "2",
@@ -46,7 +46,8 @@ class Folder:
         return self.path + "/" + name
 
     def start(self, name, ranks, model, options):
-        """Processes of one run; of several ranks each with its place in the environment, as scripts/launch_two_hosts.sh has it."""
+        """Starts the processes of one run; if there are several ranks, each has its place in the environment, as
+        scripts/launch_two_hosts.sh sets it."""
         command, processes = self.command(name, model, options), []
         if ranks > 1:
             command += ["--rendezvous", "127.0.0.1:%d" % free_port(), "--micro-batch-size", "1", "--global-batch-size", str(2 * ranks),
@@ -59,11 +60,11 @@ class Folder:
         return processes
 
     def said(self, name, ranks):
-        """What all ranks printed."""
+        """Returns what all ranks printed."""
         return "\n".join(read("%s.%d.log" % (self.out(name), rank)).decode(errors="replace") for rank in range(ranks))
 
     def run(self, name, ranks, model, options, expect=0):
-        """A run to its end. Returns what it printed."""
+        """Runs to the end; returns what was printed."""
         statuses = wait(self.start(name, ranks, model, options), SECONDS)
         if statuses != [expect] * ranks:
             raise Difference("%s: status %s, not %d\n%s" % (name, statuses, expect, self.said(name, ranks)))
@@ -77,7 +78,8 @@ class Folder:
         return "%s/checkpoints/step_%08d" % (self.out(name), step)
 
     def log(self, name):
-        """By step: what must be the same however often the run was stopped. The last line may be half written."""
+        """Returns, by step, what must be the same however often the run was stopped. The last line may be half
+        written."""
         steps = {}
         with open(self.out(name) + "/log.jsonl", encoding="utf-8") as f:
             for line in f:
@@ -87,7 +89,7 @@ class Folder:
         return steps
 
     def same_end(self, a, b, step):
-        """Raises Difference unless both runs have the same losses and the same files at this step."""
+        """Raises Difference unless two runs have the same losses and the same files at this step."""
         if self.log(a) != self.log(b):
             other = self.log(b)
             raise Difference("losses of %s and %s differ: %s" % (a, b, [(s, e, other.get(s)) for s, e in self.log(a).items() if e != other.get(s)][:3]))
@@ -104,7 +106,8 @@ class Folder:
 
 
 def wait(processes, seconds):
-    """Their statuses, once all have ended; those that have not by then are killed, and Difference says so."""
+    """Returns the processes' statuses when all have ended. Kills those that have not ended by then, and raises
+    Difference."""
     end = time.monotonic() + seconds
     for process in processes:
         try:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Kills runs that save every step, by SIGKILL at random moments, and holds what they come to against a run that was left alone:
-losses and files bit for bit.
+"""Kills runs that save every step, by SIGKILL at random moments, and compares what they come to with a run that was not
+killed: losses and files, bit for bit.
 
   test/long/kills.py one|several [--kills N] [--seed N]
 
-`one`: a process alone. `several`: 2 or 3 ranks, of which one at random or all are killed; the others must end by themselves.
-A kind of run is begun, killed and resumed until it reaches its last step, and then compared; kills of rounds that were compared are
-counted in $ROW_FOLDER/kills_KIND.json, so that a row that was stopped goes on to N.
+`one`: runs of one process. `several`: runs of 2 or 3 ranks, of which a random one or all are killed; the others must
+end by themselves. A kind of run is begun, killed and resumed until it reaches its last step, and then compared. Kills
+in rounds that were compared are counted in $ROW_FOLDER/kills_KIND.json, so that a row that was stopped goes on to N.
 """
 import argparse
 import json
@@ -52,8 +52,8 @@ def options_of(options):
 
 
 def kill_once(folder, name, ranks, model, options, delay, generator):
-    """Starts or resumes the run and kills it after `delay` seconds. Returns whether it was alive then."""
-    # A rank that is killed before it has met the others is waited for that long.
+    """Starts or resumes the run, and kills it after `delay` seconds. Returns whether it was alive then."""
+    # If a rank is killed before it has met the others, they wait for it for this time.
     alone = ["--collective-timeout", START_SECONDS] if ranks > 1 else []
     processes = folder.start(name, ranks, model, [*options, *alone, "--resume", "auto"])
     time.sleep(delay)
@@ -72,10 +72,11 @@ def kill_once(folder, name, ranks, model, options, delay, generator):
 
 
 def one_round(folder, kind, ranks, model, options, generator, most):
-    """Kills one run until it comes to its end, or `most` times, and compares. Returns the number of kills that met it alive."""
+    """Kills one run until it comes to its end, or `most` times, and compares. Returns the number of kills that found it
+    alive."""
     options = options_of(options)
     seconds = folder.seconds.get(kind)
-    if seconds is None:  # the run that is left alone
+    if seconds is None:  # the run that is not killed
         begin = time.monotonic()
         folder.run("whole " + kind, ranks, model, options)
         seconds = folder.seconds[kind] = time.monotonic() - begin

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Holds the losses of this build ($B/train_gpt) in 20 steps against those of the native build (build/train_gpt, made where it is not
-up to date), in both precisions; and the memory plans of a GPU against the native build's, which have to be the same to the byte.
+"""Compares the losses of this build ($B/train_gpt) in 20 steps with those that the native build has (build/train_gpt,
+made if it is out of date), in fp32 and in bf16. The memory plans of a GPU must be the same as the native build's, to
+the byte.
 
-TEST_RUNNER runs the program for another CPU. ARCH, where it is set, is the level that the program is held to.
+TEST_RUNNER runs the program for another CPU. ARCH, if it is set, is the level that the program must take.
 """
 import json
 import os
@@ -13,13 +14,13 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# A model with all that differs from GPT-2, and few enough steps for an emulated CPU.
+# A model with everything that differs from GPT-2, and few enough steps for an emulated CPU.
 TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 --kv-channels 32 "
             "--ffn-hidden-size 160 --normalization RMSNorm --position-embedding-type rope --activation swiglu --no-add-bias-linear "
             "--untie-embeddings-and-output-weights --vocab-size 257 --seq-length 48 --micro-batch-size 1 --global-batch-size 2 "
             "--train-steps 20 --lr 1e-3 --lr-warmup-steps 4 --val-every 20 --val-steps 2 --seed 7 --checkpoint-every 0").split()
-# Relative difference of a loss in fp32: 20 steps let roundings of 2^-24 grow. A curve in bf16 may be twice as far from the
-# reference's fp32 curve as the reference's own bf16 curve is.
+# The relative difference of a loss in fp32: 20 steps let roundings of 2^-24 grow. In bf16 a curve may be twice as far
+# from the reference's fp32 curve as the reference's own bf16 curve is.
 FP32_TOLERANCE = 1e-4
 BF16_TIMES = 2
 PLANS = ("--preset gpt2-124m", "--preset olmo2-1b --recompute-granularity selective --fp8-format hybrid --precision bf16",
@@ -35,7 +36,7 @@ def write_data(folder):
 
 
 def losses(folder, program, precision, options, runner=()):
-    """Of each step and the last validation."""
+    """Returns the loss of each step, and the last validation's."""
     out = tempfile.mkdtemp(dir=folder)
     subprocess.run([*runner, program, *TRAINING, "--precision", precision, *options, "--out", out, "--train-data", folder + "/text_train_*.bin",
                     "--val-data", folder + "/text_val_*.bin"], check=True, stdin=subprocess.DEVNULL)
@@ -53,14 +54,14 @@ def plan(folder, program, options, runner=()):
 
 
 def difference(ours, theirs):
-    """The largest relative difference; infinite where a loss is missing or not finite."""
+    """Returns the largest relative difference; infinity where a loss is missing or not finite."""
     if not ours or len(ours) != len(theirs) or None in ours:
         return float("inf")
     return max(abs(a / b - 1) for a, b in zip(ours, theirs))
 
 
 def plain_environment():
-    """What make has by itself: the row's compiler is not the reference's."""
+    """Returns the environment without the row's variables: the reference is not built by the row's compiler."""
     row_variables = ("B", "CC", "ARCH", "DEPS", "SANITIZE", "SANITIZERS", "ONEDNN", "OPENBLAS", "MPI", "CFLAGS", "TEST_RUNNER",
                      "CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH")
     return {name: value for name, value in os.environ.items() if name not in row_variables}
@@ -70,7 +71,8 @@ def main():
     build = os.environ["B"]
     subprocess.run(["make", "-j" + os.environ.get("JOBS", "2"), "--no-print-directory", "CUDA=", "build/train_gpt"], cwd=ROOT,
                    env=plain_environment(), check=True, stdin=subprocess.DEVNULL)
-    level = ["--instruction-set", os.environ["ARCH"]] if os.environ.get("ARCH") else []  # not a higher one that the program has, too
+    # not a higher level, even if the program has one
+    level = ["--instruction-set", os.environ["ARCH"]] if os.environ.get("ARCH") else []
     runner = shlex.split(os.environ.get("TEST_RUNNER", ""))
     with tempfile.TemporaryDirectory() as folder:
         write_data(folder)

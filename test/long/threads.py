@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Trains with a program that ThreadSanitizer watches ($TRAIN_GPT): what reads data ahead, writes checkpoints, streams states and
-gradients, and watches over the ranks are threads of the program's own. A report fails the run, as does another status than 0.
+"""Trains with a program that ThreadSanitizer watches ($TRAIN_GPT): the program has threads that read data ahead, write
+checkpoints, stream states and gradients, and watch over the ranks. A report fails the run, and so does a status other
+than 0.
 
-With clang's OpenMP, whose archer tells the sanitizer of its barriers, runs have two OpenMP threads; without it one.
+With clang's OpenMP, whose archer tells the sanitizer of barriers, runs have two OpenMP threads; without it, one.
 """
 import os
 import signal
@@ -23,7 +24,8 @@ RUNS = {
     "stage 2": (2, "llama", ["--precision", "bf16", "--zero-stage", "2"]),
     "stage 3, offload": (2, "llama", ["--precision", "bf16", "--zero-stage", "3", *OFFLOAD]),
 }
-# The OpenMP runtime is not instrumented: what it does with its own memory is no report, and archer tells of its barriers.
+# The OpenMP runtime is not instrumented: what it does with its own memory is no report, and archer reports its
+# barriers.
 OPTIONS = "exitcode=66 halt_on_error=0 second_deadlock_stack=1 ignore_noninstrumented_modules=1"
 
 
@@ -38,7 +40,7 @@ def check(folder, name, ranks, model, options):
 
 
 def check_signals(folder, name, ranks, model, options):
-    """SIGUSR1 saves, SIGTERM saves and stops: what the handlers set is read by other threads."""
+    """Checks that SIGUSR1 saves, and that SIGTERM saves and stops: other threads read what the handlers set."""
     processes = folder.start(name, ranks, model, [*options, "--threads", THREADS, "--train-steps", "1000000", "--checkpoint-every", "0"])
     end = time.monotonic() + 100
     while time.monotonic() < end and not os.path.exists(folder.out(name) + "/log.jsonl"):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs scripts/launch_two_hosts.sh on two network namespaces joined by a pair of interfaces, as two plain hosts: a run to its end,
-with the bits of one on a single host; a run whose rank on the other host is killed, which ends by itself; one that SIGTERM to the
-script saves; one whose network is cut. Exit status 77 where namespaces can't be made.
-"""
+"""Runs scripts/launch_two_hosts.sh on two network namespaces that a pair of interfaces joins, as if they were two
+hosts: a run to its end, with the bits of a run on one host; a run whose rank on the other host is killed, and which
+ends by itself; a run that SIGTERM to the script makes save; a run whose network is cut. Exit status 77 where namespaces
+can't be made."""
 import os
 import shutil
 import signal
@@ -18,7 +18,7 @@ OPTIONS = ["--precision", "bf16", "--zero-stage", "2", "--micro-batch-size", "1"
 
 
 class Hosts:
-    """Two processes that hold a network namespace each; both end, and the namespaces with them, at the end."""
+    """Two processes that hold a network namespace each; at the end they end, and the namespaces with them."""
     def __enter__(self):
         self.holders = [subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL) for _ in range(2)]
         time.sleep(0.3)
@@ -41,7 +41,8 @@ class Hosts:
         return ["nsenter", "--net=/proc/%d/ns/net" % self.holders[host].pid]
 
     def start(self, folder, name, options):
-        """The script on the first host. RSH names what runs a command on the second, and keeps the command one word."""
+        """Starts the script on the first host. RSH names what runs a command on the second one, and keeps the command
+        one word."""
         shell = folder.path + "/rsh"
         with open(shell, "w", encoding="utf-8") as file:
             file.write("#!/bin/sh\nexec %s env TRAIN_GPT='%s' sh -c \"$1\"\n" % (" ".join(self.inside(1)), PROGRAM))
@@ -53,7 +54,7 @@ class Hosts:
 
 
 def expect(folder, name, process, statuses):
-    """Waits for the script, which ends with its worst rank's status."""
+    """Waits for the script, which must end with its worst rank's status."""
     status = wait([process], PEER_SECONDS)[0]
     if status not in statuses:
         raise Difference("%s: status %d, not %s\n%s" % (name, status, statuses, folder.said(name, 1)))
@@ -72,7 +73,7 @@ def wait_for_step(folder, name, step):
 
 
 def ranks_on(hosts, host):
-    """The programs that run in a host's namespace."""
+    """Returns the programs that run in a host's namespace."""
     namespace = os.readlink("/proc/%d/ns/net" % hosts.holders[host].pid)
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
