@@ -70,23 +70,26 @@ Q := $(if $(V),,@)
 quietly = $(if $(V),,@printf '%-4s %s\n' $(1) '$(2)';)
 what_of = $(subst _, ,$(patsubst $(B)/%,%,$(firstword $(subst /, ,$(@:$(B)/ops/%=%))))) # ops/cpu_bf16/norm.o: cpu bf16
 
-# $(call rule,TARGET,PREREQUISITES,COMMAND,LIBRARIES): a rule that makes $(B)/TARGET, which may be a pattern, of the
-# first prerequisite by COMMAND. An argument's $$ is a $ of the recipe: $$@ is the target.
+# $(call made,COMMAND[,LIBRARIES]): the recipe that makes the target of the first prerequisite by COMMAND.
 # $(call program,TARGET,SOURCE,COMMAND,ARCHIVES,LIBRARIES): rules for a program. COMMAND compiles SOURCE to
-# $(B)/TARGET.o, which is linked with ARCHIVES (of ops), $(LIBRARY) and LIBRARIES.
+# $(B)/TARGET.o, which is linked with ARCHIVES (of ops), $(LIBRARY) and LIBRARIES. TARGET and SOURCE may be patterns. An
+# argument's $$ is a $ of the recipe.
 # $(call linked,TARGET,COMMAND,ARCHIVES,LIBRARIES,OBJECT): the link's rule; OBJECT is $(B)/TARGET.o unless given.
-define compiled
-$(B)/$(1): $(2) $(B)/build-with
-	@mkdir -p $$(@D)
-	$$(call quietly,$(if $(filter %.o,$(1)),CC,LINK),$$(if $$(filter $(B)/ops/%,$$@),$$< $$(what_of),$$(if $$(filter %.o,$$@),$$< $$(@:$(B)/%=%),$$(@:$(B)/%=%))))$(3) $$< $(4) -o $$@
+define made
+@mkdir -p $(@D)
+$(call quietly,$(if $(filter %.o,$@),CC,LINK),$(if $(filter $(B)/ops/%,$@),$< $(what_of),$(if $(filter %.o,$@),$< )$(@:$(B)/%=%)))$(1) $< $(2) -o $@
 endef
 define linked
 $(B)/$(1): $(or $(5),$(B)/$(1).o) $(3) $(if $(findstring library.a,$(3)),,$(LIBRARY))
 	$$(call quietly,LINK,$$(@:$(B)/%=%))$(if $(findstring -x c++,$(2)),$$(CXX),$$(CC)) $$(CFLAGS) $(if $(findstring sanitized,$(3)),$(SANITIZERS)) $$^ $$(LDFLAGS) $(4) -o $$@
 .PRECIOUS: $(B)/$(1).o # make would remove it as an intermediate file
 endef
-rule = $(eval $(call compiled,$(1),$(2),$(3),$(4)))
-program = $(call rule,$(1).o,$(2),$(3) -c)$(eval $(call linked,$(1),$(3),$(4),$(5)))
+define program_rules
+$(B)/$(1).o: $(2) $(B)/build-with
+	$$(call made,$(3) -c)
+$(call linked,$(1),$(3),$(4),$(5))
+endef
+program = $(eval $(call program_rules,$(1),$(2),$(3),$(4),$(5)))
 # The library has what depends on neither target nor precision, compiled once. A test of what a file does not export
 # includes the .c file; the linker then leaves the file's object in the archive.
 LIBRARY := $(B)/library.a
@@ -98,14 +101,16 @@ $(B)/%.a:
 # checked, so they are compiled for any CPU. hash.o and host_collectives.o loop over a model's bytes, so they are
 # compiled as the engines are.
 LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
-$(call rule,library/%.o,%.c,$$(call COMPILE_FOR,$$(LIBRARY_FLAGS)) -c)
+$(B)/library/%.o: %.c $(B)/build-with
+	$(call made,$(call COMPILE_FOR,$(LIBRARY_FLAGS)) -c)
 $(B)/library/runtime/machine/error.o $(B)/library/runtime/machine/say.o: LIBRARY_FLAGS :=
 $(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
 # The library under ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every
 # build.
 SANITIZED_LIBRARY := $(B)/sanitized/library.a
 SANITIZED_FLAGS := -O1 $(SANITIZERS) -fno-omit-frame-pointer
-$(call rule,sanitized/%.o,%.c,$$(COMPILE_BASELINE) $$(SANITIZED_FLAGS) -c)
+$(B)/sanitized/%.o: %.c $(B)/build-with
+	$(call made,$(COMPILE_BASELINE) $(SANITIZED_FLAGS) -c)
 $(SANITIZED_LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/sanitized/%.o)
 include scripts/build_with.mk # makes $(B)/build-with, on which every object depends
 # The commit, for --version, in a file of its own that is written only where the commit changes, so that no engine is
@@ -113,35 +118,48 @@ include scripts/build_with.mk # makes $(B)/build-with, on which every object dep
 # none.
 COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
 $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
-$(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
+$(B)/commit.o: $(B)/commit.c $(B)/build-with
+	$(call made,$(call COMPILE_FOR,) -c)
 # The check that this CPU has the engines' instructions is compiled for any CPU. The table of these instructions is
 # compiled as the engines are: it is made of the compiler's macros.
-$(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
-$(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
+$(B)/cpu_features.o: runtime/machine/cpu_features.c $(B)/build-with
+	$(call made,$(call COMPILE_FOR,) -c)
+$(B)/cpu_features_needed.o: runtime/machine/cpu_features_needed.c $(B)/build-with
+	$(call made,$(COMPILE) -c)
 
 # ---- The ops: each .cu of kernels/ is an object for each copy of the engine; engines and tests link these objects ----
 # A copy is named by a target, a precision and, above ARCH, a level of instruction sets: cpu_bf16_x86_64_v3.
 OPS_SOURCES := $(wildcard kernels/*.cu kernels/*/*.cu)
-ops_objects = $(OPS_SOURCES:kernels/%.cu=$(B)/ops/$(1)/%.o)
+ops_objects = $(addprefix $(B)/ops/$(1)/,$(OPS_SOURCES:kernels/%.cu=%.o))
 # $(call ops,COPY,COMMAND,OPS): rules for a copy's objects and, for tests, their archive $(B)/ops/COPY.a, of OPS or,
 # where OPS is empty, of all ops. A test that includes an op's .cu defines the symbols of the op's object, which the
 # linker then leaves in the archive.
-ops = $(call rule,ops/$(1)/%.o,kernels/%.cu,$(2) -c)$(eval $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1))))
+define ops_rules
+$(B)/ops/$(1)/%.o: kernels/%.cu $(B)/build-with
+	$$(call made,$(2) -c)
+$(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1)))
+endef
+ops = $(eval $(call ops_rules,$(1),$(2),$(3)))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
 # The emulator's fp32 ops are compiled by -O1: the short run trains only one model with them (test_cuda_engine.py).
 EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
 EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
-# nvcc's ops: the recipe prints the seconds taken, and leaves what ptxas says of registers and spills beside the object.
-define cuda_ops
-$(B)/ops/$(1)/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
-	@mkdir -p $$(@D)
-	$(Q)begin=$$$$(date +%s); $(2) -Xptxas -v -c $$< -o $$@ 2>$$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas) >&2; exit 1; }; \
-	  grep -v '^ptxas info\|^    [0-9]* bytes stack frame\|^$$$$' $$(@:.o=.ptxas) >&2; echo "NVCC $$< $$(what_of) $$$$(($$$$(date +%s) - begin)) s"
-$(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1)))
+# $(call made_by_nvcc,COMMAND): the recipe of an op by nvcc. It prints the seconds taken, and leaves what ptxas says of
+# registers and spills beside the object.
+define made_by_nvcc
+@mkdir -p $(@D)
+$(Q)begin=$$(date +%s); $(1) -Xptxas -v -c $< -o $@ 2>$(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }; \
+  grep -v '^ptxas info\|^    [0-9]* bytes stack frame\|^$$' $(@:.o=.ptxas) >&2; echo "NVCC $< $(what_of) $$(($$(date +%s) - begin)) s"
 endef
-$(foreach p,fp32 bf16,$(eval $(call cuda_ops,cuda_$p,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP $$(PRECISION_$p))))
-$(foreach p,fp32 bf16,$(eval $(B)/ptxas_$p.log: $(call ops_objects,cuda_$p)))
+$(B)/ops/cuda_fp32/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
+	$(call made_by_nvcc,$(NVCC_COMPILE) $(GENCODE) -MMD -MP)
+$(B)/ops/cuda_bf16/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
+	$(call made_by_nvcc,$(NVCC_COMPILE) $(GENCODE) -MMD -MP $(PRECISION_bf16))
+$(B)/ops/cuda_fp32.a: $(call ops_objects,cuda_fp32)
+$(B)/ops/cuda_bf16.a: $(call ops_objects,cuda_bf16)
+$(B)/ptxas_fp32.log: $(call ops_objects,cuda_fp32)
+$(B)/ptxas_bf16.log: $(call ops_objects,cuda_bf16)
 $(PTXAS_LOGS):
 	cat $(^:.o=.ptxas) >$@
 # The ops that use tiles or dot products, with these emulated. A program links their archive before the other ops'.
@@ -156,32 +174,42 @@ OP_TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
 # The host's code is compiled by -O2: its loops are over layers and tensors, and -O3 takes half as long again to
 # compile. Loops over elements belong to ops.
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
-# $(call engine,ENGINE,HOST,COPY): an engine is one object of its host code and its copy of the ops. It exports only its
-# entries, since all copies of an op have the same names.
+# An engine is one object of its host code and its copy of the ops. It exports only its entries, since all copies of an
+# op have the same names.
 OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy),objcopy)
-define engine
-$(B)/$(1).o: $(B)/$(2).o $(call ops_objects,$(3))
-	$$(call quietly,LD,$$(@:$(B)/%=%))$(CC) -r -nostdlib -Wl,--force-group-allocation $$^ -o $$@.all && \
-	  $(OBJCOPY) --wildcard --keep-global-symbol 'train_c*' $$@.all $$@ && rm $$@.all
+define merged
+$(call quietly,LD,$(@:$(B)/%=%))$(CC) -r -nostdlib -Wl,--force-group-allocation $^ -o $@.all && \
+  $(OBJCOPY) --wildcard --keep-global-symbol 'train_c*' $@.all $@ && rm $@.all
 endef
-$(call rule,host_cpu_%.o,train_gpt.c,$$(COMPILE) $$(HOST_FLAGS) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
-$(foreach p,fp32 bf16,$(eval $(call engine,engine_cpu_$p,host_cpu_$p,cpu_$p)))
+$(B)/engine_%.o: $(B)/host_%.o $(call ops_objects,%)
+	$(merged)
+$(B)/emu/engine_cuda_%.o: $(B)/emu/host_cuda_%.o $(call ops_objects,emu_%)
+	$(merged)
+$(B)/host_cpu_%.o: train_gpt.c $(B)/build-with
+	$(call made,$(COMPILE) $(HOST_FLAGS) -DENGINE=train_cpu_$* $(PRECISION_$*) -c)
 # $(call level,LEVEL,SUFFIX): the engines for a level above ARCH, and the table of instructions that they need.
 define level
-$(call rule,host_cpu_%$(2).o,train_gpt.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(HOST_FLAGS) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
-$(foreach p,fp32 bf16,$(call ops,cpu_$p$(2),$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(PRECISION_$p) -x c)$(eval $(call engine,engine_cpu_$p$(2),host_cpu_$p$(2),cpu_$p$(2))))
-$(call rule,cpu_features_needed$(2).o,runtime/machine/cpu_features_needed.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DCPU_FEATURES=cpu_features_needed$(2) -c)
+$(B)/host_cpu_%$(2).o: train_gpt.c $(B)/build-with
+	$$(call made,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(HOST_FLAGS) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
+$(foreach p,fp32 bf16,$(call ops,cpu_$p$(2),$$(call COMPILE_FOR,$$(call arch_flags,$(1))) $$(PRECISION_$p) -x c))
+$(B)/cpu_features_needed$(2).o: runtime/machine/cpu_features_needed.c $(B)/build-with
+	$$(call made,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DCPU_FEATURES=cpu_features_needed$(2) -c)
 CPU_ENGINES += $(B)/engine_cpu_fp32$(2).o $(B)/engine_cpu_bf16$(2).o $(B)/cpu_features_needed$(2).o
 endef
 $(foreach l,$(LEVELS),$(eval $(call level,$l,$(call level_suffix,$l))))
-$(call rule,host_cuda_%.o,train_gpt.c,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -c)
-$(foreach p,fp32 bf16,$(eval $(call engine,engine_cuda_$p,host_cuda_$p,cuda_$p)))
-$(call rule,emu/host_cuda_%.o,train_gpt.c,$$(EMULATE) $$(TEST_FLAGS) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
-$(foreach p,fp32 bf16,$(eval $(call engine,emu/engine_cuda_$p,emu/host_cuda_$p,emu_$p)))
+$(B)/host_cuda_%.o: train_gpt.c $(B)/build-with $(B)/build-with-cuda
+	$(call made,$(NVCC_COMPILE) $(GENCODE) -MMD -MP -DENGINE=train_cuda_$* $(PRECISION_$*) -c)
+$(B)/emu/host_cuda_%.o: train_gpt.c $(B)/build-with
+	$(call made,$(EMULATE) $(TEST_FLAGS) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c)
+# make would remove them as intermediate files.
+.PRECIOUS: $(B)/host_cpu_%.o $(B)/host_cuda_%.o $(B)/emu/host_cuda_%.o $(foreach l,$(LEVELS),$(B)/host_cpu_%$(call level_suffix,$l).o)
 COMPILE_MAIN = $(COMPILE) '-DLEVELS(X)=$(LEVEL_ROWS)'
-$(call rule,main.o,train_gpt.c,$$(COMPILE_MAIN) -c)
-$(call rule,main_cuda.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$$(GPU_CODE)"' -c)
-$(call rule,emu/main.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c)
+$(B)/main.o: train_gpt.c $(B)/build-with
+	$(call made,$(COMPILE_MAIN) -c)
+$(B)/main_cuda.o: train_gpt.c $(B)/build-with $(B)/build-with-cuda
+	$(call made,$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(GPU_CODE)"' -c)
+$(B)/emu/main.o: train_gpt.c $(B)/build-with
+	$(call made,$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c)
 engines = $(B)/$(1)_fp32.o $(B)/$(1)_bf16.o
 CPU_ENGINES += $(call engines,engine_cpu)
 PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cpu_features*.c)) $(B)/commit.o $(LIBRARY)
@@ -189,14 +217,15 @@ PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cp
 # CUDA.
 LINKED := $(if $(CUDA),cuda,cpu)
 $(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
-$(B)/main_cuda.o $(B)/host_cuda_fp32.o $(B)/host_cuda_bf16.o: $(B)/build-with-cuda
 $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
 	$(call quietly,LINK,$@)$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
 $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
 	$(call quietly,LINK,$@)$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
-$(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared $$(EMULATE_LINK) -Wl$$(comma)-soname$$(comma)libcudnn.so.9)
-$(call rule,emu/libcudnn_%.so.9,test/emu/cudnn_part.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)$$(@F))
+$(B)/emu/libcudnn.so.9: test/emu/cudnn.cpp $(B)/build-with
+	$(call made,$(EMULATE) -fPIC -shared $(EMULATE_LINK) -Wl$(comma)-soname$(comma)libcudnn.so.9)
+$(B)/emu/libcudnn_%.so.9: test/emu/cudnn_part.cpp $(B)/build-with
+	$(call made,$(EMULATE) -fPIC -shared -Wl$(comma)-soname$(comma)$(@F))
 $(B)/emu/libcudnn.so.9: | $(patsubst %,$(B)/emu/libcudnn_%.so.9,graph engines_runtime_compiled engines_precompiled heuristic)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME for each precision, unit_NAME, fuzz_NAME only on its corpus ----
@@ -320,8 +349,8 @@ fuzz-%: $(B)/fuzz/%
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
 # The library stands for every parser's headers: of several sources the target's own .d names only the last source's.
-$(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
-  $$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
+$(B)/fuzz/%: test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY) $(B)/build-with
+	$(call made,$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer $(SANITIZERS) $(WARNINGS),$(LIBRARY_SOURCES) $(LDFLAGS) $(RUNTIME_LDLIBS))
 
 # compile_commands.json has each file's flags, for editors. FORMATTED: the files that .clang-format lays out, all but
 # the tables that a script writes.

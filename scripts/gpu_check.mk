@@ -20,7 +20,11 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # Benchmarks and units have plain device memory.
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
-$(foreach p,fp32 bf16,$(eval $(call cuda_ops,wait_$p,$$(GPU_COMPILE) $$(GPU_WAIT_LIMIT) $$(PRECISION_$p),attention/sm90_forward attention/sm90_backward)))
+$(B)/ops/wait_fp32/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
+	$(call made_by_nvcc,$(GPU_COMPILE) $(GPU_WAIT_LIMIT))
+$(B)/ops/wait_bf16/%.o: kernels/%.cu $(B)/build-with $(B)/build-with-cuda
+	$(call made_by_nvcc,$(GPU_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16))
+$(foreach p,fp32 bf16,$(eval $(B)/ops/wait_$p.a: $(B)/ops/wait_$p/attention/sm90_forward.o $(B)/ops/wait_$p/attention/sm90_backward.o))
 
 .PHONY: gpu-unit gpu-attention gpu-model gpu-attention-table gpu-train-table gpu-kernels gpu-fp8 gpu-ops gpu-curve gpu-ranks \
   gpu-sanitize gpu-rehearsal gpu-programs
