@@ -185,7 +185,7 @@ const char *peft_config_parse(struct peft_config *c, const unsigned char *data, 
         peft_config_free(c);
     return problem;
 }
-const char *peft_config_open(struct peft_config *c, const char *folder, struct error_text *error) {
+const char *peft_config_read(struct peft_config *c, const char *folder, struct error_text *error) {
     char path[PATH_MAX];
     unsigned char *data = NULL;
     uint64_t bytes;

@@ -195,7 +195,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
     return problem;
 }
 
-struct trainer_state trainer_state_open(const char *folder) {
+struct trainer_state trainer_state_read(const char *folder) {
     enum { MAX_BYTES = 64 << 20 };
     char path[PATH_MAX];
     unsigned char *data = NULL;

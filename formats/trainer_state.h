@@ -51,7 +51,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
-struct trainer_state trainer_state_open(const char *folder);
+struct trainer_state trainer_state_read(const char *folder);
 void trainer_state_free(struct trainer_state *state);
 // Returns the text of an option (name with underscores) in the state, valid until it is freed: which = "given" (by the
 // user) or "resolved" (all options); NULL: none.

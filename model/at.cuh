@@ -23,7 +23,7 @@ static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce
 // Whether the MLP goes by ranges of tokens and `at` is such a range.
 static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
 // Whether at least one activation of the set is to be made.
-static bool wants(struct at at, uint32_t set) { return at.produce & set; }
+static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
 // Begins a phase of the layer; the name of a range's phase says so.
 static void phase_at(struct at at, enum phase_group group, const char *op) {

@@ -87,14 +87,14 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
-    if (wants(at, BIT(QKV))) {
+    if (produces(at, BIT(QKV))) {
         phase_at(at, group, "qkv");
         floatX *qkv = rows_of(at, ACT_QKV);
         linear_forward(at, LINEAR_QKV, qkv);
         if (!m->shape.layer.qk_statistics)
             rotate(m, at.pass, at.l, qkv);
     }
-    if (wants(at, BIT(QKN) | BIT(QKN_STATS))) {
+    if (produces(at, BIT(QKN) | BIT(QKN_STATS))) {
         phase_at(at, group, "q and k norm");
         floatX *qkn = rows_of(at, ACT_QKN);
         float *stats = activation_stats(m, at.pass, at.l, ACT_QKN_STATS); // where kept, the same bits are written again
@@ -107,7 +107,7 @@ static void make_qkv(struct at at) {
 // Computes attention's output, in a phase of its own, where the output, or what backward reads, is wanted.
 static void attend(struct at at) {
     struct gpt *m = at.m;
-    if (!wants(at, BIT(ATT) | BIT(SOFTMAX)))
+    if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
         return;
     phase_at(at, forward_group(at.pass), "attention");
     const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
@@ -149,7 +149,7 @@ static void attend_backward(struct at at) {
     const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
-    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, adds(m), ws, m->dev));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
 // Writes the gradient of the branch's input into D_NORM1, from D_QKV, in a phase of its own. The gradients of
 // parameters join the unit's.

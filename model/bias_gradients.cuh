@@ -100,6 +100,6 @@ static bool bias_finish(struct gpt *m, int l, enum linear linear) {
         return false;
     const float *partial = bias_partial(m, l, linear, bias_source(m, l, linear));
     float *db = grad(m, l, row.bias);
-    RUN(m, column_sums(db, partial, chunks, row.outputs, adds(m), m->dev));
+    RUN(m, column_sums(db, partial, chunks, row.outputs, accumulates(m), m->dev));
     return true;
 }

@@ -27,7 +27,7 @@ static void norm_gradient(struct at at, struct sink dx, const floatX *residual, 
     void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most_rows, C, m->dev),
                                    norm_backward_workspace_bytes(at.last_rows, C, m->dev)));
     RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
-                         adds(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
+                         accumulates(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
 }
 // A branch of the residual stream: x + after(output(...input(before(x)))).
 struct branch {
@@ -80,14 +80,14 @@ static const floatX *branch_input(struct at at, const struct branch *b) {
 // Returns the statistics of a norm; NULL where they are not wanted.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
     const struct norm_stats none = {NULL, NULL};
-    return wants(at, 1u << id) ? norm_stats_of(at, id) : none;
+    return produces(at, 1u << id) ? norm_stats_of(at, id) : none;
 }
 
 // ---- Forward ----
 
 // Returns the sum of the residual stream and attention's branch, which the MLP's branch joins: an activation or, where
 // attention and MLP read the same stream, a buffer of the forward pass.
-static floatX *middle(struct at at) {
+static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
     return (floatX *)buffer(at.m, at.pass, at.l, SLOT_PARALLEL_SUM,
@@ -95,14 +95,14 @@ static floatX *middle(struct at at) {
                             forward_group_name(at.pass), "residual after attention");
 }
 // Whether the addition of attention's branch to the stream runs.
-static bool adds_attention(struct at at) { return wants(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
+static bool adds_attention(struct at at) { return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
 // Whether the norm before a branch makes the branch's input.
 static bool norm_makes_input(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
 // Whether the norm before a branch, or its statistics, is wanted.
 static bool norm_is_wanted(struct at at, const struct branch *b) {
-    return norm_makes_input(at, b) || wants(at, 1u << b->before_statistics);
+    return norm_makes_input(at, b) || produces(at, 1u << b->before_statistics);
 }
 // Returns where the norm before a branch writes; data NULL: only statistics are wanted.
 static struct sink norm_sink(struct at at, const struct branch *b) {
@@ -174,7 +174,7 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
 // Computes the output of a branch as an activation of its own, which the norm after the branch reads. Opens a phase
 // where that activation is wanted.
 static void branch_project(struct at at, const struct branch *b) {
-    if (!wants(at, 1u << b->projection))
+    if (!produces(at, 1u << b->projection))
         return;
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
@@ -194,18 +194,18 @@ static void branch_end(struct at at, const struct branch *b) {
         cast_input(at, b->output);
         branch_project(at, b);
     }
-    if (is_mlp(b) ? wants(at, BIT(OUT)) : adds_attention(at)) {
+    if (is_mlp(b) ? produces(at, BIT(OUT)) : adds_attention(at)) {
         if (is_mlp(b) && at.pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
             use_unit(at.m, at.pass, next_unit(at));
         phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
-        floatX *sum = is_mlp(b) ? rows_of(at, ACT_OUT) : middle(at);
+        floatX *sum = is_mlp(b) ? rows_of(at, ACT_OUT) : residual_after_attention(at);
         if (s->norm_after) {
             const floatX *projection = rows_of(at, b->projection);
             norm(at, plain_sink(sum), wanted_statistics(at, b->after_statistics), projection, b->after_weights);
         } else if (!projected)
             linear_forward(at, b->output, sum);
-        add_branch(at, b, sum, is_mlp(b) ? middle(at) : branch_input(at, b));
-    } else if (wants(at, 1u << b->after_statistics)) {
+        add_branch(at, b, sum, is_mlp(b) ? residual_after_attention(at) : branch_input(at, b));
+    } else if (produces(at, 1u << b->after_statistics)) {
         phase_at(at, group, b->after_name);
         const floatX *projection = rows_of(at, b->projection);
         norm(at, plain_sink(NULL), norm_stats_of(at, b->after_statistics), projection, b->after_weights);

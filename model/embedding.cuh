@@ -84,7 +84,7 @@ static void embed(struct gpt *m, enum pass pass) {
 // Returns where the gradient of an embedding's table goes; sums NULL and rows 0: the table is frozen or absent.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
-    const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, adds(m)};
+    const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};
     return table;
 }
 // Makes the gradients of the embedding's tables from the residual stream's gradient, and begins to reduce them, in

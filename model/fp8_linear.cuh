@@ -73,10 +73,10 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_cast to =
         empty_cast(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
-    if (wants(at, 1u << source.product))
+    if (produces(at, 1u << source.product))
         to.rows = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
     const bool kept = at.pass == PASS_BACKWARD || m->policy.kept[at.l] & (1u << source.id);
-    if (wants(at, 1u << source.id) && kept && !source.shared)
+    if (produces(at, 1u << source.id) && kept && !source.shared)
         to.columns =
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
@@ -94,7 +94,7 @@ static void cast_input(struct at at, enum linear linear) {
     char name[PLAN_NAME_CHARS];
     if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
         return;
-    if (!wants(at, 1u << source.product) && (source.shared || !wants(at, 1u << source.id)))
+    if (!produces(at, 1u << source.product) && (source.shared || !produces(at, 1u << source.id)))
         return;
     snprintf(name, sizeof name, "cast for %s", row.name);
     phase(m, forward_group(at.pass), at.l, name);
@@ -192,7 +192,7 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
     to.dbias = grad(m, l, row.bias);
-    to.add_dbias = adds(m);
+    to.add_dbias = accumulates(m);
     return to;
 }
 // Returns the scratch memory of gradient_cast's cast; NULL when planning, and where no bias is trained.
@@ -261,7 +261,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     const struct fp8_matrix x = input_columns(at, linear);
     const struct fp8_matrix dout_columns =
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
-    MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
+    MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
 // Goes back through the MLP's activation, which writes its gradient in FP8, and its first linear layer. Begins in the
 // phase of the activation's backward.

@@ -81,7 +81,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     float *dw = grad(m, -1, weight);
     ws = workspace(m, head_workspace_bytes(m, pass));
     if (is_trained(m, -1, weight))
-        MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
+        MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, accumulates(m) || first > 0, ws,
+                                         m->dev));
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 

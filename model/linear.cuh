@@ -12,7 +12,7 @@
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
-    return wants(at, 1u << source.id | product);
+    return produces(at, 1u << source.id | product);
 }
 // Returns what a linear layer reads, (rows, inputs) in floatX; NULL when planning.
 static floatX *linear_input(struct at at, enum linear linear) {
@@ -104,7 +104,7 @@ static bool linear_backward(struct at at, enum linear linear, enum slot din_slot
         linear_backward_fp8(at, linear, din_slot, use == DIN_ADDED);
         return false;
     }
-    const bool trains = is_trained(m, at.l, row.weight), add = adds(m) || at.first > 0;
+    const bool trains = is_trained(m, at.l, row.weight), add = accumulates(m) || at.first > 0;
     floatX *din = d_rows(at, din_slot, k);
     const floatX *in = NULL; // the input of a frozen layer without an adapter is not kept
     if (trains || has_adapter(m, linear))

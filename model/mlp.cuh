@@ -26,7 +26,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
-    if (wants(at, BIT(FC))) {
+    if (produces(at, BIT(FC))) {
         phase_at(at, forward_group(at.pass), "fc");
         linear_forward(at, LINEAR_FC, rows_of(at, ACT_FC));
     }
@@ -45,7 +45,7 @@ static void mlp_forward(struct at at) {
 // Computes the output of the second product range by range, where it is wanted. All ranges run in the same phases.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
-    if (!wants(at, 1u << product))
+    if (!produces(at, 1u << product))
         return;
     struct at range = at_forward_ranges(at);
     struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);

@@ -399,7 +399,7 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
     zero_prefetch(&m->frozen, pass, unit);
 }
 // Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
-static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
+static bool accumulates(const struct gpt *m) { return zero_adds(&m->zero); }
 
 // Returns dropout with probability p, which is 0 outside training steps. use: enum dropout_use, or LoRA's
 // (lora_dropout).

@@ -145,7 +145,7 @@ static void load_model(struct run *r) {
     const char *problem = NULL;
     r->best_val_loss = NAN;
     if (*c->checkpoint) {
-        struct trainer_state state = trainer_state_open(c->checkpoint);
+        struct trainer_state state = trainer_state_read(c->checkpoint);
         problem = load_checkpoint(r, &state, &error);
         if (!problem && !fp8_scales_hold(c, &state))
             fp8_forget_scales(&r->model->fp8, &r->dev);

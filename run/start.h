@@ -6,7 +6,7 @@
 #include "dataloader.h"                // paths_any
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
-#include "formats/peft_config.h"       // peft_config_open
+#include "formats/peft_config.h"       // peft_config_read
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
 #include "formats/checkpoint_folder.h" // checkpoint_list
 #include "run/environment.h"           // environment_check_ranks
@@ -15,7 +15,7 @@
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/machine/text_add.h"  // text_copy
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
-#include "formats/trainer_state.h"     // trainer_state_open, trainer_state_option
+#include "formats/trainer_state.h"     // trainer_state_read, trainer_state_option
 #include "runtime/text/json_parse.h"   // json_show
 #include <fcntl.h>                     // open
 #include <limits.h>                    // PATH_MAX
@@ -177,7 +177,7 @@ static void start_check(const struct config *config) {
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
         return;
-    struct trainer_state state = trainer_state_open(config->checkpoint);
+    struct trainer_state state = trainer_state_read(config->checkpoint);
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
         if (!(row->flags & CONFIG_FIXED_ON_RESUME))
@@ -224,7 +224,7 @@ static void start_resume(struct config *config) {
     if (!*path)
         return;
     config->checkpoint = text_copy(path);
-    struct trainer_state state = trainer_state_open(path);
+    struct trainer_state state = trainer_state_read(path);
     start_take_options(config, &state);
     trainer_state_free(&state);
 }
@@ -405,7 +405,7 @@ static void start_from_adapters(struct config *config) {
         config->finetuning.lora_adapter = config->checkpoints.init_from;
         config->checkpoints.init_from = "";
     }
-    const char *problem = peft_config_open(&peft, config->finetuning.lora_adapter, &error);
+    const char *problem = peft_config_read(&peft, config->finetuning.lora_adapter, &error);
     if (problem)
         fail("%s", problem);
     if (!*config->checkpoints.init_from) {
