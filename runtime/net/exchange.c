@@ -20,10 +20,6 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
         case EXCHANGE_MPI: problem = exchange_mpi_open(&x->mpi, rank, ranks, error); break;
         case EXCHANGE_SOCKETS: problem = exchange_sockets_open(&x->sockets, rank, ranks, control, error); break;
         }
-    if (problem) {
-        free(x->send);
-        free(x->receive);
-    }
     return problem;
 }
 
@@ -36,8 +32,6 @@ void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, 
     }
 }
 
-// Closes the connections that exchange_open has opened; under MPI every rank calls it. After an error of exchange_open
-// there is nothing to close.
 void exchange_close(struct exchange *x) {
     switch (x->kind) {
     case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;
