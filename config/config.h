@@ -490,7 +490,7 @@ static inline int config_row_at(size_t offset) {
 // Whether the user set the option with this field, as training.seed, rather than a preset or the default.
 #define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
 
-// Writes every option, by its name, as a JSON object into the file at `path`; fails where that cannot be written.
+// Writes every option, by its name, as a JSON object into the file at `path`. A pipe or a failure ends the program.
 static inline void config_write_json(const struct config *config, const char *path) {
     if (is_pipe(path))
         fail("%s: is a pipe, not a regular file; remove it", path);
@@ -521,11 +521,11 @@ static inline struct schedule config_schedule(const struct config *c) {
 
 // Whether the run generates text and does nothing else: --generate, --chat.
 static inline bool config_generates(const struct config *c) { return *c->evaluation.generate || c->evaluation.chat; }
-// Whether the run updates parameters.
+// Whether the run updates parameters, or would do so without --plan.
 static inline bool config_trains(const struct config *c) {
     return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
-// Returns the name of the option that keeps the run from training; config_trains is false.
+// Returns the name, without dashes, of the option that keeps the run from training; config_trains is false.
 static inline const char *config_other_run(const struct config *c) {
     return c->evaluation.eval_only     ? "eval-only"
            : *c->finetuning.lora_merge ? "lora-merge"

@@ -20,8 +20,8 @@ enum lora_module {
 static inline double config_lora_alpha(const struct config *c) {
     return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
-// Returns the factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
-// 2312.03732).
+// Returns the factor of an adapter's output, with LoRA on: alpha / rank, or with rsLoRA alpha / sqrt(rank)
+// (Kalajdzievski 2023, arXiv 2312.03732).
 static inline double config_lora_scale(const struct config *c) {
     const double alpha = config_lora_alpha(c);
     return c->finetuning.lora_use_rslora ? alpha / sqrt((double)c->finetuning.lora_rank)
@@ -33,7 +33,7 @@ static inline bool config_freezes(const struct config *c) {
     return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
 }
 
-// Fails where options of finetuning contradict each other or other options.
+// Ends the program where options of finetuning contradict each other or other options.
 static inline void config_check_finetune(const struct config *c) {
     if (c->finetuning.lora_rank == 0 &&
         (c->finetuning.lora_alpha > 0 || c->finetuning.lora_dropout > 0 || c->finetuning.lora_use_rslora ||

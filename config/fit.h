@@ -28,7 +28,7 @@ static inline void config_resolve_copies(struct config *c) {
         c->checkpoints.checkpoint_async = false;
 }
 
-// Fails where options of offload or of the states' formats contradict each other, the ranks or the kind of run.
+// Ends the program where options of offload or of state formats contradict each other, the ranks or the kind of run.
 static inline void config_check_offload(const struct config *c) {
     if (c->states.optimizer_offload_fraction != 1 && !c->states.optimizer_cpu_offload)
         fail("--optimizer-offload-fraction %g needs --optimizer-cpu-offload", c->states.optimizer_offload_fraction);

@@ -29,7 +29,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
     memcpy(options, all, sizeof all);
 }
 
-// Takes options of FP8 that have no use back to their defaults, except where by_user[row] is set.
+// Resets options of FP8 that have no use to their defaults, as if not given, except where by_user[row] is set.
 static inline void config_drop_unused_fp8(struct config *c, const bool *by_user) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     config_fp8_options(options, c);
@@ -42,7 +42,7 @@ static inline void config_drop_unused_fp8(struct config *c, const bool *by_user)
     }
 }
 
-// Fails where the user gave an option of FP8 that has no use.
+// Ends the program where the user gave an option of FP8 that has no use.
 static inline void config_check_fp8_use(const struct config *c) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     char text[OPTION_TEXT], name[OPTION_NAME];
@@ -57,7 +57,7 @@ static inline void config_check_fp8_use(const struct config *c) {
     }
 }
 
-// Fails unless operands' widths and the tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires of FP8.
+// Ends the program unless operands' widths and tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires.
 static inline void config_check_fp8_sizes(const struct config *c) {
     const bool blocks = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE;
     const long long unit = blocks ? 128 : 16, tokens = (long long)c->training.micro_batch_size * c->model.seq_length;
@@ -78,7 +78,7 @@ static inline void config_check_fp8_sizes(const struct config *c) {
                  blocks ? "take --fp8-recipe tensorwise, which needs multiples of 16" : "leave --fp8-format out");
 }
 
-// Fails where options leave no layer in FP8.
+// Ends the program where options leave no layer in FP8, of a run that trains with --fp8-format.
 static inline void config_check_fp8_layers(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -89,8 +89,8 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
-// Sets options of FP8 that the user left open; fails where they contradict each other, or the model's sizes, which are
-// resolved. A run that does not train computes in bf16 or fp32, whatever they say.
+// Sets options of FP8 that the user left open; ends the program where they contradict each other, or the model's sizes,
+// which are resolved. A run that does not train computes in bf16 or fp32, whatever they say.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

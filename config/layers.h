@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
 
-// Reads the next number of a list such as 1.5,2,3 at *at, and moves past it and its comma. False: no number is there.
+// Reads the next finite number of a list such as 1.5,2,3 at *at, and moves past its comma. False: *at is no such list.
 static inline bool config_next_number(const char **at, double *value) {
     char *end;
     *value = strtod(*at, &end);
@@ -12,7 +12,7 @@ static inline bool config_next_number(const char **at, double *value) {
     *at = *end ? end + 1 : end;
     return true;
 }
-// out (n) = the numbers of a list, which are finite and at least `least`; another list ends the program. option: the
+// out (n) = the n numbers of a list, which are finite and at least `least`; another list ends the program. option: the
 // option's name, for the message.
 static inline void config_numbers(double *out, int n, const char *option, const char *list, double least) {
     const char *at = list;
@@ -23,9 +23,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `layer` of num_layers is marked by an option that is none, a number N, or a list with a 0 or 1 for each
-// layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all other
-// layers. The text none marks every layer with `others`, else no layer. Any other text ends the program.
+// Whether `layer` of num_layers is marked by `text`, which `option` was given: none, a number N, or a list with a 0 or
+// 1 for each layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all
+// other layers. none marks every layer with `others`, else no layer. Any other text ends the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;
@@ -51,7 +51,7 @@ static inline bool config_marks_layer(const char *option, const char *text, int 
     return marked;
 }
 
-// The number of keys that a query of a windowed layer sees, its own included; 0: there is no window.
+// The number of keys that a query of a windowed layer sees, its own too; 0: no window. Bad text ends the program.
 static inline int config_window(const struct config *c) {
     const char *at = c->model.window_size;
     double size = 0, right = 0;
@@ -65,7 +65,7 @@ static inline int config_window(const struct config *c) {
              c->model.window_size);
     return (int)size + (pair ? 1 : 0);
 }
-// Whether attention of this layer has the window.
+// Whether attention of this layer has the window. A list that can't be read ends the program.
 static inline bool config_layer_is_windowed(const struct config *c, int layer) {
     return config_window(c) > 0 && config_marks_layer("--window-attn-skip-freq", c->model.window_attn_skip_freq, layer,
                                                       c->model.num_layers, true);
@@ -78,7 +78,7 @@ static inline bool config_learns_positions(const struct config *c) {
     }
     return false;
 }
-// Whether RoPE rotates q and k of any layer.
+// Whether positions are rotary: RoPE rotates q and k of the layers that config_layer_is_rotary names.
 static inline bool config_rotates(const struct config *c) {
     switch (c->model.position_embedding_type) {
     case POSITION_LEARNED: return false;
@@ -86,7 +86,7 @@ static inline bool config_rotates(const struct config *c) {
     }
     return false;
 }
-// Whether RoPE rotates q and k of this layer.
+// Whether RoPE rotates q and k of this layer. A list that can't be read ends the program.
 static inline bool config_layer_is_rotary(const struct config *c, int layer) {
     return config_rotates(c) &&
            !config_marks_layer("--no-rope-freq", c->model.no_rope_freq, layer, c->model.num_layers, false);

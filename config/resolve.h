@@ -8,7 +8,7 @@
 #include "config/layers.h"            // the lists of layers
 #include "runtime/machine/text_add.h" // text_add
 
-// Writes the divisors of n as a text: "1, 2, 3, 4, 6, 12".
+// Writes the divisors of n as a text, cut where it is full: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
     text[0] = 0;
     for (int d = 1; d <= n; d++)
@@ -16,7 +16,8 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Derives the number of query groups and the size of a head where they are 0; fails where heads don't divide.
+// Derives the number of query groups and the size of a head where they are 0. Ends the program unless the groups divide
+// the heads, the heads divide the hidden size (for a derived size of a head), and 8 divides the size of a head.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -38,7 +39,7 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Resets settings that the type of RoPE scaling does not use to their defaults; fails where the user gave one.
+// Resets settings that this type of RoPE scaling does not use; ends the program where the user gave another value.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
@@ -73,7 +74,7 @@ static inline void config_resolve_scaling(struct config *c) {
     }
 }
 
-// Fails where a rotary setting is one that the positions or the type of scaling can't use.
+// Ends the program where the positions, or the type of scaling, can't use a rotary setting. Heads are resolved.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
@@ -109,7 +110,7 @@ static inline void config_check_rope(const struct config *c) {
         config_numbers(factors, pairs, "--rope-long-factors", c->model.rope_long_factors, 1e-6);
     }
 }
-// Fails where options of the model contradict each other, or lists of layers can't be read.
+// Ends the program where options of the model contradict each other, or lists of layers can't be read.
 static inline void config_check_model(const struct config *c) {
     config_check_rope(c);
     if (config_window(c) == 0 && strcmp(c->model.window_attn_skip_freq, "none") != 0)
@@ -135,13 +136,13 @@ static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.rotary_base_local))
         c->model.rotary_base_local = 0;
 }
-// Switches a row's option on where `all`, an option for several, is on and the user did not give the row's own.
+// Switches a row's bool on where `all`, an option for several, is on and the user did not give the row's own option.
 static inline void config_imply(struct config *c, bool all, int row) {
     if (all && !c->given[row])
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Derives the options of the model that were left open, and fails where options of the model contradict each other.
+// Derives the model's options that were left open; ends the program where the model's options contradict each other.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -164,7 +165,8 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), and --bucket-mib where it is 0.
+// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), and --bucket-mib where it is 0. Ends the program
+// where --world-size is without --plan, or --bucket-mib too little.
 static inline void config_resolve_ranks(struct config *c) {
     if (c->processes.world_size > 0 && !c->memory.plan)
         fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or "
@@ -182,8 +184,8 @@ static inline void config_resolve_ranks(struct config *c) {
 }
 
 // Sets c->ramp by --rampup-batch-size, three integers with spaces or commas between them; "": each step has the global
-// batch. Call it when --global-batch-size is resolved. Fails where START or INCREMENT is no multiple of the micro-batches
-// of all ranks, or where the increments do not reach the global batch.
+// batch. Call it when --global-batch-size is resolved. Ends the program for another text, where START or INCREMENT is
+// no multiple of all ranks' micro-batches, and where the increments do not reach the global batch.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -211,7 +213,7 @@ static inline void config_resolve_ramp(struct config *c) {
             text, c->ramp.increment, c->ramp.start, c->ramp.batch);
 }
 
-// Sets --global-batch-size where it is 0, and c->ramp; fails unless micro-batches divide the batch on all ranks.
+// Sets c->ramp and, where it is 0, --global-batch-size. Ends the program unless c->ranks micro-batches divide that.
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->training.micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it",
@@ -229,8 +231,7 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
-// Sets the steps of the learning rate's schedule that were left open; fails where they or the rates contradict each
-// other.
+// Sets the schedule's steps that were left open; ends the program where steps or learning rates contradict each other.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -259,7 +260,7 @@ static inline void config_resolve_schedule(struct config *c) {
              c->training.lr_wsd_decay_steps, c->training.lr_warmup_steps, c->training.lr_decay_steps);
 }
 
-// Fails where a setting of Muon is given without Muon.
+// Ends the program where a setting of Muon is given without Muon.
 static inline void config_check_optimizer(const struct config *c) {
     char name[OPTION_NAME];
     for (int row = 0; row < CONFIG_ROWS && c->training.optimizer != OPTIMIZER_MUON; row++)
@@ -267,7 +268,7 @@ static inline void config_check_optimizer(const struct config *c) {
             fail("--%s needs --optimizer muon", option_display(name, config_rows[row].name));
 }
 
-// Fails where options of tasks and perplexity contradict each other or the kind of run.
+// Ends the program where options of tasks and perplexity contradict each other or the kind of run.
 static inline void config_check_scoring(const struct config *c) {
     if (*c->evaluation.generate && config_scores(c))
         fail("--generate and --%s are two runs; give one of them",
@@ -288,8 +289,8 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
-// Sets the options of documents, validation and samples that were left open; fails where options of data, or of the
-// kind of run, contradict each other or are missing.
+// Sets the options of documents, validation and samples that were left open; ends the program where options of data, or
+// of the kind of run, contradict each other or are missing.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -331,7 +332,7 @@ static inline void config_resolve_data(struct config *c) {
     }
 }
 
-// Fails where --recompute-layers, --recompute-modules or --recompute-layer-modules can't be read.
+// Ends the program where --recompute-layers, --recompute-modules or --recompute-layer-modules can't be read.
 static inline void config_check_recompute_lists(const struct config *c) {
     int first = 0, last = 0;
     for (const char *at = c->recompute.recompute_layers; *at;)
@@ -343,7 +344,8 @@ static inline void config_check_recompute_lists(const struct config *c) {
 
 // ---- sizes ----
 
-// Fails where a product of sizes could overflow: other files compute them in 64 bits, rows of a projection in 32.
+// Ends the program where q, k and v are together 2^30 wide, a micro-batch has 2^30 tokens, or the activations' bytes or
+// the run's tokens reach 2^60: other files compute with these numbers in 32 and 64 bits.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->training.micro_batch_size * c->model.seq_length;
     const double qkv = ((double)c->model.num_attention_heads + 2.0 * c->model.num_query_groups) * c->model.kv_channels;
@@ -367,8 +369,8 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
-// Reads the command line over the defaults; config_resolve is still to be called. describe_build prints what --version
-// adds; NULL: nothing.
+// Reads the command line over the defaults, with strings that point into argv; config_resolve is still to be called.
+// describe_build prints what --version adds; NULL: nothing. --help, --version and a wrong option end the program.
 static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
     struct options options = config_options;
     struct config config;
@@ -383,8 +385,8 @@ static inline struct config config_read(int argc, char **argv, options_build *de
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets the options that the user left open: from the preset, then derived from the other options. Fails where options
-// contradict each other.
+// Sets the options that the user left open: from the preset, then derived from the other options. c->ranks is set
+// before; 0: one rank. Ends the program where options contradict each other.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);

@@ -62,7 +62,7 @@ static int plan_compare_lengths(const void *a, const void *b) {
         return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
-// Returns the class of an item: the least k for which 2^k slots are as long as the item's lifetime.
+// Returns the class of an item: the least k for which 2^k slots are at least as long as the item's lifetime.
 static int plan_class(const struct plan_item *item) {
     int k = 0;
     while (1 << k < plan_item_length(item))
@@ -70,7 +70,7 @@ static int plan_class(const struct plan_item *item) {
     return k;
 }
 
-// Returns the top of the stack in an item's slots.
+// Returns the height of the stack, in bytes, during an item's lifetime: the largest skyline of slots [first, last].
 static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
     size_t top = 0;
     for (int s = item->first; s <= item->last; s++)
@@ -114,7 +114,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
 }
 
-// The number of pairs of fitted items that are live together; one try visits each pair once or twice.
+// The number of pairs of fitted items, each with itself too, that are live together; a try visits each once or twice.
 static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: items that began before slot s
     int64_t pairs = 0;
@@ -130,7 +130,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Decides which items are stacked and which are fitted, and gives the fitted ones their floors and buckets.
+// Decides which items are stacked (live: plan_stack's) and which fitted; sets the fitted items' floors and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -150,7 +150,7 @@ static void plan_split(struct plan_packing *packing, int live) {
     }
 }
 
-// Adds a span to `spans`, which are sorted by begin. Beyond PLAN_FIT_NEIGHBORS spans are only counted, in *count.
+// Adds a span to `spans` (PLAN_FIT_NEIGHBORS), sorted by begin. Beyond so many, spans are only counted, in *count.
 static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
     if (*count < PLAN_FIT_NEIGHBORS) {
         int at = *count;
@@ -253,9 +253,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Promotes each item that ended above the bound: it is fitted earlier next time, by a fifth of its rank (squeaky-wheel
-// optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by half the rank leaves four times as
-// many plans above the bound, moving to the front ten times). keys: (count) the order.
+// Promotes each item that ended above the bound in the last try: it is fitted earlier next time, by a fifth of its rank
+// (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by half the rank
+// leaves four times as many plans above the bound, moving to the front ten times). keys: (count) the order.
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -301,9 +301,9 @@ static void plan_take(struct plan_packing *packing, const struct skyline *skylin
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts the items by length, and fills in `best` in this order and best_height. Packs from the bottom up, which meets
-// the bound of most plans at once; then in stacks, which a few need; then, more than 1 % above the bound, from the
-// bottom up again, in random orders.
+// Sorts the items, at least one, by length, and sets `best`, in this order, and best_height, which is SIZE_MAX before.
+// The caller has allocated all arrays. Packs from the bottom up, which meets the bound of most plans at once; then in
+// stacks, which a few need; then, more than 1 % above the bound, from the bottom up again, in random orders.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

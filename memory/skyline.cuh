@@ -152,12 +152,12 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns the first slot of the segment behind the segment that begins in `slot`; -1: that is the last.
+// Returns the first slot of the segment after the segment that begins in `slot`; -1: that is the last.
 static int skyline_after(const struct skyline *s, int slot) {
     return s->segment_last[slot] + 1 < s->slots ? s->segment_last[slot] + 1 : -1;
 }
 
-// Joins the slots from `slot` on to `last` into one segment, behind the segment that begins in `before` (-1: none).
+// Joins slots `slot` to `last` into one segment of this height, after the segment that begins in `before` (-1: none).
 static void skyline_set_segment(struct skyline *s, int slot, int last, int before, size_t height) {
     s->segment_last[slot] = last;
     s->segment_before[slot] = before;
@@ -177,7 +177,7 @@ static int skyline_join(struct skyline *s, int slot) {
     return before;
 }
 
-// Places an item in the valley that begins in `slot`. Returns the first slot of the segment on top of the item.
+// Places an item that lives within the valley that begins in `slot`. Returns the first slot of the segment above it.
 static int skyline_put(struct skyline *s, int slot, int index) {
     const struct plan_item *item = &s->items[index];
     const int last = s->segment_last[slot], before = s->segment_before[slot];
@@ -198,7 +198,7 @@ static int skyline_put(struct skyline *s, int slot, int index) {
     return skyline_join(s, item->first);
 }
 
-// Whether what is left to place fits below the ceiling on top of the segment that begins in `slot`.
+// Whether in each slot of the segment that begins in `slot` the bytes left to place fit below the ceiling.
 static bool skyline_fits(struct skyline *s, int slot, size_t ceiling) {
     const size_t room = ceiling - s->height[slot];
     size_t most = 0;
@@ -209,7 +209,7 @@ static bool skyline_fits(struct skyline *s, int slot, size_t ceiling) {
 }
 
 // Packs by an order (count), and keeps the packing where it is the lowest so far. Returns its height; SIZE_MAX: given
-// up, since it would be higher than the ceiling, or since the work reached the limit.
+// up, since it would be higher than the ceiling, or since s->work reached the limit.
 static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, int64_t limit) {
     skyline_list(s, order);
     skyline_set_segment(s, 0, s->slots - 1, -1, 0);
@@ -266,8 +266,8 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         order[i] = keys[i].item;
 }
 
-// Moves the items of an order whose `moves` is set: from place i to before the first other item at place tenths / 10 i
-// + shift or behind. Items that move stay in order among themselves. Overwrites s->rank, which each try sets anew.
+// Moves the items of an order (count) whose s->moves is set: from place i to before the first other item at place
+// tenths / 10 * i + shift or later. Moved items stay in order. Overwrites s->rank, which each try sets anew.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -285,15 +285,15 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Promotes the items above the bound to so many tenths of their place (squeaky-wheel optimization, Joslin & Clements
-// 1999). Four and five in turn leave fewer plans above their bound than one of them, and than much less or more.
+// Promotes the items that the last try placed above the bound to so many tenths of their place (squeaky-wheel
+// optimization, Joslin & Clements 1999). Four and five in turn leave fewer plans above their bound than one of them.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
     skyline_move(s, order, tenths, 0);
 }
 
-// Draws a number below `below` by a linear congruential generator, which draws alike everywhere.
+// Returns a number in [0, below), drawn by a linear congruential generator, which draws alike everywhere.
 static int skyline_chance(uint32_t *state, int below) {
     *state = *state * 1664525 + 1013904223; // Numerical Recipes
     return (int)((uint64_t)(*state >> 8) * (uint64_t)below >> 24);
@@ -304,7 +304,7 @@ static bool skyline_are_alike(const struct plan_item *a, const struct plan_item 
     return a->bytes == b->bytes && plan_item_length(a) == plan_item_length(b);
 }
 
-// Moves all items of the bytes and length of a random item by one random distance, so that alike layers stay alike.
+// Moves the items of an order (count) with a random item's bytes and length by one random distance: layers stay alike.
 static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     const struct plan_item *like = &s->items[skyline_chance(chance, s->count)];
     const int to = skyline_chance(chance, s->count);
@@ -317,11 +317,11 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Moves one to six items, one by one, to the places in the order of others. All of them live within SKYLINE_NEAR slots of
-// an item that is above the bound in the lowest packing. Where such items are alike, every other time what is moved beside
-// one of them is moved beside each. A packing near its bound is wrong in few places, such as where backward begins, or
-// in every second layer; a move of all layers' items alike would undo what is right elsewhere. Returns false, and moves
-// nothing, where no short item is above the bound.
+// Moves one to six items of an order (count), one by one, to the places of others. All of them live within SKYLINE_NEAR
+// slots of an item that is above the bound in the lowest packing. Where such items are alike, every other time what is
+// moved beside one of them is moved beside each. A packing near its bound is wrong in few places, such as where
+// backward begins, or in every second layer; a move of all layers' items alike would undo what is right elsewhere.
+// Returns false, and moves nothing, where no short item is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -358,8 +358,8 @@ static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
 
 // ---- the search ----
 
-// Sets up a search, without a try, over items (count) that live in slots [0, slots); bound: plan_bound's. The items
-// must outlive the search, and stay in order. skyline_end frees the search.
+// Sets up a search, without a try, over items (count) that live in slots [0, slots); bound: their largest live sum. The
+// items must outlive the search, and stay in order. skyline_end frees the search.
 static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int slots, size_t bound) {
     memset(s, 0, sizeof *s);
     s->items = items;
@@ -415,7 +415,7 @@ static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t lea
     return work < (much ? most : least);
 }
 
-// Tries an order, and keeps it where the packing is as low as the lowest of the search.
+// Tries an order, and keeps it in search->lowest where its packing is no higher than the lowest of the search.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);
@@ -440,8 +440,8 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries random moves of the orders of the lowest packings, and keeps those that end no higher, until the bound is met
-// within 1 % or the limit of work is reached. Promotion finds in few rounds what it can find, and leads astray in many.
+// Tries random moves of the orders that promotion found lowest, and keeps those that end no higher, until the bound is
+// met within 1 % or the limit of work is reached. Promotion finds in few rounds what it can, and leads astray in many.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
     for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);

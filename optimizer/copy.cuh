@@ -20,24 +20,26 @@ static int optimizer_copy_ranks(const struct shards *s) { return shards_optimize
 // Whether this rank writes a part of a checkpoint's parameters and states.
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
-// Whether this run has a part: the parameters, or a state that the optimizer keeps.
+// Whether this run has a part, once it is planned: PART_PARAMETERS, or a state that the optimizer keeps.
 static bool part_is_kept(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// Finds, as shards_next does, the next range of [*at, end) that this rank writes: whole blocks.
+// Finds the next range of [*at, end) that this rank writes, where optimizer_copy_writes: sets *at to the range's first
+// element, *place to the element's index in this rank's part. Returns the number of elements; 0: nothing is left.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes of a part's copy before element `place` of what this rank writes.
+// The number of bytes of a part's copy before element `place`, a multiple of STATE_BLOCK, of what this rank writes.
+// part: PART_PARAMETERS, or a state that the optimizer keeps.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
 }
 
-// native (n), in host memory, = parameters [at, at + n) of the flat buffer, which lie in one range that this rank holds
-// (shards_next). The caller has waited for the device since the last update. Returns when the copy is done.
+// native (n), in host memory, = parameters [at, at + n) of the flat buffer, in one range that this rank holds. After an
+// update the caller has called zero_wait_for_updates, then waited for the device. Returns when the copy is done.
 static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *native) {
     int64_t first = at, place = 0;
     shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);
@@ -46,8 +48,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
-// Returns when the copy is done.
+// native (host memory) = elements [at, at + n) of a part as stored: `at` and n are multiples of STATE_BLOCK, in one
+// range of part_next's. The caller has waited as for parameters_download. Returns when the copy is done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -55,7 +57,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Adds the copy to the plan, a buffer for each part that is kept; without `keeps` there is no copy.
+// Adds the copy's buffers, one for each part that is kept, to the plan, after optimizer_plan; without `keeps` none.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -66,14 +68,14 @@ static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer
                                       -1, part_offset(o, part, o->elements))
                            : -1;
 }
-// Sets the addresses of the parts, behind arenas_allocate; NULL: the copy has no such part.
+// Sets the addresses of the parts, after arenas_allocate; NULL: the copy has no such part.
 static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int part = 0; part < STATE_PARTS; part++)
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes into the copy. No update may be in flight.
+// Copies what this rank writes into the copy; c->keeps is true. The caller has waited as for parameters_download.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -82,8 +84,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of a part in stored format: in the copy where there is one, else downloaded to `room`.
-// They are whole blocks of one range that this rank writes.
+// Returns elements [at, at + n) of the flat buffers of a part, PART_PARAMETERS or a state, as stored, in host memory:
+// in the copy where there is one, else downloaded to `room`, of as many bytes. Range and wait are as part_download's.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -53,7 +53,7 @@ struct muon {
 
 // ---- the matrices ----
 
-// Cuts a weight into matrices and returns their number. cuts: room for 3 a query group and 4 more.
+// Cuts a weight into matrices, ranges of rows, and returns their number. cuts: room for 3 a query group and 4 more.
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -89,7 +89,7 @@ static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct
 #undef CUT
     return count;
 }
-// Fills in u->matrices from the tensors that Muon updates; owners and places are set later.
+// Sets u->matrices and u->count by the tensors that Muon updates; owners and places are set later.
 static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     const struct optimizer *o = u->o;
     const struct parameters *table = o->zero->table;
@@ -154,7 +154,7 @@ static double muon_assign_owners(struct muon *u, int first, int end, int ranks, 
     }
     return most;
 }
-// Returns the end of a wave of at most `tensors` tensors that begins with matrix `first`.
+// Returns the end of a wave of at most `tensors` tensors that begins with matrix `first`: the index after its last one.
 static int muon_wave_end(const struct muon *u, int first, int tensors) {
     int end = first;
     for (int last = -1; end < u->count; end++)
@@ -166,7 +166,7 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
     return end;
 }
 // Cuts the matrices into waves of `tensors` tensors and assigns owners. Returns the sum of the waves' flops on their
-// most loaded rank. costs, load: muon_assign_owners'.
+// most loaded rank. costs (u->count) and load (ranks) are scratch memory.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -178,7 +178,7 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Chooses the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave of all matrices.
+// Sets waves and owners: the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave of all.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -205,7 +205,7 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's range of elements and this rank's places in that range.
+// Sets a wave's range of elements and this rank's places in that range. w->n is 0 before.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -258,8 +258,8 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of matrix `m` from element *at on that rank `rank` holds, within one bucket: [*at, *at + n).
-// Returns n; 0: nothing is left.
+// Finds the next range of matrix `m` from element *at on that rank `rank` holds, within one bucket: sets *at to its
+// first element. Returns the number of elements; 0: nothing is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -278,7 +278,7 @@ static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, in
     }
     return 0;
 }
-// Returns the address in `update` of this rank's element `at` of a wave; NULL where update is NULL.
+// Returns the address in `update` of this rank's element `at` (of the flat buffers), of a wave; NULL where update is.
 static floatX *muon_update_at(const struct muon *u, const struct muon_wave *w, floatX *update, int64_t at) {
     const struct shards *s = &u->o->zero->shards;
     int64_t first = at, place = 0;
@@ -297,7 +297,7 @@ static void muon_message(struct exchange_message *list, int *count, int rank, fl
     list[(*count)++].bytes = (size_t)n * sizeof *data;
 }
 // Lists a sharded wave's messages, in u->sends and u->receives, which the next list overwrites: each rank's ranges of a
-// matrix, in `update`, go to its place in the owner's `whole`. A rank's messages to itself are in both lists.
+// matrix, in `update`, go to the matrix's place in the owner's `whole`. A rank's messages to itself are in both lists.
 static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -329,8 +329,8 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that a rank sends and receives, added up, in one wave's exchange, at most: of the largest wave and
-// the most loaded rank, so that all ranks plan the same scratch.
+// The number of bytes that a rank sends and receives, added up, in one wave's exchange, at most: of the largest wave
+// and the most loaded rank, so that all ranks plan the same scratch; 0: nothing is exchanged.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -361,8 +361,8 @@ static int muon_most_messages(const struct muon *u) {
 
 // ---- making and planning ----
 
-// Sets up u, its matrices, waves and messages, and adds the table of the matrices to the plan. Without Muon there are
-// no matrices. Ends the program where --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
+// Sets up u, after optimizer_plan, and plans the table of the matrices (muon_allocate): none without `trains` or Muon.
+// Ends the program where --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
 static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_shape *shape, bool trains) {
     const struct config *c = o->config;
     memset(u, 0, sizeof *u);
@@ -387,7 +387,7 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     u->table_id = plan_add(&o->zero->timeline->plan, ARENA_OPTIMIZER, "tables", "table of matrices", -1,
                            (size_t)u->count * sizeof *u->table.rows);
 }
-// Fills in the table of the matrices, in the device's memory, behind arenas_allocate. Waits for the device.
+// Fills in the table of the matrices, after arenas_allocate, and waits for the device; without matrices does nothing.
 static void muon_allocate(struct muon *u) {
     const struct timeline *t = u->o->zero->timeline;
     const size_t bytes = (size_t)u->count * sizeof(struct flat_tensor);
@@ -422,8 +422,8 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the memory of waves, live in this phase; all NULL when planning, which finds the size of the workspace. whole
-// NULL: matrices are orthogonalized in `update`.
+// Returns the memory of waves, live in this phase; all NULL when planning, which sets u->workspace_bytes. whole NULL:
+// matrices are orthogonalized in `update`.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -452,7 +452,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Copies the matrices of a wave that this rank owns from `update` to `whole`, where they are aligned, or `back`.
+// Enqueues copies of a wave's matrices that this rank owns from `update`, of whole states, to `whole`, or `back`.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
@@ -462,8 +462,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces a wave's updates by their orthogonal factors, in each rank's elements. Every rank calls this. A dry run
-// calls all ranks' matmuls.
+// Replaces a wave's updates by their orthogonal factors, in each rank's elements. b: muon_buffers_of, in this phase.
+// Every rank calls this. A dry run calls all ranks' matmuls.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

@@ -7,7 +7,8 @@
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
 // Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last one, the embeddings', on.
-// gathers: behind each bucket the all-gather of its parameters begins; except_matrices: not of buckets with matrices.
+// gathers: after each bucket its parameters' all-gather begins, unless they stay sharded; except_matrices: not of
+// buckets with matrices.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -21,26 +22,26 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Enqueues AdamW's update of what this rank owns. Sharded, the embeddings come first: what the next forward needs first
-// is gathered while the rest is updated. *check (device memory) clips, or forbids the update. slots: optimizer_slots.
+// Enqueues AdamW's update of what this rank owns, and begins to all-gather the buckets without Muon's matrices. *check
+// (device memory) clips, or forbids the update. slots: optimizer_slots, of this phase. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
         device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), o->zero->timeline->dev);
     update_all(&u, WORK_ADAMW, true, true);
 }
-// The number of bytes of scratch memory for optimizer_sum_squares, which sums gradients' squares.
+// The number of bytes of scratch memory for optimizer_sum_squares.
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
-// *squares (device memory) = the sum of squares of this rank's shards of the gradients: bucket by bucket in every
-// stage, so that all stages have the norm in the same bits. Waits for reductions in flight; for the last unit's, which
-// run on behind backward, only behind the sums of the other units. ws: optimizer_squares_workspace_bytes.
+// *squares (device memory) = the sum of squares of this rank's shards of the gradients, which are on the device, in the
+// same bits in every stage. Blocks later work of the device until reductions in flight are done. ws:
+// optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
     const bool waits = s->ranks > 1 && !shards_gradients(s);
-    const int ends[] = {waits ? s->first[s->units - 1] : 0, s->count};
+    const int ends[] = {waits ? s->first[s->units - 1] : 0, s->count}; // the last unit's reduction ends last
     for (int group = 0, first = 0; group < 2; first = ends[group++]) {
         for (int i = first; i < ends[group] && waits; i++)
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
@@ -51,7 +52,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 
 // ---- Amaxes of weights in FP8 ----
 
-// Computes the amaxes of the weights in FP8 where no update has collected them: of initial weights and a checkpoint's.
+// Computes the amaxes of weights in FP8 that updates collect, where none has since parameters were set or swapped.
 static void optimizer_take_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
@@ -68,13 +69,15 @@ static void optimizer_take_weight_amaxes(struct optimizer *o) {
 
 // ---- Moving averages ----
 
-// Enqueues the moving averages of what this rank owns, behind the updates.
+// Enqueues, after the updates, the moving averages (--ema-decay) of what this rank owns. adamw, check:
+// optimizer_update's. slots: optimizer_slots, of this phase.
 static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     update_all(&u, WORK_AVERAGES, false, false);
 }
-// Enqueues the swap of averages and parameters, and begins the all-gathers of what the parameters become.
+// Enqueues, after updates in flight, the swap of averages (--ema-decay) and parameters, and begins to all-gather the
+// new parameters. slots: optimizer_slots, of this phase. Every rank calls this.
 static void optimizer_swap_averages(struct optimizer *o, void *slots) {
     const struct adamw none = {0, 0, 0, 0, 0, 0, 0, 0};
     struct update u = update_of(o, none, NULL, slots);
@@ -84,7 +87,8 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 }
 // ---- Muon ----
 
-// Begins the all-gathers of buckets with matrices that no later wave touches, from *bucket down, and moves *bucket on.
+// Begins the all-gathers of the buckets with matrices, from *bucket down, that no wave still to run after `w` touches,
+// and moves *bucket on. At first *bucket is the last bucket. Does nothing where parameters are not gathered.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below
@@ -94,8 +98,9 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues Muon's update, wave by wave, behind optimizer_update. adamw, check, slots: as there. In a dry run only
-// matmuls are called; when the timeline plans, the memory is planned.
+// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update, and begins to all-gather their buckets.
+// adamw, check: optimizer_update's. slots: optimizer_slots, of this phase. Planning plans the memory; a dry run calls
+// only matmuls. Every rank calls this.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

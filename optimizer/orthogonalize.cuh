@@ -138,7 +138,8 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// out (rows, cols) = p(in), one step.
+// out (rows, cols) = a X + (b A + c A A) X, with p's a, b, c, of X = in (rows, cols), not in place, and A = X X^T. *b:
+// orthogonalize_buffers_of.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;
@@ -157,8 +158,8 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
         TIMELINE_MATMUL(t, matmul_backward_input(out, b->power, in, rows, rows, cols, b->scratch, t->dev));
 }
 
-// x = the orthogonal factor of x. x is aligned as a matmul's operand; workspace: orthogonalize_workspace_bytes. When
-// the timeline plans nothing happens; in a dry run only the products are called.
+// x = the orthogonal factor of x, which is aligned to TENSOR_ALIGNMENT elements. workspace (device memory):
+// orthogonalize_workspace_bytes. When the timeline plans nothing happens; in a dry run only the products are called.
 static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
     if (timeline_plans(t))

@@ -56,7 +56,7 @@ struct update_piece {
     int64_t at, n; // elements of the flat buffers
     enum state_group group;
     const struct bucket *b; // NULL: unsharded
-    int bucket;             // index of the bucket whose parameters are gathered behind this piece; -1: none
+    int bucket;             // index of the bucket whose parameters are gathered after this piece; -1: none
     uint64_t arrival;       // ticket of the last operand's transfer to the device; 0: none
     uint64_t leaving;       // ticket of the last operand's transfer back; 0: none
 };
@@ -68,7 +68,7 @@ struct update_operand {
     bool on_host;
 };
 
-// Returns the index of a piece's first element in a buffer of this rank, which is sharded or whole.
+// Returns the index of a piece's first element in a buffer of this rank; sharded: the buffer is.
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
@@ -96,7 +96,8 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes in a slot that suffice for n elements of an operand, aligned; 0: it is not streamed.
+// The number of bytes in a slot that hold any n elements of an operand, whichever their group, aligned; 0: it is not on
+// the host. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -126,7 +127,7 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
 #endif
 
 // Returns the slots of pieces in device memory, (UPDATE_SLOTS, slot_bytes), live in this phase; NULL when planning, and
-// where nothing is streamed. Planning sets their sizes and, where `records`, records what the update moves.
+// where nothing is streamed. Planning sets their sizes and, where `records`, records what a whole update moves.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -175,7 +176,7 @@ struct update {
     floatX *update; // of struct muon_buffers
 };
 
-// Enqueues AdamW's update of a piece. memory: update_compute's.
+// Enqueues AdamW's update of a piece. memory: the operands, on the device.
 static void compute_adamw(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct adamw_range r;
@@ -191,11 +192,11 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
     r.begin = p->at;
     adamw_update(r, o->tensors, u->adamw, u->check, o->zero->timeline->dev);
 }
-// Returns a piece's elements of Muon's `update`: what is orthogonalized, then the orthogonal factors.
+// Returns a piece's elements of Muon's `update`, of u->wave: what is orthogonalized, then the orthogonal factors.
 static floatX *piece_update(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
-// Enqueues Muon's momentum of a piece, and what is orthogonalized (piece_update). memory: update_compute's.
+// Enqueues Muon's momentum of a piece, and what is orthogonalized (piece_update). memory: the operands, on the device.
 static void compute_momentum(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct muon_momentum_range r;
@@ -210,7 +211,7 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
-// Enqueues Muon's step of a piece's parameters along the orthogonal factors. memory: update_compute's.
+// Enqueues Muon's step of a piece's parameters along the orthogonal factors. memory: the operands, on the device.
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];
@@ -223,8 +224,7 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
-// Enqueues the moving averages of a piece's parameters or, for WORK_SWAP, the swap of the two. memory:
-// update_compute's.
+// Enqueues a piece's moving averages or, for WORK_SWAP, swaps averages and parameters. memory: operands, on the device.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
@@ -235,7 +235,7 @@ static void compute_averages(const struct update *u, const struct update_piece *
     else
         averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
 }
-// Enqueues the work on a piece. memory: each operand's first element in device memory; NULL: there is no such state.
+// Enqueues u->work on a piece. memory: each operand's first element in device memory; NULL: there is no such state.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
@@ -255,7 +255,7 @@ static char *piece_memory(const struct update *u, const struct update_operand *o
         memory += operand_room(u->o, k, u->o->piece);
     return memory;
 }
-// Begins the copies of a piece's operands into its slot, whose previous piece the caller has waited for.
+// Begins the copies of a piece's operands from the host into its slot, whose previous piece the caller has waited for.
 static void update_prefetch_piece(struct update *u, struct update_piece *p, int slot) {
     struct timeline *t = u->o->zero->timeline;
     for (int i = 0; i < OPERAND_COUNT; i++) {
@@ -265,7 +265,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins the all-gather of a bucket's parameters, behind the update of this rank's shard.
+// Begins the all-gather of a bucket's parameters, after the update of this rank's shard. Every rank calls this.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
@@ -273,7 +273,7 @@ static void update_gather(struct zero *z, int bucket) {
         z->collectives, z->params + b->begin, z->params + shards_own_begin(&z->shards, b),
         (size_t)b->shard * sizeof *z->params, unit_name(z, b->unit, name, "updated parameters"), z->timeline->dev);
 }
-// Updates a piece once it has arrived, and begins the copies back. Behind the last piece of a bucket, begins the
+// Enqueues a piece's update, after its arrival, and begins the copies back. Where p->bucket is not -1, then begins the
 // all-gather of the bucket's parameters, unless they stay sharded.
 static void update_finish(struct update *u, struct update_piece *p, int slot) {
     struct zero *z = u->o->zero;
@@ -292,7 +292,7 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
         update_gather(z, p->bucket);
 }
-// Begins to bring in the next piece, and updates the previous one meanwhile.
+// Begins to bring in the next piece, and enqueues the previous piece's update meanwhile; update_end enqueues the last.
 static void update_add(struct update *u, struct update_piece piece) {
     const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count >= UPDATE_SLOTS)
@@ -303,7 +303,7 @@ static void update_add(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Updates the last piece and blocks later work of the device until all copies back are done.
+// Enqueues the last piece's update and blocks later work of the device until all copies back are done.
 static void update_end(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
@@ -312,8 +312,9 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Cuts what the work covers of elements [at, end) of the flat buffers, in this rank's shard of bucket `index` (-1:
-// unsharded), into pieces, and adds them. gathers: the bucket's parameters are gathered behind its last piece.
+// Enqueues u->work on the elements of [at, end) that the work takes, piece by piece; update_end finishes the last
+// piece. Bucket `index` (-1: unsharded) has the range in this rank's shard. gathers: the all-gather of the bucket's
+// parameters begins after the piece that ends at `end`, where the work takes that piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;
     const struct zero *z = o->zero;
@@ -334,7 +335,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             update_add(u, p);
     }
 }
-// Enqueues a kind of work on this rank's elements of a wave.
+// Enqueues WORK_MOMENTUM or WORK_STEP on this rank's elements of a wave. u->muon and u->update are set.
 static void update_wave(struct update *u, enum update_kind work, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     u->work = work;
@@ -357,7 +358,7 @@ static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *
             return true;
     return false;
 }
-// Returns an update without a piece so far. check and slots (optimizer_slots) must outlive the update.
+// Returns an update without a piece so far, which check (device memory) and slots (optimizer_slots) must outlive.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

@@ -135,7 +135,7 @@ static enum state_format state_format_of(const struct config *c, enum optimizer_
     }
     return FORMAT_NONE;
 }
-// Whether Muon updates a tensor: a matrix that the blocks multiply by, which no embedding, head or adapter is.
+// Whether --optimizer muon updates a trained tensor: the weight of a linear layer of the blocks, no adapter's.
 static bool muon_updates(const struct config *c, const struct tensor *t) {
     switch (c->training.optimizer) {
     case OPTIMIZER_ADAM: return false;
@@ -158,7 +158,7 @@ static bool groups_differ(const struct optimizer *o, enum state_group a, enum st
         differ = differ || o->states[id].formats[a] != o->states[id].formats[b];
     return differ;
 }
-// Cuts the elements of the flat buffers into runs, a new one where groups differ (groups_differ).
+// Sets o->runs: the elements of the flat buffers, a new run where groups differ (groups_differ).
 static void optimizer_make_runs(struct optimizer *o) {
     const struct parameters *table = o->zero->table;
     o->runs = (struct state_run *)calloc((size_t)table->num_tensors + 1, sizeof *o->runs);
@@ -171,8 +171,8 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// Returns the group of element `at` of the flat buffers, or a group that does not differ from that group
-// (groups_differ). Sets *end to the end of the element's run.
+// Returns the group of element `at` of the flat buffers, below their end, or a group that does not differ from that
+// group (groups_differ). Sets *end to the end of the element's run.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -186,7 +186,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Sets the segment behind the last counted one: it begins at `place`, where the last counted one ends.
+// Sets segment o->num_segments, which begins at `place`, where the segment before ends; the caller counts it.
 static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -195,7 +195,7 @@ static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state
     for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
         s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
 }
-// Cuts this rank's places into segments, each with the bytes of every state before the segment.
+// Sets o->segments, after o->runs: this rank's places, each segment with the bytes of every state before it.
 static void optimizer_make_segments(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);
@@ -219,7 +219,7 @@ static int64_t optimizer_elements(const struct optimizer *o, enum state_group gr
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
-// The number of bytes of this rank's states.
+// The number of bytes of this rank's states, on the device and the host.
 static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -242,8 +242,8 @@ static size_t state_offset(const struct optimizer *o, enum optimizer_state id, i
     return s->offset[id] + state_bytes(o->states[id].formats[s->group], place - s->place);
 }
 
-// Returns the address of a state at `place`. Sets *count to how many of the n elements from there on lie in one memory,
-// and *on_host to whether it is the host's.
+// Returns the address of a state at `place`, a multiple of STATE_BLOCK. Sets *count to how many of the n elements from
+// there on lie in one memory, and *on_host to whether it is the host's.
 static char *state_address(const struct optimizer *o, enum optimizer_state id, int64_t place, int64_t n, int64_t *count,
                            bool *on_host) {
     const struct stored_state *s = &o->states[id];
@@ -261,12 +261,12 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Returns the place from which on the states are offloaded, so that a fraction of them, 0 to 1, is.
+// Returns the place, in whole blocks, from which on states are offloaded, so that a fraction of them, 0 to 1, is.
 static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
 }
-// The number of bytes of all states from a place on.
+// The number of bytes of all states of this rank's elements from index `place`, a multiple of STATE_BLOCK, on.
 static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
     size_t bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -274,8 +274,8 @@ static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
             state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
     return bytes;
 }
-// Adds the states and their tables to the plan; without `trains` there are none. zero, fp8 and config must outlive o,
-// which optimizer_free frees.
+// Sets up o, and adds the states and their tables to the plan (optimizer_allocate); without `trains` there are none.
+// zero, fp8 and config must outlive o, which optimizer_free frees.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
@@ -316,7 +316,7 @@ static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
 }
-// Returns where the amax of a tensor is collected; NULL: nowhere.
+// Returns where updates collect the amax of a tensor, in device memory; NULL: nowhere.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
     for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
         if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
@@ -345,7 +345,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills in the table of this rank's shards of the buckets, in the device's memory. Waits for the device.
+// Fills in the table of this rank's shards of the buckets, at o->buckets in the device's memory. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -360,7 +360,8 @@ static void optimizer_fill_buckets(struct optimizer *o) {
     device_synchronize(dev);
     host_free(filled);
 }
-// Sets the addresses of the states and fills the tables, behind fp8_allocate: the tensors' table points to its amaxes.
+// Sets the addresses of the states and fills the tables, after arenas_allocate and fp8_allocate, whose amaxes the table
+// of tensors points to. The states' values are not set (optimizer_initialize). Waits for the device.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
@@ -382,7 +383,7 @@ static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) 
 
 // Copies elements [at, at + n) of a state, in stored format, between this rank's buffers, which hold them, and host
 // memory `native`. `at` is a multiple of STATE_BLOCK; n is rounded up to one. Elements whose group lacks the state take
-// no bytes of `native`. Returns when the copy is done.
+// no bytes of `native`. No update is in flight. Returns when the copy is done.
 static void optimizer_move(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, char *native,
                            enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;
@@ -409,13 +410,13 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
         }
     device_synchronize(dev);
 }
-// Copies elements [at, at + n) of a state, as stored, to host memory `native`, as optimizer_move does: `at` is a
-// multiple of STATE_BLOCK, n is rounded up to one, and `native` has room for that. Returns when the copy is done.
+// native (host memory, room for whole blocks) = elements [at, at + n) of a state, as stored (optimizer_move). `at` is a
+// multiple of STATE_BLOCK, n is rounded up to one. No update is in flight. Returns when the copy is done.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
-// Copies `native` back, as optimizer_download copied it. Returns when the copy is done.
+// Sets elements [at, at + n) of a state to `native`, as optimizer_download copies them. Returns when that is done.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
     optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
@@ -432,8 +433,8 @@ static void optimizer_initialize(struct optimizer *o) {
     }
 }
 
-// Uploads what this rank holds of elements [at, at + n) of a state that has one format, of `width` bytes an element;
-// `at` may be any. values: (n) in host memory, which must stay until the device was waited for.
+// Uploads what this rank holds of elements [at, at + n) of a state that is kept in one format, of `width` bytes an
+// element; `at` may be any. values: (n) in host memory, which must stay until the device was waited for.
 static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
                                       int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
@@ -450,8 +451,8 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
                    (size_t)(count - below) * width);
     }
 }
-// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): the parameters rounded, the states that start
-// from parameters exactly. rounded: room for 2 n. exact and rounded must stay until the device was waited for.
+// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): the parameters rounded, states that start from
+// parameters exactly. rounded: room for 2 n. Both are in host memory and must stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {

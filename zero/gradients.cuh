@@ -29,7 +29,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns slot 0 (of a streamed unit also 1) of a unit's stored gradients; NULL when planning.
+// Returns slot 0 (of a streamed unit also 1) of a unit's stored gradients, on the device; NULL when planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -40,13 +40,13 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
                                   "unit's stored gradients", unit_layer(z, unit));
     return bytes_behind(slots, (size_t)slot * bytes);
 }
-// Returns the address of this rank's stored gradients from element `place` on; NULL when planning.
+// Returns the address of this rank's stored gradients from element `place`, of whole blocks, on; NULL when planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
 
-// Begins to copy the stored sum of a unit's gradients into the unit's buffer. Does nothing where backward does not add
-// in place (zero_adds_in_place), where there is no sum yet, and where the sum is there or on its way.
+// Begins to copy the stored sum of a unit's gradients into the unit's buffer; zero_begin_gradients waits. Does nothing
+// unless zero_adds_in_place, where there is no sum yet, and where the sum is there or on its way.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
     if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
@@ -95,7 +95,7 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the gaps between tensors in a unit's buffer, which no op writes: the whole buffer is stored and squared.
+// Zeroes the gaps between tensors in `whole`, a unit's buffer (NULL: nothing): no op writes gaps, but all is read.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // behind the tensors so far
@@ -110,8 +110,8 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
         zero_gap(z, whole + at - begin, end - at);
 }
 // Prepares a unit's buffer before the unit's backward, in a phase of its own; does nothing where units have no buffers.
-// Where backward adds in place (zero_adds_in_place), the buffer then holds the stored sum, at first only zeroed gaps, and
-// the next unit's sum is being fetched. Else it may hold anything, and add_shard adds it to the stored sum later.
+// Where backward adds in place (zero_adds_in_place), the buffer then holds the stored sum, at first only zeroed gaps,
+// and the next unit's sum is being fetched. Else it may hold anything, and add_shard adds it to the stored sum later.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -140,8 +140,8 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// Adds the squares of a bucket's stored gradients `sum` to the report, in a step's last micro-step: in the order of the
-// buckets, as optimizer_sum_squares does without offloading. ws: sum_of_squares_workspace_bytes.
+// Adds the squares of a bucket's stored gradients `sum` to the report, in a step's last micro-step; bucket 0's
+// overwrite it. Call in the order of the buckets, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
@@ -162,7 +162,7 @@ static void add_to_stored(struct zero *z, void *sum, const float *whole, struct 
             TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
     }
 }
-// Begins to copy a part of a unit's summed gradients, at `from` in device memory, to the host.
+// Begins to copy a part of a unit's summed gradients, at `from` in device memory, to the host; wait_for_stores waits.
 static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
     char name[64];
     z->grads_stores[slot] =
@@ -190,7 +190,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Stores a unit's gradients, behind its backward: adds them to the stored sum or, where backward has added in place,
+// Stores a unit's gradients, after its backward: adds them to the stored sum or, where backward has added in place,
 // begins to copy them to the host. Waits for their reduction. Opens a phase.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
@@ -214,8 +214,8 @@ static void collect_gradients(struct zero *z, int unit) {
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
 // Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
-// a step's last. With one rank it stores the gradients instead, where the unit has a buffer. Opens a phase where the
-// unit has a buffer. Every rank calls this.
+// a step's last. zero_add_reduced or the update waits. With one rank it stores the gradients instead, where the unit
+// has a buffer. Opens a phase where the unit has a buffer. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;

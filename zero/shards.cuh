@@ -38,7 +38,7 @@ static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s-
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
-// Cuts [begin, end) into buckets of at most about `most` elements, as equal as the alignment of their shards allows.
+// Appends buckets of [begin, end), of about `most` elements at most, as equal as the alignment of their shards allows.
 static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)
@@ -83,7 +83,7 @@ static void shards_free(struct shards *s) {
     memset(s, 0, sizeof *s);
 }
 
-// The number of a flat buffer's elements on this rank.
+// The number of elements of this rank's buffer, which is `sharded` or whole.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
 // Returns the element of the whole flat buffer at which this rank's shard of a bucket begins.
@@ -91,13 +91,13 @@ static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) 
     return b->begin + s->rank * b->shard;
 }
 
-// Returns the index, in this rank's buffer, of element `at` of the flat buffers, which is in its shard of the bucket.
+// Returns the index in this rank's buffer (sharded or whole) of element `at`, which is in this rank's shard of b.
 static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// Finds the next range of [*at, end) that this rank's buffer holds. Sets *at to the range's first element and *place to
-// that element's index in this rank's buffer. Returns the number of elements; 0: nothing is left.
+// Finds the next range of [*at, end) that this rank's buffer (sharded or whole) holds. Sets *at to the range's first
+// element, *place to that element's index in this rank's buffer. Returns the number of elements; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

@@ -4,7 +4,7 @@
 // would.
 //
 //   parameters   a unit's parameters are copied into the buffer that a sharded unit is gathered into; where they are
-//                sharded too, only this rank's shards are copied, and the all-gather begins behind the copies
+//                sharded too, only this rank's shards are copied, and the all-gather begins after the copies
 //   gradients    in fp32 on one rank the stored sum is copied into the unit's buffer, a unit ahead, and backward adds
 //                to it as it would in place. Else backward overwrites the buffer, the buffer is reduced, and this
 //                rank's shards of it are added to the stored sum, which passes through the device by slots
@@ -62,8 +62,8 @@ struct zero {
     int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
 };
 
-// Sets up z, for the tensors of one of the table's layouts, on rank `rank` of `ranks`. The table and the timeline must
-// outlive it; zero_free frees it.
+// Sets up z, for the tensors of one of the table's layouts, on rank `rank` of `ranks`. The caller sets z's memory and
+// collectives later. Table, layout and timeline must outlive z, which zero_free frees.
 static void zero_create(struct zero *z, const struct parameters *table, const struct flat_layout *layout,
                         struct timeline *timeline, int rank, int ranks, int stage, int64_t bucket_bytes,
                         struct zero_options options) {
@@ -161,13 +161,14 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// Returns the buffer of a unit's whole parameters in a pass; NULL when planning.
+// Returns a unit's buffer in a pass, live in this phase, which zero_prefetch fills with the whole unit's parameters;
+// NULL when planning. Only where zero_has_unit_parameters: elsewhere parameters are in z->params.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
                                      "unit's parameters", unit_layer(z, unit));
 }
-// Returns the buffer of a unit's gradients until they are reduced and stored; NULL when planning.
+// Returns the buffer of a unit's gradients, where zero_has_unit_gradients, live in this phase; NULL when planning.
 static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
@@ -175,7 +176,7 @@ static float *unit_gradients(struct zero *z, int unit) {
 // Returns the address `bytes` behind `base`; NULL where base is NULL, as when planning.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
-// Returns the address of a parameter in a pass; NULL when planning. t is of z's layout.
+// Returns where a parameter, of z's layout, lies whole in this phase, after zero_use of its unit; NULL when planning.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
     if (zero_has_unit_parameters(z)) {
         const int unit = unit_of(z->table, t);
@@ -184,7 +185,8 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns the address of the gradient that backward writes of a trained tensor; NULL when planning.
+// Returns where backward writes a trained tensor's gradient in this phase, after zero_begin_gradients of the tensor's
+// unit; NULL when planning.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
@@ -194,28 +196,28 @@ static float *zero_gradient(struct zero *z, const struct tensor *t) {
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
-// Blocks later work of the device until the collectives of a unit's `tickets` are done, and clears the tickets.
+// Blocks later work of the device until the collectives of a unit's `tickets` (buckets) are done, and clears them.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
         tickets[i] = 0;
     }
 }
-// Blocks later work of the device until every all-gather of updated parameters in flight is done.
+// Blocks later work of the device until every all-gather of parameters in flight is done.
 static void zero_wait_for_updates(struct zero *z) {
     for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
         unit_wait(z, z->params_tickets, unit);
 }
 
 // Begins to copy elements [at, at + n) of the flat buffer of parameters, which begin at `place` of this rank's buffer,
-// into their unit's buffer `whole`. Returns the transfer's ticket.
+// on the host, into their unit's buffer `whole`. Returns the transfer's ticket.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
                              bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
-// Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards from the host, if any.
+// Begins the all-gather of a unit's sharded parameters, after copies of this rank's shards from the host, if any.
 static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -237,8 +239,8 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
                                   unit_name(z, unit, name, "parameters"), t->dev);
     }
 }
-// Begins, in the current phase, to bring a unit's parameters into the unit's buffer. Does nothing where units have no
-// buffers, and where the parameters are there or on their way.
+// Begins, in the current phase, to bring a unit's parameters into the unit's buffer; zero_use waits for them. Does
+// nothing where units have no buffers, and where the parameters are there or on their way. Every rank calls this.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
@@ -260,7 +262,7 @@ static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
 // Blocks later work of the device until a unit's parameters are there, zero_prefetch's or the last update's; brings
-// them in where no prefetch has. Opens a phase where units have buffers.
+// them in where no prefetch has. Opens a phase where units have buffers. Every rank calls this.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -288,8 +290,8 @@ static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Copies what this rank holds of elements [at, at + n) of a flat buffer into `flat`, on the device or on the host.
-// values: (n) in host memory, which must stay until the device was waited for.
+// Copies what this rank holds of elements [at, at + n) of a flat buffer into `flat`: this rank's buffer, z->params or
+// one in device memory. values: (n) in host memory, which must stay until the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     const bool on_host = flat == z->params && z->params_on_host;
