@@ -34,7 +34,8 @@ static size_t attention_saved_bytes(enum attention_backend backend, struct atten
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
 // Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). Ends the
-// program where the backend has no such shape or dropout. amax: kernels/amax.cuh's, of out; NULL: not taken.
+// program where the backend has no such shape or dropout. amax (1): merges the largest magnitude of out
+// (kernels/amax.cuh); NULL: not taken. workspace: attention_forward_workspace_bytes.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -44,8 +45,8 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
 // Returns the bytes of attention_backward's workspace. any_order: as in attention_backward's options.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
-// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
-// written. `dropout` and `saved` are forward's.
+// Computes the gradient of attention_forward, whose backend, shape, dropout, qkv, out and saved these are, and, where
+// options.rotary is given, undoes RoPE on it. All of dqkv is written. workspace: attention_backward_workspace_bytes.
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -91,7 +92,7 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls flash_backward as the backward of attention_row. saved: lse (B, H, T). Of the options it takes only amax:
+// Calls flash_backward with attention_backward's arguments. saved: lse (B, H, T). Of the options it takes only amax:
 // attention_backward undoes RoPE.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
@@ -105,12 +106,12 @@ static size_t attention_sm90_forward_bytes(struct attention_shape s, struct devi
 static size_t attention_sm90_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return sm90_backward_workspace_bytes(s);
 }
-// Calls sm90_forward as the forward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0.
+// Calls sm90_forward with attention_forward's arguments. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
 static void attention_sm90_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                    struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     sm90_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls sm90_backward, which undoes RoPE too, as the backward of attention_row. saved: lse (B, H, T). dropout: p is 0.
+// Calls sm90_backward, which undoes RoPE too. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
 static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const void *saved, struct attention_shape s, struct dropout dropout,
                                     struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -126,13 +127,13 @@ static size_t attention_fused_forward_bytes(struct attention_shape s, struct dev
 static size_t attention_fused_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
-// Calls fused_forward as the forward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0.
+// Calls fused_forward (cuDNN) with attention_forward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
 static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls fused_backward as the backward of attention_row. saved: lse (B, H, T). dropout is not read: p is 0. Of the
-// options it takes any_order and amax: attention_backward undoes RoPE.
+// Calls fused_backward (cuDNN) with attention_backward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
+// Of the options it takes any_order and amax: attention_backward undoes RoPE.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -149,8 +150,8 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls unfused_backward as the backward of attention_row. saved: probabilities (B, H, T, T). Of the options it takes
-// only amax: attention_backward undoes RoPE.
+// Calls unfused_backward with attention_backward's arguments. saved: probabilities (B, H, T, T). Of the options it
+// takes only amax: attention_backward undoes RoPE.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -245,7 +246,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// The number of runs of rows over which the backend's backward sums dqkv's columns; 0: it makes no such sums.
+// The number of rows of options.bias_partial, each of a run of dqkv's rows; 0: backward makes no such sums.
 static int64_t attention_bias_chunks(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_chunks ? row->bias_chunks(shape) : 0;

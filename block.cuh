@@ -4,7 +4,7 @@
 #include "model/branch.cuh" // branch_norm, branch_end, projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Waits for the layer's parameters and, in a forward pass, begins to fetch the next unit's.
+// Waits for the parameters of a layer that makes any activation; in a forward pass begins to fetch the next unit's.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
@@ -46,8 +46,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 }
 
 // Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the residual stream between
-// attention and MLP. With parallel branches d_residual stays as it is until attention's backward has read it, and the
-// gradient of the MLP's input waits in D_NORM2.
+// attention and MLP. With parallel branches leaves d_residual as it is, and the gradient of the MLP's input in D_NORM2:
+// block_backward ends the branch after attention's backward.
 static void mlp_branch_backward(struct at at) {
     mlp_backward(at, projection_backward(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
@@ -66,7 +66,8 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into its input's.
+// Adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into the gradient of
+// its input. What the policy drops was made again before; the caller's zero_reduce of the layer's unit follows.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

@@ -150,6 +150,7 @@ struct dataloader {
     struct read_ahead ahead;
 };
 
+// Allocates zeroed memory, which the caller frees; out of memory ends the program, by a message with `option`.
 static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     void *memory = calloc(count ? count : 1, bytes);
     if (!memory)
@@ -247,8 +248,7 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
     }
 }
 
-// Warns where a shard, which has just been opened again, was written anew since it was opened first. The samples read
-// before and after are of two data sets then.
+// Warns where the shard that has just been opened was written anew since the loader was opened, or the last warning.
 static void reader_check_stamp(struct sample_reader *reader, const struct dataloader *loader, int file) {
     struct file_stamp *stamp = &reader->stamps[file];
     struct stat status;
@@ -290,7 +290,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// Returns this rank's nth sample, counted from `start`, where each rank takes B of every B*ranks.
+// Returns the global number of the nth sample (from 0) that this rank takes from `start` on: B of every B*ranks.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
@@ -404,7 +404,8 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
 
-// Opens every file once, checks that it fits the other files and the loader's sizes, and counts its windows.
+// Opens each file of `paths` (num_files) once, and counts its windows. Ends the program where one does not fit the
+// other files or the loader's sizes.
 static void dataloader_open_files(struct dataloader *loader, char **paths) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -439,7 +440,7 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
     }
 }
 
-// Copies first_epoch and files of `count` changes (0: all shards from the start) and derives the other fields.
+// Copies first_epoch and files of `count` changes, not the loader's (0: all shards from the start); derives the rest.
 static void dataloader_set_changes(struct dataloader *loader, const struct data_change *changes, int count) {
     free(loader->changes);
     loader->changes =
@@ -460,7 +461,7 @@ static void dataloader_set_changes(struct dataloader *loader, const struct data_
     }
 }
 
-// Sets up a reader with no file open, and notes the stamps of all shards.
+// Sets up a reader with no file open, and notes each shard's size and modification time, to find files changed later.
 static void reader_create(struct sample_reader *reader, const struct dataloader *loader) {
     const size_t shards = (size_t)loader->num_files;
     reader->epoch = UINT64_MAX;
@@ -481,8 +482,8 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
 
 // Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank
 // is expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when
-// asked for. option: the option that gave the pattern, for messages. Nothing is allocated later, except by
-// dataloader_separate_documents and dataloader_resume.
+// asked for. option: the option that gave the pattern, for messages; it outlives the loader. Ends the program where the
+// files can't be used.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -537,8 +538,8 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called
-// once, before the first sample is read.
+// Tells documents apart by `rule`, whose boundary is BOUNDARY_INDEX only for Megatron datasets; an .idx that can't be
+// read ends the program. Called at most once, before the first sample is read.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -593,7 +594,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
-// Reads B samples from the files into a batch, without the thread; the position stays.
+// Reads B samples from the files into a batch, without the thread; the position stays. A bad sample ends the program.
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
@@ -606,7 +607,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Takes B samples from the ring into a batch, and waits for the thread; the position stays.
+// Takes B samples from the ring into a batch, for which it waits; the position stays. A bad sample ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -624,7 +625,7 @@ static void dataloader_read_from_ring(struct dataloader *loader, struct token_ba
     }
 }
 
-// Reads B samples into a batch and moves on by B*ranks: of the next B*ranks samples, rank r takes the rth B.
+// Reads, on rank r, the rth B of the next B*ranks samples, and moves on by B*ranks: B is equal on all ranks.
 static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);

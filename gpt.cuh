@@ -16,7 +16,8 @@
 
 // ---- The step ----
 
-// Runs forward and backward of scale times the uploaded micro-batch's loss.
+// Runs forward and backward of the micro-batch that upload_batch has uploaded, of scale / (B * T) times the sum of its
+// losses. zero_begin_micro_step comes first.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -48,7 +49,8 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues gpt_micro_step but for its end. Returns false where the work was only recorded: CUDA refused the graph.
+// Enqueues gpt_micro_step up to the copy of its loss. Returns false where CUDA refused the recorded graph, so that
+// forward and backward did not run: the caller then calls once more.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +62,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
 }
-// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of its
-// losses overwrite the previous step's gradients where index is 0; else they are added to the step's sum. gpt_update
-// rescales the sum to the mean over the targets that count. Every rank calls this.
+// Enqueues forward and backward of micro-batch `index` of a step of m->steps.of_step, which the caller sets. Gradients
+// of scale / (B * T) times the sum of its losses overwrite the last step's where index is 0, else add to the sum. scale
+// is 1 / (ranks * of_step): gpt_update rescales to the mean over the targets that count. Every rank calls this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,7 +73,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Fills in this rank's report and, with several ranks, all-gathers the reports. ws: optimizer_squares_workspace_bytes.
+// Enqueues this rank's report (its columns: report_request) and, with several ranks, the all-gather of all reports,
+// into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
     if (!m->zero.grads_on_host) // else the last micro-step has summed them
@@ -90,9 +93,9 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step` (from 1) with learning rate lr and gradients clipped to --clip-grad. Where a loss or the
-// gradient norm is not finite, or no target counts, nothing is updated and gpt_results' check.finite is 0. Every rank
-// calls this.
+// Enqueues update `step`, AdamW's number from 1, after the step's gpt_micro_steps: with learning rate lr, and gradients
+// clipped to --clip-grad. Where a loss, the gradient norm or a delayed scale's amax is not finite, or no target counts,
+// nothing is updated and gpt_results' check.finite is 0. Every rank calls this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -131,7 +134,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     }
 }
 // Enqueues the swap of the parameters with their moving averages (--ema-decay); a second call swaps them back. No step
-// may be enqueued in between. Without moving averages does nothing. Every rank calls this.
+// may be enqueued between the two calls. Without moving averages does nothing. Every rank calls this.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -141,7 +144,7 @@ static void gpt_swap_averages(struct gpt *m) {
     RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }
 
-// Enqueues the download of the last enqueued step's results into slot 0 or 1.
+// Enqueues the download of the last enqueued step's results into slot 0 or 1, for which gpt_results waits.
 static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->io.host_results[slot], m->io.results, sizeof *m->io.results, m->dev);
@@ -149,7 +152,8 @@ static void gpt_fetch_results(struct gpt *m, int slot) {
                           m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
-// Waits for gpt_fetch_results of the slot. *reports (ranks, report_width) stays valid until the slot's next fetch.
+// Returns the results that the slot's last gpt_fetch_results downloads, once they are there. *reports, (ranks,
+// report_width) on the host, stays valid until the slot's next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->io.host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
@@ -157,7 +161,7 @@ static struct step_results gpt_results(struct gpt *m, int slot, const double **r
 }
 
 // Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for
-// the device. Every rank calls this, since units are gathered.
+// the device. The run validates or scores: only then is it planned. Every rank calls this, since units are gathered.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
@@ -169,7 +173,8 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Does what gpt_evaluate does, and fills in `scores`. Only a run that scores (config_scores) has planned the buffers.
+// Evaluates as gpt_evaluate does, but documents do not see each other, and sets what `scores` points to. Only a run
+// that scores (config_scores) has planned the buffers.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -192,7 +197,7 @@ static void gpt_evaluate_nothing(struct gpt *m) {
 
 // ---- The plan ----
 
-// Returns what does the collectives: on a GPU what --collectives asks for; auto: NCCL, where the build has it.
+// Returns what does the collectives: on a GPU what --collectives asks for (auto: NCCL, if built in); else the host.
 static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
     if (!device_is_gpu(dev))
         return COLLECTIVES_HOST;
@@ -220,7 +225,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the memory plan: runs the timeline in planning mode. keeps_copy: with a copy for checkpoints in host memory.
+// Records the plan, which plan_place then places, in planning mode. keeps_copy: with a host copy for checkpoints.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -287,7 +292,7 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
-// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has.
+// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has one.
 static int lowest_trained(const struct parameters *table) {
     int lowest = table->L;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -300,8 +305,9 @@ static int lowest_trained(const struct parameters *table) {
     }
     return lowest;
 }
-// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. frozen: as parameters_create reads it;
-// the caller frees it. Takes over the policy.
+// Creates a model whose plan is recorded: plan_place and gpt_allocate follow, gpt_destroy frees it and the policy.
+// frozen (L + 1, PARAM_COUNT): the tensors that are not trained, the last row the whole model's; NULL: none. The caller
+// frees it. Ends the program where the model is too large to be addressed.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -354,7 +360,8 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
 
 // ---- Memory ----
 
-// Allocates the arenas of the placed plan and fills in initial parameters. Waits for the device.
+// Allocates the arenas of the placed plan, and sets initial parameters and states. Waits for the device. With several
+// ranks gpt_connect follows. Ends the program where the memory does not fit.
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.states.bus_gbps, m->dev);
@@ -387,13 +394,13 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Gives the allocated model the collectives between the ranks' models. The collectives must outlive the model.
+// Gives the allocated model the open collectives, and these their scratch. collectives_close comes before gpt_destroy.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
-// Waits for updates in flight, then copies this rank's part of the state where the model keeps a copy for checkpoints.
+// Waits for all updates, then copies this rank's part of the state where the model keeps a copy for checkpoints.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
@@ -401,7 +408,7 @@ static void gpt_copy_state(struct gpt *m) {
         optimizer_copy_take(&m->copy, &m->optimizer);
 }
 
-// Frees the model, its arenas and its policy. The device and the collectives stay.
+// Frees the model, its arenas and its policy. The collectives are closed before, the device stays open.
 static void gpt_destroy(struct gpt *m) {
     gpt_free_graphs(m);
     timeline_free(&m->timeline);

@@ -108,36 +108,37 @@ struct plan {
 
 // ---- recording ----
 
-// Begins an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
-// ends the program.
+// Sets *plan to an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64
+// bytes ends the program.
 static void plan_begin(struct plan *plan);
 // Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);
 
 // Adds a buffer and returns its id. A buffer of a packed arena has no lifetime, and takes no bytes, until it is
-// touched. Names are cut to PLAN_NAME_CHARS - 1 characters. layer -1: of no layer.
+// touched. Names are copied, cut to PLAN_NAME_CHARS - 1 characters. layer -1: of no layer.
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index.
+// Begins a phase and returns its index. group: the caller's number of a kind of phases; layer -1: of no layer.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Declares the phases from `first` to the current one a loop. A buffer that is touched in the loop and also before or
-// after it is live in all phases of the loop.
+// Declares the phases from `first` to the current one a loop, as its last phase ends. A buffer that is touched in the
+// loop and also before or after it is live in all phases of the loop.
 static void plan_add_loop(struct plan *plan, int first);
 
 // Extends a buffer's life from its first touch to the current phase. A negative id, of a buffer that this configuration
 // does not have, is ignored.
 static void plan_touch(struct plan *plan, int id);
 
-// Records that the current phase begins to copy `bytes` of what is called `name`. Returns its index in transfers.
+// Records that the current phase begins to copy `bytes` of what is called `name`. Returns its index in plan->transfers,
+// where the caller sets waited_phase.
 static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
-// Sets every offset, the size of every arena, the peak and its lower bound. The search is bounded by work: milliseconds
-// for most models, tenths of a second for the few that stay more than 1 % above their bound and for the tests' least
-// favorable 20,000 buffers. The same schedule has the same plan everywhere.
+// Sets every offset, the size of every arena, the peaks and their lower bounds. The search is bounded by work, mostly
+// milliseconds: tenths of a second for the few models that stay more than 1 % above their bound. The same schedule has
+// the same plan everywhere.
 static void plan_place(struct plan *plan);
 // Sets the lower bounds and the peak phase, but places nothing in packed arenas, whose bytes and offsets become 0.
 static void plan_set_bounds(struct plan *plan);
@@ -162,20 +163,20 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates the arenas of a placed plan, one allocation each, and touches the device's pages (device_touch). Ends the
-// program where one does not fit.
+// Allocates the arenas of a placed plan, one allocation each, and touches the device's pages (device_touch).
+// arenas_free frees them. Ends the program where one does not fit.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 // Frees the arenas' memory and leaves an empty struct; does nothing where none is allocated. The plan stays.
 static void arenas_free(struct arenas *arenas);
 
-// Returns the address of a buffer; NULL for a negative id, and for a buffer that owns no bytes, whose use then crashes
-// instead of overwriting another.
+// Returns the address of a buffer; NULL for a negative id, before arenas_allocate, and for a buffer that owns no bytes,
+// whose use then crashes instead of overwriting another buffer.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
 // Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.
 static size_t device_available_bytes(struct device *dev);
-// Returns the bytes of the GPU's memory taken since device_open, other processes' included; on the cpu target this
-// process's peak resident set size, 0: not known.
+// Returns by how many bytes the GPU's use has grown since device_open, other processes' included (the peak, as a run's
+// use never falls); on the cpu target this process's peak resident set size, 0: not known.
 static size_t device_peak_bytes(struct device *dev);
 // Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what the
 // machine has, the cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas
@@ -199,7 +200,7 @@ static void plan_free(struct plan *plan) {
     plan_begin(plan);
 }
 
-// Returns the array, reallocated to twice its capacity, or 64, where `count` elements of `size` bytes fill it.
+// Returns the array, reallocated to twice its capacity, at first 64, where `count` elements of `size` bytes fill it.
 static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     if (count < *capacity)
         return array;
@@ -231,7 +232,7 @@ static void plan_copy_name(char *out, const char *name) {
     out[n] = 0;
 }
 
-// Returns the index of a category, which is added where it is new.
+// Returns the index of a category, which is added where it is new. Names are compared as far as they are kept.
 static int plan_category(struct plan *plan, const char *name) {
     for (int i = 0; i < plan->category_count; i++)
         if (strncmp(plan->categories[i], name, PLAN_NAME_CHARS - 1) == 0)
@@ -345,8 +346,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// slot_of[p] = the last of an arena's slots (memory/skyline.cuh) up to phase p; -1: none. The caller has zeroed
-// slot_of. Returns the number of slots.
+// slot_of[p], (phase_count) and zeroed by the caller, = the last of an arena's slots up to phase p; -1: none. A slot is
+// a phase in which a packed buffer of the arena is touched first. Returns the number of slots.
 static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -359,8 +360,8 @@ static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_
     return slots;
 }
 
-// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns the number of items. slot_of:
-// plan_slots'. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
+// Sets bytes and lifetime, in slots, of an item for each packed buffer of an arena; returns their number. slot_of: by
+// plan_slots; items: (plan->count). Ends the program unless the sum of all bytes, and so any address, fits 64 bits.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -378,7 +379,7 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
     return count;
 }
 
-// Returns the largest sum of live items, in bytes; *slot = the first slot that reaches it.
+// Returns the largest sum of live items, in bytes. *slot = the first slot that reaches it; without items it stays.
 static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     size_t *change = (size_t *)plan_allocate((size_t)packing->slots + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
@@ -396,8 +397,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size. Returns the arena's lower bound; without `places` does
-// only that. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
+// Places a packed arena: sets its buffers' offsets and its size; without `places` sets neither. Returns the arena's
+// lower bound. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
     struct plan_packing packing;

@@ -192,7 +192,7 @@ static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
 // The activations that the backward of a layer reads, besides the layer's input.
 static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
 
-// Returns the activations that this shape has.
+// Returns the set of activations (BIT of each) that a layer of this shape has.
 static uint32_t activation_present(const struct layer_shape *s) {
     uint32_t present = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -200,7 +200,7 @@ static uint32_t activation_present(const struct layer_shape *s) {
             present |= 1u << id;
     return present;
 }
-// Returns the bytes per token of a set of one layer's activations.
+// Returns the bytes per token of a set of one layer's activations; what the layer does not have counts 0.
 static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -209,8 +209,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// Returns what must be produced to have `wanted` where `kept` is there: the activations of this shape that are missing
-// and, of what they are made from, again what is missing. The layer's input (ACT_INPUT) is never among the result.
+// Returns the set to produce in order to have `wanted` where `kept` is there: the activations of this shape that are
+// missing and, of what they are made from, again what is missing. The layer's input (ACT_INPUT) is never in the set.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     produce &= activation_present(s);
@@ -246,7 +246,8 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// Returns the set of modules that an option lists; an empty list means the default. An unknown name ends the program.
+// Returns the set of modules that `list`, the text given to `option`, names with commas between; "": the default. An
+// unknown name, or a comma at the end, ends the program.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
@@ -265,7 +266,7 @@ static inline uint32_t recompute_read_modules(const char *option, const char *li
     return modules;
 }
 
-// Returns the set of modules that --recompute-modules lists, as recompute_read_modules does.
+// Returns the set of modules that --recompute-modules' text names; "": the default. Another text ends the program.
 static inline uint32_t recompute_modules_of(const char *list) {
     return recompute_read_modules("--recompute-modules", list);
 }
@@ -277,7 +278,7 @@ struct recompute_entry {
     uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
-// Reads the entry of `list` at *at and moves *at behind it. Text that is no such list ends the program.
+// Reads the entry of `list` at *at, and moves *at past its semicolon. Text that is no such list ends the program.
 static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
@@ -308,52 +309,54 @@ struct recompute_policy {
     char description[256];
 };
 
-// Returns a policy that keeps every activation.
+// Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full, uniform policy: groups of `group` layers keep only the first layer's input. The last may be short.
+// Returns a full, uniform policy: groups of `group` layers (the last may be short) keep only the first layer's input.
+// policy_free frees it.
 static struct recompute_policy policy_uniform(int num_layers, int group);
-// Returns a full, block policy: the first n layers keep only their input.
+// Returns a full, block policy: the first n layers keep only their input. policy_free frees it.
 static struct recompute_policy policy_block(int num_layers, int n);
-// Returns a full policy: the layers of a list such as 0-3,8 keep only their input. A malformed list, or one with layers
-// that the model does not have, ends the program.
+// Returns a full policy: the layers of a list such as 0-3,8 keep only their input; policy_free frees it. A malformed
+// list, or one with layers that the model does not have, ends the program.
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
-// Returns a selective policy: all layers drop the activations of a set of modules.
+// Returns a selective policy: all layers drop the activations of a set of modules. policy_free frees it.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
-// Returns a selective policy by layers, as a list such as norm,activation:0-11;full:12-15 says; other layers keep all.
-// A malformed list, or one with layers that the model does not have, ends the program.
+// Returns a selective policy by layers, as a list such as norm,activation:0-11;full:12-15 says, for policy_free; other
+// layers keep all. A malformed list, or one with layers that the model does not have, ends the program.
 static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
-// Writes a policy, whose groups are single layers, into the `n` bytes of `out` as policy_of_layer_modules reads it:
-// ranges of equal layers in order; "" where all keep everything. Returns `out`.
+// Writes a policy, whose groups are single layers, into the `n` bytes of `out` as policy_of_layer_modules reads it, cut
+// to what fits: ranges of equal layers in order; "" where all keep everything. Returns `out`.
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s);
 // Returns a policy whose layers [0, n) keep `kept_first` and the others `kept_rest`, with policy_none's description.
+// policy_free frees it.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
-// Whether layer l is the last of its group.
+// Whether layer l is the last layer of its group of layers that are recomputed together.
 static bool policy_is_group_last(const struct recompute_policy *policy, int l);
-// Returns what is recomputed of layer l: for its backward and, where its group goes on, for the next layer's input.
+// Returns the set that layer l recomputes: for its backward and, in mid-group, the next layer. s: the model's shape.
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
-// Returns the bytes per token that all layers together keep from forward to backward.
+// Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
 // Returns the cost of computing a set of a layer's activations, in flops per token: a byte of memory traffic counts as
 // `flops_per_byte` flops, the machine's balance.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks
-// cost at most 1 % of the time of a layer that is recomputed in full; 0: a micro-batch of `tokens` tokens has no more.
+// cost at most 1 % of the time of a layer that is recomputed in full; 0: a chunk would have all `tokens`.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
 
-// Returns the activations that a set of modules drops. No module drops the statistics of a norm, which are small.
+// Returns the activations of this shape that a set of modules drops; no module drops the statistics of a norm.
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
-// Writes a set of modules as "norm,activation" into the `n` bytes of `out`, and returns `out`.
+// Writes a set of modules as "norm,activation" into the `n` bytes of `out`, cut to what fits, and returns `out`.
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
 enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
-// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their
-// number. The candidates drop each subset of the modules, or all but the output. Returned are the candidates on the
-// lower convex hull of bytes and cost, which no mixture of two others beats in both, by falling bytes and rising cost.
-// The first keeps all.
+// kept = the sets of activations that a layer of shape s may keep in the search for a policy within a budget; returns
+// their number. The candidates drop each subset of the modules, or all but the output. Returned are the candidates on
+// the lower convex hull of bytes and cost, which no mixture of two others beats in both, by falling bytes and rising
+// cost. The first keeps all. flops_per_byte: as in activation_cost.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {

@@ -17,8 +17,8 @@
 #include "runtime/machine/process.h" // libraries_have_started, standard_files_open, spin_briefly
 #include <stdio.h>                   // printf
 
-// Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
-// reader that has closed its pipe (EPIPE), as head does, is no error.
+// Ends the program where stdout is the run's result (a plan, a loss, samples) and could not be written, as on a full
+// disk. A reader that has closed its pipe (EPIPE), as head does, is no error.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
@@ -26,7 +26,7 @@ static void check_printed(const struct config *config) {
         fail("the standard output cannot be written: %s", strerror(errno));
 }
 
-// Prints what --version adds: version_print's lines, and what the build has for GPUs.
+// Prints the rows of --version: commit, compiler, engines for CPUs, libraries, and what the build has for GPUs.
 static void describe_build(void) {
     version_print();
     cuda_print_build();
@@ -79,7 +79,8 @@ int main(int argc, char **argv) {
 #include "run/tune.cuh"         // the matrix products' algorithms
 #include "run/validate.cuh"     // validation
 
-// Trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
+// Trains the planned model, from opening the data to the last checkpoint. Returns the exit status: EXIT_FAILURE where a
+// checkpoint failed, EXIT_STOPPED where --train-steps were not reached. Every rank calls this.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -118,7 +119,8 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
-// Prints the validation loss, and the scores of tasks and texts (--eval-only).
+// Prints the validation loss, and scores of tasks and texts (--eval-only). Returns the exit status. All ranks call
+// this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -136,21 +138,21 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Continues each prompt of --generate by at most new_tokens tokens.
+// Prints each prompt of --generate and at most new_tokens tokens that continue it. Returns the exit status.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
 
-// Answers the turns of --chat by at most new_tokens tokens each.
+// Answers the turns of --chat by at most new_tokens tokens each. Returns the exit status.
 static int run_chat(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return chat_only(r, new_tokens);
 }
 
-// Prints the memory plan (--plan) and allocates no memory of the model.
+// Prints the memory plan (--plan) and allocates no memory of the model. Returns EXIT_SUCCESS.
 static int run_plan(const struct run *r) {
     if (r->config->memory.plan == PLAN_SUMMARY) {
         plan_summary(r);

@@ -25,19 +25,19 @@ static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at
 // Whether at least one activation of the set is to be made.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
-// Begins a phase of the layer; the name of a range's phase says so.
+// Begins a phase of layer at.l, named `op`, or `op` "of a chunk" where `at` is a range.
 static void phase_at(struct at at, enum phase_group group, const char *op) {
     char name[PLAN_NAME_CHARS];
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns the memory of one range of an activation, which each range uses again; NULL when planning.
+// Returns the memory of an activation in at.ranged, of one range, which each range uses again; NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// Returns the rows, of the range at work, of an activation of floatX, (rows, width); NULL when planning.
+// Returns at's rows of an activation, (rows, width) of floatX, live in this phase; NULL when planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -46,8 +46,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns the same tokens in the layer below (-1: the embedding). Its activations exist for all tokens, so that none of
-// them is `ranged`.
+// Returns at's tokens in the layer below (-1: the embedding), whose activations exist for all tokens: none is `ranged`.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;
@@ -67,7 +66,7 @@ static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics,
     }
     return rows;
 }
-// Returns the statistics of a norm, of the range at work, live in this phase.
+// Returns at's rows of the statistics `id` of a norm, live in this phase; when planning both pointers are NULL.
 static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
@@ -76,8 +75,8 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns the rows, of the range at work, of the gradient of an activation, (rows, width); NULL when planning. What the
-// MLP's ops hand on exists a range at a time.
+// Returns at's rows of the gradient of an activation, (rows, width), live in this phase; NULL when planning. slot:
+// SLOT_D_... What the MLP's ops hand on exists a range at a time.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -87,7 +86,7 @@ static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     floatX *whole = d_buffer(at.m, at.l, slot, width);
     return whole ? whole + at.first * width : NULL;
 }
-// Returns the rows, of the range at work, of the residual stream's gradient, (rows, C); NULL when planning.
+// Returns at's rows of the residual stream's gradient, (rows, C), live in this phase; NULL when planning.
 static floatX *d_residual_rows(struct at at) {
     floatX *whole = d_residual(at.m);
     return whole ? whole + at.first * at.m->shape.layer.C : NULL;
@@ -105,7 +104,7 @@ static struct sink plain_sink(floatX *data) {
     return sink;
 }
 
-// Returns the options of the model's norms. amax: see struct norm_options.
+// Returns the options of the model's norms. amax (1): merges the largest magnitude that is written; NULL: not taken.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;

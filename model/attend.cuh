@@ -8,7 +8,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
 #include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
 
-// Rotates q and k of layer l in place (RoPE), in the caller's phase, where the layer has rotary positions.
+// Rotates q and k in qkv (N, qkv_width) in place (RoPE), in the caller's phase, where layer l has rotary positions.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
@@ -17,7 +17,7 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
-// Returns the rotation of q and k behind the norm of both; table NULL: layer l has no rotary positions.
+// Returns the RoPE that qk_norm_forward applies after the norm; table NULL: layer l has no rotary positions.
 static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
@@ -41,11 +41,11 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns attention's input, layer l's q, k and v, (N, qkv channels), normed where the model norms; NULL when planning.
+// Returns attention's input, layer l's q, k and v, (N, qkv_width), normed where the model norms; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
 }
-// Computes attention from q, k and v into att, and into `saved` what backward reads, in the caller's phase; no cache.
+// Computes attention of qkv (N, qkv_width) into att (N, H D), and what backward reads into `saved`, in this phase.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
@@ -56,16 +56,16 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// Returns the keys or values of the last kv_capacity positions, (B, G, capacity, D), live in this phase and kept
-// between tokens; NULL when planning.
+// Returns the keys (slot: SLOT_KEYS) or values (SLOT_VALUES) of the last kv_capacity positions, (B, G, capacity, D),
+// live in this phase and kept between tokens; NULL when planning.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds the k and v of a generating pass's tokens to the cache and computes attention into att, in the caller's phase: a
-// prompt's tokens attend to each other, a later token to the whole cache.
+// Adds the k and v of a generating pass's tokens to the cache and computes attention into att (N, H D), in the caller's
+// phase: a prompt's tokens attend to each other, a later token to the whole cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -151,8 +151,8 @@ static void attend_backward(struct at at) {
     ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
-// Writes the gradient of the branch's input into D_NORM1, from D_QKV, in a phase of its own. The gradients of
-// parameters join the unit's.
+// Writes the gradient of the branch's input into D_NORM1, from D_QKV, in a phase of its own, in FP8 three. The
+// gradients of parameters join the unit's.
 static void qkv_backward(struct at at) {
     phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));

@@ -19,7 +19,7 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 // Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns the source for a branch's projection. Its output's gradient comes from the norm behind it, or is the residual
+// Returns the source for a branch's projection. Its output's gradient comes from the norm after it, or is the residual
 // stream's: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
@@ -76,8 +76,8 @@ static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bi
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns the partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them;
-// else, for l -1, and when planning, NULL. To be called in the maker's phase and in the layer's own.
+// Returns the partial sums (bias_chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes
+// them; else, for l -1, and when planning, NULL. Called in the phase that makes the sums, and in bias_finish's.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
@@ -91,7 +91,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Adds up the partial sums of a layer's bias gradient, in the layer's own phase. Returns false where there are none:
+// Adds up the partial sums into a layer's bias gradient, in the layer's own phase. Returns false where there are none:
 // the wgrad product is then to sum the columns.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

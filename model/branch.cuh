@@ -9,15 +9,15 @@
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
-// out = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
+// out (rows, C) = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
 static void norm(struct at at, struct sink out, struct norm_stats stats, const floatX *x, struct norm_weights weights) {
     struct gpt *m = at.m;
     const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// Computes dx = residual + the gradient of a norm's input x. Adds the gradients of the norm's weight and bias to the
-// unit's gradients. residual: may be dx; NULL: 0.
+// Computes dx = residual + the gradient of a norm's input x, all (rows, C). Adds the gradients of the norm's weight and
+// bias to the unit's gradients, which a step's first micro-step overwrites. residual: may be dx; NULL: 0.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -73,11 +73,11 @@ static const struct branch MLP_BRANCH = {LINEAR_FC,
 static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
 // Whether a branch reads the layer's input, and not the sum of that and attention's branch.
 static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
-// Returns the rows of the residual stream that a branch reads.
+// Returns the rows of the residual stream that a branch reads, (rows, C); NULL when planning.
 static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
-// Returns the statistics of a norm; NULL where they are not wanted.
+// Returns at's rows of the statistics `id` of a norm; both pointers NULL where they are not to be made.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
     const struct norm_stats none = {NULL, NULL};
     return produces(at, 1u << id) ? norm_stats_of(at, id) : none;
@@ -85,8 +85,8 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns the sum of the residual stream and attention's branch, which the MLP's branch joins: an activation or, where
-// attention and MLP read the same stream, a buffer of the forward pass.
+// Returns the sum of the residual stream and attention's branch, (rows, C), which the MLP's branch joins: an activation
+// or, where attention and MLP read the same stream, a buffer of the forward pass.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
@@ -157,7 +157,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum = x + multiplier * dropout(sum), and the norm of the sum where it is fused, in the caller's phase.
+// sum = x + multiplier * dropout(sum), (rows, C), and the norm of the sum where it is fused, in the caller's phase.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -216,7 +216,7 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // Returns the gradient (rows, C) of what a branch adds to the residual stream, before dropout and multiplier. Without
 // these two it is the gradient of the stream itself, which is then not stored twice. A range's gradient was made before
-// the first range. partial: gets the partial sums of its columns; NULL: not made.
+// the first range. partial (bias_chunks, C): gets the partial sums of its columns; NULL: not made.
 static const floatX *added_backward(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))

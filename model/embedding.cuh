@@ -8,7 +8,7 @@
 
 // ---- Batches ----
 
-// Uploads n integers by way of `pinned`, (n), which the device reads later; the caller may reuse `from` at once.
+// Uploads `from` (n; NULL: zeroes) by way of `pinned` (n), which the device reads later; `from` may be reused at once.
 static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
@@ -16,9 +16,9 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch: its inputs (B, T). Opens a phase, which lasts to upload_end. Two batches can be in
-// flight; a third waits for the first. Returns pinned memory for what is uploaded beside the inputs: two parts of
-// host_batch_tokens.
+// Begins the upload of a batch: its inputs (B, T), on the host. Opens a phase, which lasts to upload_end. Two batches
+// can be in flight; a third waits for the first. Returns pinned memory for what is uploaded beside the inputs: two
+// parts of host_batch_tokens.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -34,7 +34,7 @@ static void upload_end(struct gpt *m) {
     if (!m->timeline.planning)
         m->io.batches++;
 }
-// Uploads a batch of a training step or an evaluation, in a phase of its own.
+// Uploads a batch of a training step or an evaluation, in a phase of its own. The caller may reuse the batch at once.
 static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     const int64_t N = extent_of(m, pass).N;
     int32_t *pinned = upload_begin(m, pass, batch.inputs);
@@ -81,7 +81,7 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-// Returns where the gradient of an embedding's table goes; sums NULL and rows 0: the table is frozen or absent.
+// Returns where the gradient of PARAM_WTE or PARAM_WPE goes; sums NULL and rows 0: the table is frozen or absent.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};

@@ -35,6 +35,7 @@ struct fp8_state {
     bool weights_known;       // weight_amaxes are of the present weights
 };
 
+// Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
@@ -70,11 +71,11 @@ static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of
 // Whether a scale follows from the amaxes of earlier steps (`history`), and is known before the tensor's values are.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
-// Returns the scale of a tensor; NULL: while planning, and where scales are of blocks.
+// Returns the scale of a tensor, in device memory; NULL: while planning, and where scales are of blocks.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns where the update collects the amax of a weight; NULL: nowhere.
+// Returns where, in device memory, the update collects the amax of a weight; NULL: nowhere.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
@@ -103,7 +104,8 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// Sets up the state of a model's training, without memory. shape: the model's, which must outlive f.
+// Sets up the state of a model's training, without memory: fp8_plan and fp8_allocate follow. shape: the model's, which
+// must outlive f. weights_sharded: as in struct fp8_state.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -159,7 +161,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     if (fp8_is_delayed(f))
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
-// Sets the state's addresses in the arenas and its initial values: no amax, empty histories.
+// Sets the state's addresses, after arenas_allocate, and initial values: no amax, empty histories.
 static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
                          struct device *dev) {
     f->scales = (struct fp8_scale *)plan_pointer(plan, arenas, f->scales_id);
@@ -176,7 +178,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
         device_zero(f->history, fp8_history_bytes(f), dev);
 }
 
-// Sets each scale's `inverse`, by which products multiply: 0 before the first cast. Waits for the device.
+// Sets `inverse`, by which products multiply until the next cast, of all scales, if any. Waits for the device.
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
@@ -195,7 +197,7 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (int64_t)fp8_num_tensors(f) * (1 + f->delay.length) : 0;
 }
-// Copies the checkpoint's state of delayed scales to host memory, (fp8_state_floats). Waits for the device.
+// Copies the checkpoint's state to host memory, (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
@@ -205,7 +207,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + n, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state of delayed scales from host memory, (fp8_state_floats). Waits for the device.
+// Copies the checkpoint's state from host memory, (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);

@@ -27,20 +27,20 @@ static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear
     const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
     return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
 }
-// Returns a matrix (rows, depth) of a linear layer in its buffer.
+// Returns an operand's matrix (rows, depth), with its tensor's scale, in its buffer; codes NULL when planning.
 static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
                                            enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
                                            int64_t depth) {
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Returns where an operand's amax is put by its producer; NULL: nowhere. Recomputed values have the amax of the first.
+// Returns where an operand's producer merges its amax; NULL: nowhere, as in recomputation, which has forward's amax.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
-// Returns where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
+// Returns where a cast counts (FP8_COUNTS); NULL: nowhere. Recomputation casts the same values again, uncounted.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
@@ -48,7 +48,7 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 // ---- Inputs ----
 
 // Returns what a linear layer in FP8 reads, (rows, inputs) in floatX: the activation, where that is kept in floatX,
-// else a buffer until the input is cast. NULL when planning.
+// else a buffer that lives from its producer to its cast. NULL when planning.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (source.shared)
@@ -57,7 +57,7 @@ static floatX *fp8_linear_input(struct at at, enum linear linear) {
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
 }
 
-// Returns a cast that makes nothing yet.
+// Returns a cast that makes nothing yet: the caller sets its forms, rows or columns.
 static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -65,8 +65,8 @@ static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     to.counts = counts;
     return to;
 }
-// Describes the cast of an input: into its row form where the product is to run, and into its column form where
-// `produce` asks for the input; a first forward makes the column form only of an input that the policy keeps.
+// Returns the cast of an input: into its row form where the product is to run, and into its column form where
+// at.produce asks for the input; a first forward makes the column form only of an input that the policy keeps.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -81,8 +81,8 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation, and in backward its derivative, writes FP8 itself: only with delayed scales, which are
-// known before the values are.
+// Whether the MLP's activation, and in backward its derivative, writes FP8 itself: where the layer is in FP8 in this
+// pass and its scales are delayed, and so known before the values are.
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
@@ -105,7 +105,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Applies the MLP's activation to fc (rows, fc_width) and casts the result, in the phase that the caller began.
+// Applies the MLP's activation to fc (rows, fc_width) and casts the result, in this phase. activation_is_fused holds.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -116,7 +116,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // ---- Products ----
 
-// Whether a product may sum in the tensor cores' fewer bits.
+// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
@@ -125,7 +125,7 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Casts a weight (outputs, inputs), or its transpose where `which` is FP8_WEIGHT_COLUMNS, in this phase.
+// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed where `which` is FP8_WEIGHT_COLUMNS.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -183,7 +183,7 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Describes the cast of the gradient of a linear layer's output, which sums dbias too.
+// Returns the cast of the gradient of a linear layer's output, which sums the bias's gradient too, if it is trained.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -212,8 +212,8 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns the column form of the input, for the gradient of the weight: kept or recomputed, or, of an input kept in
-// floatX, cast in this phase by the scale of forward's cast.
+// Returns the column form (inputs, rows) of the input, for the gradient of the weight: kept or recomputed, or, of an
+// input kept in floatX, cast in this phase by the scale of forward's cast.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -228,8 +228,8 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, a phase each, behind the cast of the output's gradient. add_din:
-// the input's gradient is added to what the slot holds.
+// Runs the two products of a linear layer's backward, a phase each, after the cast of the output's gradient. din_slot
+// gets the input's gradient; add_din: added to what the slot holds. The weight's gradient joins the unit's.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -263,8 +263,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Goes back through the MLP's activation, which writes its gradient in FP8, and its first linear layer. Begins in the
-// phase of the activation's backward.
+// Goes back from dact (rows, F) through the MLP's activation of fc (rows, fc_width), which writes its gradient in FP8,
+// and the first linear layer, into D_NORM2. Begins in the activation backward's phase. activation_is_fused holds.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

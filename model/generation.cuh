@@ -13,7 +13,7 @@ static void kv_cache_touch(struct gpt *m) {
     }
 }
 
-// rows (B, C) = row lengths[b] - 1 of each sequence of `from`, (B, T, C).
+// rows (B, C) = row lengths[b] - 1 of each sequence of `from`, (B, T, C). lengths (B): on the host.
 static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths, struct extent e, int C,
                            struct device *dev) {
     for (int b = 0; b < e.B; b++)
@@ -21,8 +21,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns the logits (sequences, Vp) of the token that follows each sequence's last one; in a prefill the last one is
-// lengths[b] - 1, else lengths is not read. Opens a phase.
+// Returns the logits (sequences, Vp), in device memory, of the token that follows each sequence's last one; in a
+// prefill the last one is lengths[b] - 1, else lengths is not read. Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));
@@ -43,8 +43,8 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the prompts, in a
-// phase of its own.
+// Uploads, from the host, the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the
+// prompts, in a phase of its own.
 static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
@@ -52,9 +52,9 @@ static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs,
     upload_end(m);
 }
 
-// Runs the prompts through the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
-// lengths[b] (1 to prompt_tokens) count; others may be any. Returns the logits of the tokens that follow the prompts,
-// (sequences, Vp) in device memory, valid until the model's next call. Every rank calls this.
+// Runs the prompts through the model, from position 0 on: tokens (sequences, prompt_tokens), on the host, of which row
+// b's first lengths[b] (1 to prompt_tokens) count; others may be any. Returns the logits of the tokens that follow the
+// prompts, (sequences, Vp) in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_prompts(m, PASS_PREFILL, tokens, lengths);
@@ -65,9 +65,9 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
     return next_logits(m, PASS_PREFILL, lengths);
 }
 
-// Runs one token of each sequence, at position positions[b] of sequence b, through the model, which has had the
-// positions before. Returns the logits of the next tokens, (sequences, Vp) in device memory, valid until the model's
-// next call. Every rank calls this.
+// Runs one token of each sequence, tokens and positions (sequences) on the host, through the model, which has had the
+// positions before positions[b], below decode_tokens. Returns the logits of the next tokens, (sequences, Vp) in device
+// memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_prompts(m, PASS_GENERATE, tokens, positions);

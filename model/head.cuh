@@ -35,7 +35,7 @@ static float *losses_buffer(struct gpt *m, enum pass pass) {
     return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
                            "losses");
 }
-// Returns, (N), whether each target's logit is the largest, live in this phase; NULL when planning.
+// Returns a buffer, (N), for whether each target's logit is the largest, live in this phase; NULL when planning.
 static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
                              "logits and loss", "targets with the largest logit");
@@ -50,8 +50,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the logits and the loss of `rows` tokens from `first` on in a phase and, in training, the gradients in a
-// second phase. dloss: what each token's gradients are multiplied by.
+// Computes the logits and the loss of `rows` tokens, at most loss_chunk, from `first` on in a phase and, in training,
+// the gradients in a second phase. dloss: what each token's gradients are multiplied by.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -96,7 +96,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         if (m->shape.tied)
             zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
     }
-    // What outlives a chunk is live from before the first one to behind the last one.
+    // What outlives a chunk is live from before the first one until after the last one.
     phase(m, PHASES_HEAD, -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));

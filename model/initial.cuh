@@ -12,14 +12,14 @@ static void *gpt_pointer(const struct gpt *m, int id) {
 
 // Returns the struct zero, of trained or of frozen parameters, that has a tensor.
 static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
-// Whether this rank holds anything of elements [first, first + n) of a tensor's parameters.
+// Whether this rank holds any of elements [first, first + n) of a tensor's parameters; it holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
     const struct zero *z = zero_of(m, t);
     return tensor_is_stored(t) || zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
 }
-// Sets what this rank holds of elements [first, first + n) of a tensor: rounded in the parameters, exactly in a trained
-// tensor's master weights; a stored weight as frozen_weights_set does. rounded: room for 2 n; it and values must stay
-// until the device was waited for.
+// Sets what this rank holds of elements [first, first + n) of a tensor to `values` (n), on the host: rounded in the
+// parameters, exactly in a trained tensor's master weights and moving averages; a stored weight by frozen_weights_set.
+// rounded: (2 n); it and values must stay until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {
@@ -36,7 +36,7 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                 sizeof *rounded);
 }
 
-// Zeroes all parameters, since the gaps between tensors are read too.
+// Zeroes all parameters of z, since the gaps between tensors are read too.
 static void zero_clear_parameters(struct zero *z, struct device *dev) {
     const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
     if (z->params_on_host && bytes > 0)
@@ -44,7 +44,8 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets the initial parameters and state, by GPT-2's scheme, computed by the host a chunk at a time.
+// Sets the initial parameters and state, by GPT-2's scheme; frozen tensors only without --init-from, which loads them.
+// Waits for the device.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
@@ -70,8 +71,8 @@ static void gpt_initialize(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// Returns the settings of the rotary table of the layers with rotary positions or, `local`, of windowed layers that
-// have their own base. *factors, which the caller frees, holds the lists of longrope; NULL: another scaling.
+// Returns the settings of the rotary table of the layers with rotary positions or, `local`, of windowed layers with
+// their own base. They point into *factors, longrope's lists, which the caller frees; NULL: another scaling.
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
     memset(&s, 0, sizeof s);
@@ -114,7 +115,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     }
     return s;
 }
-// Sets a rotary table, computed by the host. Returns its address in device memory.
+// Sets the rotary table with this id, `local` as in rope_settings_of. Returns its address. Waits for the device.
 static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);

@@ -20,7 +20,7 @@ static floatX *linear_input(struct at at, enum linear linear) {
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
-// Returns where the producer of a linear layer's input writes it.
+// Returns where the producer of a linear layer's input writes it: the memory, and in FP8 the amax.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -57,7 +57,7 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// Returns scratch memory for a layer's weight (linear_weight_bytes) and, behind it, its products on any of the ranges.
+// Returns scratch memory for a layer's weight (linear_weight_bytes), then for its products on any of the ranges.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -67,7 +67,7 @@ static void *linear_workspace(struct at at, enum linear linear, enum din_use use
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
 
-// out (rows, outputs) = in weight^T + bias, in the phase that the caller began.
+// out (rows, outputs) = in weight^T + bias + the adapter's output, in the caller's phase. FP8: `in` was cast before.
 static void linear_forward(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     if (is_quantized(m, at.pass, at.l)) {

@@ -14,7 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
-// dfc (N, fc_width) = the gradient of fc, from dact (N, F).
+// dfc (N, fc_width) = the gradient of fc, from dact (N, F), which dfc may overwrite unless the activation is gated.
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -55,8 +55,8 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns what the MLP's activation reads, where the backward of the product behind it may apply the activation's
-// derivative: not where an adapter adds to the result.
+// Returns what the MLP's activation reads, where the backward of the product after it may apply the activation's
+// derivative; NO_GELU: it may not, as where an adapter adds to the result.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||

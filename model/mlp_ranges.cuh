@@ -25,14 +25,14 @@ static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint3
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at`, which is all tokens of a layer, with most_rows and last_rows of its MLP's ranges. Only for a layer whose
-// MLP goes by ranges (mlp_range_tokens above 0). at_next sets `first` and `rows`.
+// Returns `at`, which is all tokens of a layer, with most_rows and last_rows of its MLP's ranges. Only for a layer
+// whose MLP goes by ranges (mlp_range_tokens above 0). at_next sets `first` and `rows`.
 static struct at at_ranges(struct at at) {
     at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_rows = (at.rows - 1) % at.most_rows + 1;
     return at;
 }
-// Returns `whole` as the MLP's forward by ranges: FC and ACT are of a range, the second projection's output is whole.
+// Returns `whole` for the MLP's forward by ranges: FC and ACT are of a range, the second projection's output is whole.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);
@@ -40,7 +40,7 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Returns `whole` as the MLP's backward by ranges: what the policy does not keep, from norm 2 to the norm after the
+// Returns `whole` for the MLP's backward by ranges: what the policy does not keep, from norm 2 to the norm after the
 // MLP, is of a range, made again.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);

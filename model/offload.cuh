@@ -22,7 +22,8 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     return operands;
 }
 
-// Begins, in the caller's phase, the transfers of a set of layer l's activations. offload_wait waits for the transfers.
+// Begins, in the caller's phase, the transfers of a set of layer l's activations. The later phase that calls
+// offload_wait first calls offload_touch with the same set, which keeps the transfers' memory live until then.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -36,7 +37,7 @@ static void offload_begin(struct gpt *m, enum transfer_direction direction, int 
                               to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
     }
 }
-// Keeps the operands of a set's transfers live up to this phase, which waits for them (offload_wait).
+// Keeps the operands of offload_begin's transfers of a set live up to this phase, which then calls offload_wait.
 static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -44,7 +45,7 @@ static void offload_touch(struct gpt *m, enum transfer_direction direction, int 
             offload_operands(m, direction, l, id);
     }
 }
-// Waits for all transfers of a direction: they are done in the order in which they began.
+// Blocks later work of the device until all transfers that began in a direction are done.
 static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }

@@ -42,7 +42,7 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// What makes the gradient of a linear layer's output: attention's backward, what ends the backward of the branch behind
+// What makes the gradient of a linear layer's output: attention's backward, what ends the backward of the branch after
 // the layer (the residual stream's gradient, or the norm after the branch), the MLP's activation, or an op that takes
 // neither the gradient's amax nor its column sums on the way.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
@@ -78,7 +78,7 @@ struct model_shape {
 };
 // The number of elements of the weight of a norm of the residual stream or a branch; 0 unless the model `has` it.
 static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
-// The number of elements of such a norm's bias; 0: there is none.
+// The number of elements of the bias of a norm of the residual stream or a branch; 0: there is none.
 static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
@@ -515,8 +515,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Adds a tensor behind the other tensors of a layout, p->trained or p->frozen. layer -1: of the whole model. format: of
-// frozen weights of linear layers; other tensors are in floatX.
+// Adds a tensor at the end of a layout, p->trained or p->frozen; layer -1: of the whole model, else "layer.N." goes
+// before its name. A frozen weight of a linear layer joins p's stored weights where `format` is FP8 or NF4.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -608,7 +608,7 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// out (n) = the initial values of a tensor's elements [first, first + n), a function of only the seed and the tensor.
+// out (n) = the initial values of a tensor's elements [first, first + n), however a tensor is split; 0 in padding.
 static void tensor_initialize(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

@@ -10,8 +10,8 @@ static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// Returns the graph of this kind of micro-step. A step's last one reduces whole gradients, or sums the squares of
-// gradients on the host; else it is as others. Sharded gradients are reduced in each.
+// Returns the recorded work of the current micro-step's kind. A step's last one is of a kind of its own where it
+// reduces whole gradients, or sums the squares of gradients on the host.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
@@ -48,7 +48,7 @@ static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, m
 }
 // Enqueues the work of micro-step `index` of a step: as the graph of its kind, which the second of the kind records.
 // The first of a kind runs unrecorded, since the libraries' first calls can't be recorded, as does one that is watched
-// phase by phase. Returns as enqueue_as_graph does.
+// phase by phase. Returns false, with nothing enqueued, where CUDA refused the graph: a second call runs it.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
     struct micro_step_graph *const graph = graph_of_micro_step(m);

@@ -18,7 +18,7 @@ static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }
-// Returns (B) integers: in generation the positions of the new tokens, in prefill the lengths of the prompts.
+// Returns (B) integers, live in this phase: the positions of the new tokens or, in a prefill, the prompts' lengths.
 static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
@@ -69,7 +69,7 @@ static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
                                       window ? "last queries, window" : "last queries");
     return spans;
 }
-// Returns the shape of a model's attention without spans, by only the options.
+// Returns the shape of a model's attention, of B sequences of T tokens, by the options: without spans.
 static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
     struct attention_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -94,7 +94,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     }
     return shape;
 }
-// Returns the rotary table (T, D) of layer l; NULL: its q and k are not rotated.
+// Returns the rotary table (seq_length, D) of layer l, in device memory; NULL: its q and k are not rotated.
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;

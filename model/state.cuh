@@ -215,7 +215,9 @@ struct gpt {
 // gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
 // and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_tensors).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
+// Returns the column of the first of FP8's counts in a report.
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
+// Returns the column of the first of FP8's amaxes in a report.
 static int report_fp8_amaxes(const struct gpt *m) {
     return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
@@ -244,6 +246,7 @@ static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t b
     return timeline_buffer(&m->timeline, id, bytes, category, name, layer);
 }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+// Returns scratch memory that lives only in this phase (timeline_workspace); NULL for 0 bytes, and when planning.
 static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
 
 static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
@@ -272,14 +275,14 @@ static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
 
 // Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// Returns the first layer of the lowest group that backward recomputes; its input is the lowest that backward reads.
+// Returns the first layer of the lowest group that backward recomputes, the lowest whose input backward reads; L: none.
 static int first_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Returns the layer whose parameters are needed next after the backward of layer l: the first that is recomputed for
-// layer l - 1, or l - 1 itself; -1: none, since backward ends at the lowest layer with a trained parameter.
+// Returns the layer whose parameters are needed next after the backward of layer l (L: of the head): the first that is
+// recomputed for layer l - 1, or l - 1 itself; -1: none, as backward ends at the lowest layer with a trained parameter.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -363,8 +366,8 @@ static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
                                 row.name, l);
 }
-// Returns the buffer of the gradient of an activation, (N, width), N: a micro-batch's tokens; NULL when planning. slot:
-// the gradient's own, SLOT_D_...; l -1: of no layer.
+// Returns the buffer of the gradient of an activation, (N, width), live in this phase, N: a micro-batch's tokens; NULL
+// when planning. slot: the gradient's own, SLOT_D_...; l -1: of no layer.
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
@@ -373,8 +376,8 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 // Returns the gradient of the residual stream, (N, C), one buffer for all layers; NULL when planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// Returns a parameter of layer l (-1: of the whole model) in a pass; NULL: the model has none, or when planning. The
-// weights of linear layers: linear_weight.
+// Returns a parameter of layer l (-1: of the whole model) in a pass, after use_unit of its unit; NULL: the model has
+// none, or when planning. The weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
@@ -384,11 +387,11 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns the gradient of a parameter of layer l; NULL: the parameter is frozen or absent, or when planning.
+// Returns the fp32 gradient of a parameter of layer l; NULL: the parameter is frozen or absent, or when planning.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Waits for a unit's trained and frozen parameters: zero_use, which opens a phase where units have buffers.
+// Blocks later device work until a unit's parameters are there: zero_use, which opens a phase where units have buffers.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);

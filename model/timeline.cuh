@@ -125,7 +125,7 @@ struct timeline {
 // Returns the seconds of a monotonic clock, of which only differences mean anything.
 static double seconds_now(void) { return deadline_clock_s(); }
 
-// Begins planning, with an empty plan. The caller ends it by plan_place and planning = false.
+// Begins planning, with an empty plan. The caller ends it by planning = false, then plan_place.
 static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     plan_begin(&t->plan);
     t->dev = dev;
@@ -134,7 +134,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
-// Begins a dry run or, with `begin` false, ends it.
+// Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
 static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
@@ -177,13 +177,13 @@ struct timeline_loop {
     int64_t end;         // tokens [0, end)
 };
 // Returns a loop over tokens [0, end) in ranges of `step`; timeline_loop_next enters the first range, whose phases come
-// behind the current phase.
+// after the current phase.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Enters the loop's next range, at first its first one: the phases of the loop begin again. Returns false where no range
-// is left, and, where the plan is recorded, after the first range: then it declares the loop's phases (plan_add_loop).
+// Enters the loop's next range, at first its first: the loop's phases begin again. Returns false where no range is left
+// and, where the plan is recorded, after the first range, as it then declares the loop (plan_add_loop).
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_plans(t)) {
@@ -207,9 +207,9 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// Returns the address of a buffer of a packed arena, or, when planning, makes it live in this phase and returns NULL.
-// *id: the buffer's in the plan, -1 before its first touch, which adds it with `bytes`, category, name, layer (-1:
-// none).
+// Returns the address of a buffer of a packed arena (timeline_pointer), or, when planning, makes it live in this phase
+// and returns NULL. *id: the buffer's in the plan; -1 before its first touch, which adds it: only then bytes, category,
+// name and layer (-1: none) are read.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
@@ -256,7 +256,7 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Returns scratch memory that lives only in this phase, and that all calls in the phase share: as much as the largest
-// asks for. NULL for 0 bytes, and when planning.
+// asks for. NULL for 0 bytes, and when planning. Aborts where a run asks for more than was planned.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;
