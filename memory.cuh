@@ -346,23 +346,23 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// slot_of[p], (phase_count) and zeroed by the caller, = the last of an arena's slots up to phase p; -1: none. A slot is
-// a phase in which a packed buffer of the arena is touched first. Returns the number of slots.
-static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_of) {
+// tick_of[p], (phase_count) and zeroed by the caller, = the last of an arena's ticks up to phase p; -1: none. A tick is
+// a phase in which a packed buffer of the arena is touched first. Returns the number of ticks.
+static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
-            slot_of[plan->buffers[i].first_phase] = 1;
-    int slots = 0;
+            tick_of[plan->buffers[i].first_phase] = 1;
+    int ticks = 0;
     for (int p = 0; p < plan->phase_count; p++) {
-        slots += slot_of[p];
-        slot_of[p] = slots - 1;
+        ticks += tick_of[p];
+        tick_of[p] = ticks - 1;
     }
-    return slots;
+    return ticks;
 }
 
-// Sets bytes and lifetime, in slots, of an item for each packed buffer of an arena; returns their number. slot_of: by
-// plan_slots; items: (plan->count). Ends the program unless the sum of all bytes, and so any address, fits 64 bits.
-static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
+// Sets bytes and lifetime, in ticks, of an item for each packed buffer of an arena; returns their number. tick_of: by
+// plan_ticks; items: (plan->count). Ends the program unless the sum of all bytes, and so any address, fits 64 bits.
+static int plan_items(const struct plan *plan, enum plan_arena arena, const int *tick_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
     for (int i = 0; i < plan->count; i++) {
@@ -370,8 +370,8 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
         if (buffer->arena != arena || !plan_is_packed(buffer))
             continue;
         struct plan_item *item = &items[count++];
-        item->first = slot_of[buffer->first_phase];
-        item->last = slot_of[buffer->last_phase];
+        item->first = tick_of[buffer->first_phase];
+        item->last = tick_of[buffer->last_phase];
         item->id = i;
         item->bytes = plan_rounded(buffer);
         total = plan_sum(total, item->bytes, buffer->name);
@@ -379,18 +379,18 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
     return count;
 }
 
-// Returns the largest sum of live items, in bytes. *slot = the first slot that reaches it; without items it stays.
-static size_t plan_bound(const struct plan_packing *packing, int *slot) {
-    size_t *change = (size_t *)plan_allocate((size_t)packing->slots + 1, sizeof *change), sum = 0, most = 0;
+// Returns the largest sum of live items, in bytes. *tick = the first tick that reaches it; without items it stays.
+static size_t plan_bound(const struct plan_packing *packing, int *tick) {
+    size_t *change = (size_t *)plan_allocate((size_t)packing->ticks + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
         change[packing->items[i].first] += packing->items[i].bytes;
         change[packing->items[i].last + 1] -= packing->items[i].bytes; // modulo 2^64
     }
-    for (int s = 0; s < packing->slots; s++) {
+    for (int s = 0; s < packing->ticks; s++) {
         sum += change[s];
         if (sum > most) {
             most = sum;
-            *slot = s;
+            *tick = s;
         }
     }
     free(change);
@@ -400,24 +400,24 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
 // Places a packed arena: sets its buffers' offsets and its size; without `places` sets neither. Returns the arena's
 // lower bound. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
-    int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
+    int *tick_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *tick_of);
     struct plan_packing packing;
     memset(&packing, 0, sizeof packing);
-    packing.slots = plan_slots(plan, arena, slot_of);
+    packing.ticks = plan_ticks(plan, arena, tick_of);
     packing.items = (struct plan_item *)plan_allocate((size_t)plan->count, sizeof *packing.items);
-    packing.count = plan_items(plan, arena, slot_of, packing.items);
+    packing.count = plan_items(plan, arena, tick_of, packing.items);
     packing.best = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.best);
-    packing.skyline = (size_t *)plan_allocate((size_t)packing.slots, sizeof *packing.skyline);
+    packing.skyline = (size_t *)plan_allocate((size_t)packing.ticks, sizeof *packing.skyline);
     packing.floor = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.floor);
     packing.fitted = (int *)plan_allocate((size_t)packing.count, sizeof *packing.fitted);
-    packing.newest = (int *)plan_allocate(2 * (size_t)packing.slots + PLAN_CLASSES, sizeof *packing.newest);
+    packing.newest = (int *)plan_allocate(2 * (size_t)packing.ticks + PLAN_CLASSES, sizeof *packing.newest);
     packing.next = (int *)plan_allocate((size_t)packing.count, sizeof *packing.next);
     packing.best_height = SIZE_MAX;
-    int peak_slot = -1;
-    packing.bound = plan_bound(&packing, &peak_slot);
+    int peak_tick = -1;
+    packing.bound = plan_bound(&packing, &peak_tick);
     *peak_phase = -1;
     for (int p = 0; p < plan->phase_count && *peak_phase < 0; p++)
-        if (peak_slot >= 0 && slot_of[p] == peak_slot)
+        if (peak_tick >= 0 && tick_of[p] == peak_tick)
             *peak_phase = p;
     if (packing.count > 0 && places) {
         plan_pack(&packing);
@@ -432,7 +432,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     free(packing.skyline);
     free(packing.best);
     free(packing.items);
-    free(slot_of);
+    free(tick_of);
     return packing.bound;
 }
 

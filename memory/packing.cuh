@@ -18,12 +18,12 @@ struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of slots and neighbors that were visited, some 3 ns each. Work rather than time bounds the
+// Work is the number of ticks and neighbors that were visited, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
     PLAN_FIT_NEIGHBORS = 256, // an item with more fitted neighbors is put on top of them
     PLAN_FIT_PAIRS = 1000000, // most pairs of fitted items that are live together; beyond it more are stacked
-    PLAN_CLASSES = 32,        // class k: items of more than 2^(k - 1) and up to 2^k slots
+    PLAN_CLASSES = 32,        // class k: items of more than 2^(k - 1) and up to 2^k ticks
     PLAN_PACK_WORK = 4000000  // limit of work
 };
 
@@ -37,22 +37,22 @@ static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 // The state of the search for the lowest packing. Stacked items lie at the bottom, fitted ones above them in gaps.
 struct plan_packing {
     struct plan_item *items; // by falling length
-    int count, slots;
+    int count, ticks;
     size_t bound; // the largest live sum: no packing is lower
     size_t *best; // (count) offsets of the best packing so far
     size_t best_height;
-    size_t *skyline; // (slots) the top of the stack
+    size_t *skyline; // (ticks) the top of the stack
     size_t stack_height;
     int *fitted; // (fitted_count) items that are not stacked
     int fitted_count;
-    size_t *floor; // (count) of a fitted item: the top of the stack in its slots
-    // A bucket is a list of the placed fitted items of one class that begin in the same 2^class slots, so that finding
+    size_t *floor; // (count) of a fitted item: the top of the stack in its ticks
+    // A bucket is a list of the placed fitted items of one class that begin in the same 2^class ticks, so that finding
     // an item's neighbors costs by their number, however long other items live.
     int *newest;                  // (bucket_count) the item of a bucket that was placed last, -1: none
     int *next;                    // (count) the item of the same bucket that was placed before this one, -1: none
     int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: the class has no fitted item
     int bucket_count;
-    int64_t work; // slots and neighbors looked at so far
+    int64_t work; // ticks and neighbors looked at so far
 };
 
 // Compares two items for qsort: the longer lifetime first, of equal ones the lower id.
@@ -62,7 +62,7 @@ static int plan_compare_lengths(const void *a, const void *b) {
         return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
-// Returns the class of an item: the least k for which 2^k slots are at least as long as the item's lifetime.
+// Returns the class of an item: the least k for which 2^k ticks are at least as long as the item's lifetime.
 static int plan_class(const struct plan_item *item) {
     int k = 0;
     while (1 << k < plan_item_length(item))
@@ -70,7 +70,7 @@ static int plan_class(const struct plan_item *item) {
     return k;
 }
 
-// Returns the height of the stack, in bytes, during an item's lifetime: the largest skyline of slots [first, last].
+// Returns the height of the stack, in bytes, during an item's lifetime: the largest skyline of ticks [first, last].
 static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
     size_t top = 0;
     for (int s = item->first; s <= item->last; s++)
@@ -86,22 +86,22 @@ static bool plan_is_flat(const struct plan_packing *packing, const struct plan_i
     return differ == 0;
 }
 
-// Stacks items by falling length: an item goes on top of the items stacked in its slots if no gap remains below it,
+// Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it,
 // which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time
 // on average, never. Items that are not stacked are left in `fitted`.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
-    memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
+    memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;
     packing->stack_height = 0;
     int last = packing->count; // the item from which on none is stacked
     for (int64_t area = 0; last > 0; last--) {
         area += plan_item_length(&packing->items[last - 1]);
-        if (area > (int64_t)live * packing->slots)
+        if (area > (int64_t)live * packing->ticks)
             break;
     }
     for (int i = 0; i < packing->count; i++) {
         struct plan_item *item = &packing->items[i];
-        packing->work += plan_item_length(item) / 4; // the loops over slots are vectorized
+        packing->work += plan_item_length(item) / 4; // the loops over ticks are vectorized
         if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
             packing->fitted[packing->fitted_count++] = i;
             continue;
@@ -116,11 +116,11 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
 
 // The number of pairs of fitted items, each with itself too, that are live together; a try visits each once or twice.
 static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
-    int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: items that began before slot s
+    int *begun = (int *)plan_allocate((size_t)packing->ticks + 1, sizeof *begun); // [s]: items that began before tick s
     int64_t pairs = 0;
     for (int i = 0; i < packing->fitted_count; i++)
         begun[packing->items[packing->fitted[i]].first + 1]++;
-    for (int s = 0; s < packing->slots; s++)
+    for (int s = 0; s < packing->ticks; s++)
         begun[s + 1] += begun[s];
     for (int i = 0; i < packing->fitted_count; i++) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
@@ -145,7 +145,7 @@ static void plan_split(struct plan_packing *packing, int live) {
         packing->work += plan_item_length(item) / 4;
         if (packing->buckets_of[k] < 0) {
             packing->buckets_of[k] = packing->bucket_count;
-            packing->bucket_count += (packing->slots >> k) + 1;
+            packing->bucket_count += (packing->ticks >> k) + 1;
         }
     }
 }
@@ -242,7 +242,7 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
         case PLAN_BY_START: keys[i].key = -item->first; break;
         case PLAN_BY_LENGTH: keys[i].key = length; break;
         case PLAN_CHAINS:
-            keys[i].key = length < PLAN_CHAIN_SLOTS ? area : 1 + item->last + length / (packing->slots + 1.0);
+            keys[i].key = length < PLAN_CHAIN_SLOTS ? area : 1 + item->last + length / (packing->ticks + 1.0);
             break;
         case PLAN_LONG_CHAINS:
             keys[i].key = length < PLAN_LONG_CHAIN_SLOTS ? area : 1 + item->last + bytes / 0x1p64;
@@ -307,7 +307,7 @@ static void plan_take(struct plan_packing *packing, const struct skyline *skylin
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;
-    skyline_begin(&skyline, packing->items, packing->count, packing->slots, packing->bound);
+    skyline_begin(&skyline, packing->items, packing->count, packing->ticks, packing->bound);
     skyline_search_by_promotion(&skyline);
     plan_take(packing, &skyline);
     plan_pack_stacks(packing);

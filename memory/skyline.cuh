@@ -1,6 +1,6 @@
 // Packing buffers of known lifetimes from the bottom up, valley by valley.
 //
-// The skyline is the top of what is placed, slot by slot; a run of slots of one height is a segment, and one that is
+// The skyline is the top of what is placed, tick by tick; a run of ticks of one height is a segment, and one that is
 // lower than both its neighbors is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
 // within it. A valley that no item fits into is raised to its lower neighbor. That is the best-fit heuristic of Burke,
 // Kendall & Whitwell (2004) for lifetimes that are fixed. Valleys do not depend on each other, since what fits into one
@@ -26,10 +26,10 @@ static void *plan_allocate(size_t count, size_t size) {
     return memory;
 }
 
-// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other
-// phases constrain nothing: whatever is live in one is live in the slot before it too.
+// A buffer as the packer sees it. Time is counted in ticks, the phases in which some buffer's lifetime begins. Other
+// phases constrain nothing: whatever is live in one is live in the tick before it too.
 struct plan_item {
-    int first, last; // slots
+    int first, last; // ticks
     int id;
     size_t bytes; // rounded up
     size_t offset;
@@ -57,20 +57,20 @@ enum skyline_order {
     SKYLINE_BY_START,
     SKYLINE_BY_END,        // the last to end first
     SKYLINE_BY_BYTES,      // times the square root of the length
-    SKYLINE_LONG_AT_FIRST, // items of more than a quarter of all slots, then the others by start
+    SKYLINE_LONG_AT_FIRST, // items of more than a quarter of all ticks, then the others by start
     SKYLINE_ORDERS
 };
 
-// Work is the number of slots and items that were visited. Work rather than time bounds the search, so that the same
+// Work is the number of ticks and items that were visited. Work rather than time bounds the search, so that the same
 // schedule has the same plan everywhere.
 enum {
-    SKYLINE_BLOCK = 16,               // slots whose best unplaced item is kept at hand
+    SKYLINE_BLOCK = 16,               // ticks whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
     SKYLINE_WORK_PROMOTED = 75000000, // limit by promotion while the best is further above
     SKYLINE_WORK_MAX = 150000000,     // limit by chance
     SKYLINE_PROMOTIONS = 100,         // most promotions of an order
     SKYLINE_TURNS = 2000,             // most tries by chance
-    SKYLINE_NEAR = 10                 // slots: a repair moves what lives so near to an item above the bound
+    SKYLINE_NEAR = 10                 // ticks: a repair moves what lives so near to an item above the bound
 };
 
 // The search that begins with one order.
@@ -82,22 +82,22 @@ struct skyline_search {
 
 struct skyline {
     const struct plan_item *items; // (count)
-    int count, slots;
+    int count, ticks;
     size_t bound;       // the largest live sum: no packing is lower
     size_t *offset;     // (count) of the try under way; SIZE_MAX: not placed yet
     size_t *best;       // (count) offsets of the lowest packing so far
     size_t best_height; // SIZE_MAX: none
-    int64_t work;       // slots and items visited so far
+    int64_t work;       // ticks and items visited so far
     int *rank;          // (count) an item's place in the order
-    int *begun;         // (slots + 1) a slot's first place in `listed`
-    int *listed;        // (count) items by the slot in which they begin, then by rank
-    int *unplaced;      // (slots) the place in `listed` before which all items of the slot are placed
-    int *block_rank;    // (slots / SKYLINE_BLOCK + 1) the least rank of a block's unplaced items; INT_MAX: none is left
-    size_t *height;     // (slots) of the segment that begins in this slot
-    int *segment_last;  // (slots) the last slot of the segment that begins in this slot
-    int *segment_before; // (slots) the first slot of the segment before the one that begins in this slot; -1: none
-    size_t *live;        // (slots) bytes of the items that are live in a slot
-    size_t *left;        // (slots) bytes of the live items that are not placed yet
+    int *begun;         // (ticks + 1) a tick's first place in `listed`
+    int *listed;        // (count) items by the tick in which they begin, then by rank
+    int *unplaced;      // (ticks) the place in `listed` before which all items of the tick are placed
+    int *block_rank;    // (ticks / SKYLINE_BLOCK + 1) the least rank of a block's unplaced items; INT_MAX: none is left
+    size_t *height;     // (ticks) of the segment that begins in this tick
+    int *segment_last;  // (ticks) the last tick of the segment that begins in this tick
+    int *segment_before; // (ticks) the first tick of the segment before the one that begins in this tick; -1: none
+    size_t *live;        // (ticks) bytes of the items that are live in a tick
+    size_t *left;        // (ticks) bytes of the live items that are not placed yet
     bool *moves;         // (count) the items that skyline_move moves
     int *moved, *others; // (count) places in the order: of the items that move, of the others
     struct skyline_search searches[SKYLINE_ORDERS];
@@ -107,43 +107,43 @@ struct skyline {
 
 // Sets a block's block_rank: the least rank among the unplaced items that begin in the block; INT_MAX: none is left.
 static void skyline_update_block(struct skyline *s, int block) {
-    const int first = block * SKYLINE_BLOCK, end = first + SKYLINE_BLOCK < s->slots ? first + SKYLINE_BLOCK : s->slots;
+    const int first = block * SKYLINE_BLOCK, end = first + SKYLINE_BLOCK < s->ticks ? first + SKYLINE_BLOCK : s->ticks;
     int least = INT_MAX;
-    for (int slot = first; slot < end; slot++)
-        if (s->unplaced[slot] < s->begun[slot + 1]) {
-            const int rank = s->rank[s->listed[s->unplaced[slot]]];
+    for (int tick = first; tick < end; tick++)
+        if (s->unplaced[tick] < s->begun[tick + 1]) {
+            const int rank = s->rank[s->listed[s->unplaced[tick]]];
             least = rank < least ? rank : least;
         }
     s->block_rank[block] = least;
     s->work += SKYLINE_BLOCK / 4;
 }
 
-// Lists all items as unplaced, by slot and by their place in the order (count).
+// Lists all items as unplaced, by tick and by their place in the order (count).
 static void skyline_list(struct skyline *s, const int *order) {
-    memcpy(s->unplaced, s->begun, (size_t)s->slots * sizeof *s->unplaced);
+    memcpy(s->unplaced, s->begun, (size_t)s->ticks * sizeof *s->unplaced);
     for (int i = 0; i < s->count; i++) {
         s->rank[order[i]] = i;
         s->listed[s->unplaced[s->items[order[i]].first]++] = order[i];
         s->offset[i] = SIZE_MAX;
     }
-    memcpy(s->unplaced, s->begun, (size_t)s->slots * sizeof *s->unplaced);
-    memcpy(s->left, s->live, (size_t)s->slots * sizeof *s->left);
-    for (int block = 0; block * SKYLINE_BLOCK < s->slots; block++)
+    memcpy(s->unplaced, s->begun, (size_t)s->ticks * sizeof *s->unplaced);
+    memcpy(s->left, s->live, (size_t)s->ticks * sizeof *s->left);
+    for (int block = 0; block * SKYLINE_BLOCK < s->ticks; block++)
         skyline_update_block(s, block);
     s->work += 4 * s->count;
 }
 
-// Returns the unplaced item of the least rank that lives within the slots `first` to `last`; -1: there is none.
+// Returns the unplaced item of the least rank that lives within the ticks `first` to `last`; -1: there is none.
 static int skyline_pick(struct skyline *s, int first, int last) {
     int least = INT_MAX, picked = -1;
-    for (int slot = first; slot <= last; slot++) {
+    for (int tick = first; tick <= last; tick++) {
         s->work++;
-        if (slot % SKYLINE_BLOCK == 0 && slot + SKYLINE_BLOCK - 1 <= last &&
-            s->block_rank[slot / SKYLINE_BLOCK] >= least) {
-            slot += SKYLINE_BLOCK - 1;
+        if (tick % SKYLINE_BLOCK == 0 && tick + SKYLINE_BLOCK - 1 <= last &&
+            s->block_rank[tick / SKYLINE_BLOCK] >= least) {
+            tick += SKYLINE_BLOCK - 1;
             continue;
         }
-        for (int i = s->unplaced[slot]; i < s->begun[slot + 1] && s->rank[s->listed[i]] < least; i++, s->work++)
+        for (int i = s->unplaced[tick]; i < s->begun[tick + 1] && s->rank[s->listed[i]] < least; i++, s->work++)
             if (s->offset[s->listed[i]] == SIZE_MAX && s->items[s->listed[i]].last <= last) {
                 picked = s->listed[i];
                 least = s->rank[picked];
@@ -152,36 +152,36 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns the first slot of the segment after the segment that begins in `slot`; -1: that is the last.
-static int skyline_after(const struct skyline *s, int slot) {
-    return s->segment_last[slot] + 1 < s->slots ? s->segment_last[slot] + 1 : -1;
+// Returns the first tick of the segment after the segment that begins in `tick`; -1: that is the last.
+static int skyline_after(const struct skyline *s, int tick) {
+    return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Joins slots `slot` to `last` into one segment of this height, after the segment that begins in `before` (-1: none).
-static void skyline_set_segment(struct skyline *s, int slot, int last, int before, size_t height) {
-    s->segment_last[slot] = last;
-    s->segment_before[slot] = before;
-    s->height[slot] = height;
-    if (last + 1 < s->slots)
-        s->segment_before[last + 1] = slot;
+// Joins ticks `tick` to `last` into one segment of this height, after the segment that begins in `before` (-1: none).
+static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
+    s->segment_last[tick] = last;
+    s->segment_before[tick] = before;
+    s->height[tick] = height;
+    if (last + 1 < s->ticks)
+        s->segment_before[last + 1] = tick;
 }
 
-// Joins the segment that begins in `slot` with neighbors of its height. Returns the first slot of the result.
-static int skyline_join(struct skyline *s, int slot) {
-    const int after = skyline_after(s, slot), before = s->segment_before[slot];
-    if (after >= 0 && s->height[after] == s->height[slot])
-        skyline_set_segment(s, slot, s->segment_last[after], before, s->height[slot]);
-    if (before < 0 || s->height[before] != s->height[slot])
-        return slot;
-    skyline_set_segment(s, before, s->segment_last[slot], s->segment_before[before], s->height[slot]);
+// Joins the segment that begins in `tick` with neighbors of its height. Returns the first tick of the result.
+static int skyline_join(struct skyline *s, int tick) {
+    const int after = skyline_after(s, tick), before = s->segment_before[tick];
+    if (after >= 0 && s->height[after] == s->height[tick])
+        skyline_set_segment(s, tick, s->segment_last[after], before, s->height[tick]);
+    if (before < 0 || s->height[before] != s->height[tick])
+        return tick;
+    skyline_set_segment(s, before, s->segment_last[tick], s->segment_before[before], s->height[tick]);
     return before;
 }
 
-// Places an item that lives within the valley that begins in `slot`. Returns the first slot of the segment above it.
-static int skyline_put(struct skyline *s, int slot, int index) {
+// Places an item that lives within the valley that begins in `tick`. Returns the first tick of the segment above it.
+static int skyline_put(struct skyline *s, int tick, int index) {
     const struct plan_item *item = &s->items[index];
-    const int last = s->segment_last[slot], before = s->segment_before[slot];
-    const size_t bottom = s->height[slot];
+    const int last = s->segment_last[tick], before = s->segment_before[tick];
+    const size_t bottom = s->height[tick];
     s->offset[index] = bottom;
     for (int t = item->first; t <= item->last; t++)
         s->left[t] -= item->bytes;
@@ -190,48 +190,48 @@ static int skyline_put(struct skyline *s, int slot, int index) {
            s->offset[s->listed[s->unplaced[item->first]]] != SIZE_MAX)
         s->unplaced[item->first]++;
     skyline_update_block(s, item->first / SKYLINE_BLOCK);
-    if (slot < item->first)
-        skyline_set_segment(s, slot, item->first - 1, before, bottom);
-    skyline_set_segment(s, item->first, item->last, slot < item->first ? slot : before, bottom + item->bytes);
+    if (tick < item->first)
+        skyline_set_segment(s, tick, item->first - 1, before, bottom);
+    skyline_set_segment(s, item->first, item->last, tick < item->first ? tick : before, bottom + item->bytes);
     if (item->last < last)
         skyline_set_segment(s, item->last + 1, last, item->first, bottom);
     return skyline_join(s, item->first);
 }
 
-// Whether in each slot of the segment that begins in `slot` the bytes left to place fit below the ceiling.
-static bool skyline_fits(struct skyline *s, int slot, size_t ceiling) {
-    const size_t room = ceiling - s->height[slot];
+// Whether in each tick of the segment that begins in `tick` the bytes left to place fit below the ceiling.
+static bool skyline_fits(struct skyline *s, int tick, size_t ceiling) {
+    const size_t room = ceiling - s->height[tick];
     size_t most = 0;
-    for (int t = slot; t <= s->segment_last[slot]; t++)
+    for (int t = tick; t <= s->segment_last[tick]; t++)
         most = s->left[t] > most ? s->left[t] : most;
-    s->work += (s->segment_last[slot] - slot + 1) / 4;
-    return s->height[slot] <= ceiling && most <= room;
+    s->work += (s->segment_last[tick] - tick + 1) / 4;
+    return s->height[tick] <= ceiling && most <= room;
 }
 
 // Packs by an order (count), and keeps the packing where it is the lowest so far. Returns its height; SIZE_MAX: given
 // up, since it would be higher than the ceiling, or since s->work reached the limit.
 static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, int64_t limit) {
     skyline_list(s, order);
-    skyline_set_segment(s, 0, s->slots - 1, -1, 0);
+    skyline_set_segment(s, 0, s->ticks - 1, -1, 0);
     size_t height = 0;
-    for (int slot = 0, left = s->count; left > 0;) {
+    for (int tick = 0, left = s->count; left > 0;) {
         if (s->work++ > limit)
             return SIZE_MAX;
-        const int before = s->segment_before[slot], after = skyline_after(s, slot);
+        const int before = s->segment_before[tick], after = skyline_after(s, tick);
         const size_t low = before >= 0 ? s->height[before] : SIZE_MAX, high = after >= 0 ? s->height[after] : SIZE_MAX;
-        if (low < s->height[slot] || high < s->height[slot]) { // not a valley: one lies on this side
-            slot = low < s->height[slot] ? before : after;
+        if (low < s->height[tick] || high < s->height[tick]) { // not a valley: one lies on this side
+            tick = low < s->height[tick] ? before : after;
             continue;
         }
-        const int index = skyline_pick(s, slot, s->segment_last[slot]);
+        const int index = skyline_pick(s, tick, s->segment_last[tick]);
         if (index < 0) {
-            s->height[slot] = low < high ? low : high;
-            if (!skyline_fits(s, slot, ceiling))
+            s->height[tick] = low < high ? low : high;
+            if (!skyline_fits(s, tick, ceiling))
                 return SIZE_MAX;
-            slot = skyline_join(s, slot);
+            tick = skyline_join(s, tick);
             continue;
         }
-        slot = skyline_put(s, slot, index);
+        tick = skyline_put(s, tick, index);
         const size_t top = s->offset[index] + s->items[index].bytes;
         height = top > height ? top : height;
         left--;
@@ -257,7 +257,7 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         case SKYLINE_BY_START: keys[i].key = length - first * 0x1p30; break;
         case SKYLINE_BY_END: keys[i].key = length + last * 0x1p30; break;
         case SKYLINE_BY_BYTES: keys[i].key = sqrt(length) * bytes; break;
-        case SKYLINE_LONG_AT_FIRST: keys[i].key = 4 * length > s->slots ? 1 : length - first * 0x1p30 - 0x1p30; break;
+        case SKYLINE_LONG_AT_FIRST: keys[i].key = 4 * length > s->ticks ? 1 : length - first * 0x1p30 - 0x1p30; break;
         case SKYLINE_ORDERS: break;
         }
     }
@@ -318,22 +318,22 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 }
 
 // Moves one to six items of an order (count), one by one, to the places of others. All of them live within SKYLINE_NEAR
-// slots of an item that is above the bound in the lowest packing. Where such items are alike, every other time what is
+// ticks of an item that is above the bound in the lowest packing. Where such items are alike, every other time what is
 // moved beside one of them is moved beside each. A packing near its bound is wrong in few places, such as where
 // backward begins, or in every second layer; a move of all layers' items alike would undo what is right elsewhere.
 // Returns false, and moves nothing, where no short item is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
-        if (s->best[i] + s->items[i].bytes > s->bound && 4 * plan_item_length(&s->items[i]) < s->slots)
+        if (s->best[i] + s->items[i].bytes > s->bound && 4 * plan_item_length(&s->items[i]) < s->ticks)
             s->moved[above++] = i;
     if (above == 0)
         return false;
     const struct plan_item *high = &s->items[s->moved[skyline_chance(chance, above)]];
     const bool everywhere = skyline_chance(chance, 2);
     int *begins =
-        s->unplaced; // (slots) 1: an item like `high`, above the bound, begins there; a try lists s->unplaced anew
-    memset(begins, 0, (size_t)s->slots * sizeof *begins);
+        s->unplaced; // (ticks) 1: an item like `high`, above the bound, begins there; a try lists s->unplaced anew
+    memset(begins, 0, (size_t)s->ticks * sizeof *begins);
     for (int i = 0; i < above && everywhere; i++)
         if (skyline_are_alike(&s->items[s->moved[i]], high))
             begins[s->items[s->moved[i]].first] = 1;
@@ -349,7 +349,7 @@ static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
         const struct plan_item *like = &s->items[order[from]];
         for (int i = 0; i < s->count; i++) {
             const int beside = s->items[i].first - like->first + high->first;
-            s->moves[i] = skyline_are_alike(&s->items[i], like) && beside >= 0 && beside < s->slots && begins[beside];
+            s->moves[i] = skyline_are_alike(&s->items[i], like) && beside >= 0 && beside < s->ticks && begins[beside];
         }
         skyline_move(s, order, 10, to - from);
     }
@@ -358,16 +358,16 @@ static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
 
 // ---- the search ----
 
-// Sets up a search, without a try, over items (count) that live in slots [0, slots); bound: their largest live sum. The
+// Sets up a search, without a try, over items (count) that live in ticks [0, ticks); bound: their largest live sum. The
 // items must outlive the search, and stay in order. skyline_end frees the search.
-static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int slots, size_t bound) {
+static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int ticks, size_t bound) {
     memset(s, 0, sizeof *s);
     s->items = items;
     s->count = count;
-    s->slots = slots;
+    s->ticks = ticks;
     s->bound = bound;
     s->best_height = SIZE_MAX;
-    const size_t n = (size_t)count, m = (size_t)slots;
+    const size_t n = (size_t)count, m = (size_t)ticks;
     size_t *sizes = (size_t *)plan_allocate(2 * n + 3 * m, sizeof *sizes);
     int *ints = (int *)plan_allocate((4 + 2 * SKYLINE_ORDERS) * n + 5 * m + 2, sizeof *ints);
     s->offset = sizes;
@@ -392,11 +392,11 @@ static void skyline_begin(struct skyline *s, const struct plan_item *items, int 
     s->block_rank = s->begun + m + 1;
     for (int i = 0; i < count; i++)
         s->begun[items[i].first + 1]++;
-    for (int slot = 0; slot < slots; slot++)
-        s->begun[slot + 1] += s->begun[slot];
+    for (int tick = 0; tick < ticks; tick++)
+        s->begun[tick + 1] += s->begun[tick];
     for (int i = 0; i < count; i++)
-        for (int slot = items[i].first; slot <= items[i].last; slot++)
-            s->live[slot] += items[i].bytes;
+        for (int tick = items[i].first; tick <= items[i].last; tick++)
+            s->live[tick] += items[i].bytes;
 }
 
 // Frees all arrays of the search, `best` among them.
