@@ -26,7 +26,7 @@ template <bool WHOLE> DEVICE_FUNCTION void activation_store(floatX *to, const st
     else
         packed_store_some(to, value, count);
 }
-// Whether each row of `width` elements of a, b and c begins and ends with a whole, aligned pack. NULL is aligned.
+// Whether each row of `width` elements of a, b and c begins and ends with a whole, aligned pack; NULL: yes.
 static inline bool activation_whole(int64_t width, const void *a, const void *b, const void *c) {
     return width % PACK == 0 && packed_aligned(a) && packed_aligned(b) && packed_aligned(c);
 }
@@ -47,11 +47,11 @@ enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK 
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
 }
-// Returns the shared memory of backward with sums of columns: the sums', and behind it an amax's.
+// Returns the shared memory of backward with sums of columns: the sums', then an amax's.
 static inline size_t activation_bias_shared_bytes(void) {
     return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
 }
-// Returns the number of the row behind the last one of the block's chunk.
+// Returns the number of the row after the last one of the block's chunk.
 DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) {
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;

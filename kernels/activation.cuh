@@ -37,7 +37,8 @@ static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
 __BEGIN_DECLS
-// Writes the bias_partial that backward would, to the bit, from a din (N, width) in memory; NULL: does nothing.
+// Writes the bias_partial (activation_bias_chunks(N), width) that backward would, to the bit, from a din (N, width) in
+// memory. bias_partial NULL: does nothing.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev);
 
 // A row for each activation: POINTWISE(NAME) or GATED(NAME, f). kernels/activation_fp8.cuh takes the same rows.

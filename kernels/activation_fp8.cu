@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     }
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
-// Casts all outputs of the source, each (N, F).
+// Casts all outputs of the source, each (N, F): by a delayed scale, else by their amax, which is taken first.
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {
@@ -58,7 +58,7 @@ struct gated_eight {
     struct fp8_eight dout, gate, up;
 };
 
-// Rounds as packed_from_floats does for the op without FP8.
+// Rounds eight values to floatX, as packed_from_floats does for the op without FP8.
 DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_COLUMNS]) {
     struct fp8_eight result;
 #pragma unroll
@@ -159,7 +159,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts all outputs of the source, each (N, F).
+// Casts all outputs of the source, each (N, F): by a delayed scale, else by their amax, which is taken first.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

@@ -11,7 +11,8 @@
 //   NAME_forward_fp8(to, fc, N, F, workspace, dev)         casts act (N, F); fc: (N, F), or gate and up, (N, 2F)
 //   NAME_backward_fp8(to, dact, fc, N, F, workspace, dev)  casts the gradient of fc, of which to.dbias sums the columns
 //
-// They merge the amax into to.scale->amax. workspace: fp8_cast_workspace_bytes of the matrix that is cast.
+// N and F are multiples of 16. They merge the amax into to.scale->amax. workspace: fp8_cast_workspace_bytes of the
+// matrix that is cast; may be NULL where to.dbias is NULL.
 typedef void activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, int F, void *workspace,
                                     struct device *dev);
 typedef void activation_backward_fp8(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N, int F,

@@ -10,10 +10,10 @@
 // 275th of bf16's rounding. Farther left sigma < 2^-40. In fp32 it takes a polynomial and a division, with their
 // branches: 45 instructions an element forward are fewer than the element's bytes leave room for.
 //
-// GELU by the error function computes, in bf16, Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz and
-// Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, behind
-// which the exponential underflows. The two roundings of the exponent add 125 ln 2 2^-23 = 1.1e-5, all else less than
-// 1e-6: 5e-5 in all, a 39th of bf16's rounding.
+// GELU by the error function computes, in bf16, Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz
+// and Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, from
+// where on the exponential underflows. The two roundings of the exponent add 125 ln 2 2^-23 = 1.1e-5, all else less
+// than 1e-6: 5e-5 in all, a 39th of bf16's rounding.
 #pragma once
 #include "kernels/activation.cuh" // ACTIVATION_OPS
 #include "kernels/device.cuh"     // floatX
@@ -139,7 +139,7 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
     EACH_VEC derivative[i] = s[i] + x[i] * s[i] * (1.0f - s[i]);
 }
 
-// Returns min(|x|, 20): from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
+// Returns min(|x|, 20) in each lane: from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
 // below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), below / e is t P(t), as in Abramowitz and

@@ -34,7 +34,7 @@ struct adamw_factors {
     float inverse_root;                                // 1 / sqrt(1 - beta2^step)
     float decay, keep;                                 // lr weight_decay, 1 - lr weight_decay
 };
-// Computes in double: 1 - beta2^step loses three digits to cancellation at step 1.
+// Returns a step's factors, computed in double: 1 - beta2^step loses three digits to cancellation at step 1.
 static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     const double correction1 = 1 - pow((double)a.beta1, (double)a.step);
     const double correction2 = 1 - pow((double)a.beta2, (double)a.step);
@@ -73,12 +73,12 @@ __BEGIN_DECLS
 // tensors: the table of the flat buffers. A row says what lr is multiplied by, whether the tensor decays (weight_decay
 // is 0 where not), the key of rounding, and where the amax is taken: of the parameters after the update, also where
 // nothing is changed, so that an amax may be cleared before each update. Gaps between tensors are not written.
-// check: its grad_scale multiplies adamw.grad_scale; where it is not finite no byte is changed. NULL: scale 1, finite.
+// check (1): grad_scale multiplies adamw.grad_scale; where not finite no byte is changed. NULL: scale 1, finite.
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                   const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
-// Returns the random numbers of an update, by its seed and step; tensor_rounding makes a tensor's of them.
+// Returns the random numbers of an update, by its seed and step, which tensor_rounding completes for a tensor.
 static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     struct rounding rounding;
     rounding.seed = adamw->seed;
@@ -89,17 +89,17 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.first = 0;
     return rounding;
 }
-// Returns a tensor's factors: with its lr_scale, and decayed only where the tensor decays.
+// Returns a tensor's factors, f being the step's: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
     f.step_size *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-// Whether parameters are rounded stochastically.
+// Whether parameters are rounded stochastically: bf16 ones without a remainder.
 HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }
-// Whether an update needs random numbers.
+// Whether an update needs random numbers: for parameters, or a bf16 v.
 HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
     return adamw_rounds_params(r) || r->v_format == FORMAT_BF16;
 }

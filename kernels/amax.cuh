@@ -13,7 +13,7 @@ HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(
 
 #ifdef TARGET_CUDA
 
-// Returns the larger of `largest` and the magnitudes of a pack's first `count` elements.
+// Returns the largest of `largest` and the fp8_magnitude of each of a pack's first `count` elements.
 DEVICE_FUNCTION uint32_t amax_with_packed(uint32_t largest, const struct packed &x, int64_t count = PACK) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)
@@ -43,8 +43,8 @@ DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t
 
 #else
 
-// Returns the maximum over x (n). An op calls this for the part that was just stored, which the nearest cache still
-// holds: the op's own loops stay as they are without an amax.
+// Returns the largest fp8_magnitude in x (n). An op calls this for the part that was just stored, which the nearest
+// cache still holds: the op's own loops stay as they are without an amax.
 static inline uint32_t amax_elements(const floatX *x, int64_t n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -59,12 +59,12 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
            !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
-// Merges the maximum over n elements into *amax; nothing where amax is NULL.
+// Merges the maximum over x (n) into *amax; does nothing where amax is NULL.
 static inline void amax_take(uint32_t *amax, const floatX *x, int64_t n) {
     if (amax != NULL)
         amax_merge(amax, amax_elements(x, n));
 }
-// Merges the maximum of `count` rows of n elements, `stride` apart; nothing where amax is NULL.
+// Merges the maximum of `count` rows of n elements, `stride` elements apart; does nothing where amax is NULL.
 static inline void amax_merge_rows(uint32_t *amax, const floatX *rows, int64_t stride, int64_t count, int64_t n) {
     uint32_t largest = 0;
     if (!amax)

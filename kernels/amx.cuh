@@ -31,8 +31,7 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// c += a . b. The hardware adds the even products of a pair, then the odd ones, with one rounding each; denormals are
-// 0.
+// c += a . b. The hardware adds the even products of a pair, then the odd ones, one rounding each; denormals are 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)
@@ -48,7 +47,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// Whether the CPU has AMX-BF16 and Linux lets this process use it, which a process asks for once.
+// Whether the CPU has AMX-BF16 and Linux lets this process use it: asks Linux to, and so comes before amx_begin.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))

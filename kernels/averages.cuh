@@ -11,8 +11,8 @@ struct averages_range {
     int64_t n;
 };
 __BEGIN_DECLS
-// averages = decay averages + (1 - decay) value, with value as adamw_update has it. Where the check is not finite
-// nothing changes; check NULL: there is none.
+// averages = decay averages + (1 - decay) value, with the fp32 value of each parameter, its remainder joined. Where the
+// check is not finite nothing changes; check (1) NULL: there is none.
 void averages_update(struct averages_range r, float decay, const struct gradient_check *check, struct device *dev);
 // Swaps the averages and the parameters, to the bit, so that a second call undoes the first.
 void averages_swap(struct averages_range r, struct device *dev);

@@ -16,7 +16,7 @@ enum { PRODUCT_STEPS = 12 }; // blocks that one product sums over, at most
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
-// out = in^T, 32 x 32 fp32
+// out = in^T, 32 x 32 fp32; in_stride: elements from one row of `in` to the next
 static inline void block_transpose(float *out, const float *in, int in_stride) {
     for (int i = 0; i < BLOCK; i += 16)
         for (int j = 0; j < BLOCK; j += 16)
@@ -47,7 +47,7 @@ static inline enum block_layout blocks_layout(enum block_unit unit) {
         return LAYOUT_FP32;
     return BF16_DOT || unit == UNIT_AMX ? LAYOUT_BF16 : LAYOUT_FP32;
 }
-// Prepares the thread, before its first product; after its last one the thread calls blocks_end.
+// Prepares the thread, before its first product, for the unit; after its last product the thread calls blocks_end.
 static inline void blocks_begin(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_begin();
@@ -62,7 +62,7 @@ static inline void blocks_end(enum block_unit unit) {
 static inline size_t block_bytes(enum block_layout layout) {
     return BLOCK_ELEMENTS * (layout == LAYOUT_BF16 ? sizeof(bf16) : sizeof(float));
 }
-// Returns the address of block i of an operand.
+// Returns the address of block i of an operand, whose first block is at `blocks`.
 static inline void *block_at(enum block_layout layout, const void *blocks, int64_t i) {
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
@@ -248,7 +248,7 @@ static inline const char *blocks_describe(void) {
     }
     return "";
 }
-// Sums as block_product_fp32 does, by the unit, between its blocks_begin and blocks_end. a, b: in the unit's layout.
+// Sums as block_product_fp32 does, by the unit, between the thread's blocks_begin and blocks_end. a, b: in its layout.
 static inline void block_product(enum block_unit unit, float *c, const void *a, int a_step, const void *b, int b_step,
                                  int steps, bool accumulate) {
     switch (unit) {
@@ -300,7 +300,7 @@ ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n)
         row_store_some(out, row, factor, n);
 }
 
-// Packs `count` rows of D elements, `stride` apart, to roundup(D, 32) / 32 row-major blocks of 32 rows.
+// Packs `count` <= 32 rows of D elements, `stride` apart, to roundup(D, 32) / 32 row-major blocks; 0 past them.
 ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const floatX *rows, int64_t stride,
                              int count, int D) {
     const size_t row_bytes = block_bytes(layout) / BLOCK;
@@ -314,7 +314,7 @@ ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const
     }
 }
 
-// out = a block of bf16 whose rows are `stride` apart, as VNNI pairs of rows.
+// out = a block of bf16, whose rows are `stride` elements apart, as VNNI pairs of rows
 static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
     for (int c = 0; c < BLOCK; c += 16)
         for (int r = 0; r < 16; r++) {
@@ -326,8 +326,8 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X (count rows padded to 32, D) to x and X^T to `transposed`, as left operands of roundup(D, 32) / 32 blocks;
-// NULL: not that one. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
+// Packs X (count rows padded to 32, D <= MAX_HEAD_DIM) to x and X^T to `transposed`, as left operands of roundup(D, 32)
+// / 32 blocks; NULL: not that one. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];

@@ -25,39 +25,41 @@ enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 
 struct collectives; // one per process; its members are the target's own
 
-// Returns the bytes of the device's memory that collectives need as scratch. largest_shard: elements of a rank's shard
-// in the largest reduce-scatter. wire_bf16: gradients travel as bf16. largest_exchanged_bytes: of the messages that a
-// rank sends and receives in the largest exchange, the same on all ranks; 0: there is none.
+// Returns the bytes of the device's memory that collectives need as scratch; 0: none. largest_shard: elements of a
+// rank's shard in the largest reduce-scatter. wire_bf16: gradients travel as bf16. largest_exchanged_bytes: of the
+// messages that a rank sends and receives in the largest exchange, the same on all ranks; 0: there is none.
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
                                         size_t largest_exchanged_bytes, const struct device *dev);
-// Opens the collectives between the ranks of `parallel`, on all ranks. largest_gathered_bytes: what a rank contributes
-// to the largest all-gather. On return NCCL has all device memory that it will hold for collectives up to these sizes.
+// Opens the collectives between the ranks of `parallel`, for all but NCCL after parallel_open_exchange; every rank
+// calls this, then collectives_set_scratch. Sizes are as in collectives_scratch_bytes; largest_gathered_bytes: what a
+// rank contributes to the largest all-gather. On return NCCL has all device memory that it will hold for these sizes.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
                              size_t largest_exchanged_bytes, struct device *dev);
-// Sets the scratch (collectives_scratch_bytes, aligned to 16), the caller's own, before the first collective.
+// Sets the scratch, collectives_scratch_bytes of the device's memory, aligned to 16, before the first collective.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
 // Waits for the collectives in flight, such as all-gathers of the last step's parameters, and closes.
 static void collectives_close(struct collectives *c, struct device *dev);
 
 // Begins a reduce-scatter: out (shard) = sum over the ranks of this rank's shard of buffer (ranks, shard), in elements.
-// `out` is that shard of `buffer`, or elsewhere; `buffer` may be overwritten. `name` is for messages and outlives the
-// call. Returns a ticket for collective_wait; 0: done already.
+// `out` is that shard of `buffer`, or elsewhere; `buffer` may be overwritten. name: for messages; it outlives the call.
+// Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);
-// Begins an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), which is this rank's place in `buffer`, or
-// elsewhere. `name` and the result are as collective_reduce_scatter's.
+// Begins an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), this rank's place in `buffer` or elsewhere.
+// name: for messages. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
-// Begins an exchange of lists of messages, as host_exchange has it, of the device's memory. The lists are copied. Every
-// rank begins it, also with empty lists. `name` and the result are as collective_reduce_scatter's.
+// Begins an exchange of lists of messages in the device's memory, largest_exchanged_bytes at most: the i-th that rank a
+// sends to rank b is the i-th that b receives from a, of as many bytes. Every rank begins it, also with empty lists.
+// The lists are copied. name: for messages. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);
-// Holds back the collectives that begin from here on until a transfer to the device is done, and not the device where
-// collectives run beside it. The caller waits for the transfer too, as for any.
+// Makes the collectives that begin from here on wait for a transfer to the device, and not the device where collectives
+// run beside it. transfer: its ticket, not 0; the caller calls transfer_wait for it too.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Holds back all work enqueued from here on until the ticket's collective is done. Ticket 0: nothing to wait for.
+// Makes all work enqueued from here on wait until the ticket's collective is done. Ticket 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
 // Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
@@ -81,7 +83,7 @@ static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
 
-// Returns collectives_scratch_bytes of a GPU, for rounding to bf16. COLLECTIVES_HOST has its own in the host's memory.
+// Returns collectives_scratch_bytes of a GPU: for NCCL's rounding to bf16. COLLECTIVES_HOST's scratch is the host's.
 static inline size_t gpu_collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind,
                                                    bool wire_bf16) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
@@ -142,7 +144,7 @@ static void collectives_close(struct collectives *c, struct device *dev) {
 // Collectives through the staging memory are synchronous: collective_wait finds them done. Their last copy reads the
 // staging memory after they return; the next collective's download waits for it on the device's stream.
 
-// Does collective_reduce_scatter by way of the staging memory.
+// Does collective_reduce_scatter by way of the staging memory; returns when it is done.
 static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t shard,
                                   const char *name, struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -156,7 +158,7 @@ static void staged_reduce_scatter(struct collectives *c, float *out, const float
     c->staged_s += deadline_clock_s() - begin_s;
     control_collective_done(c->parallel->control);
 }
-// Does collective_all_gather by way of the staging memory.
+// Does collective_all_gather by way of the staging memory; returns when it is done.
 static void staged_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                               struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -170,7 +172,7 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// Returns a copy of a list, its messages in the staging memory from *at on, and advances *at. The caller frees it.
+// Returns a copy of list (count), its messages in staging memory from *at on, and advances *at. The caller frees it.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)
@@ -182,7 +184,7 @@ static struct exchange_message *staged_messages(const struct exchange_message *l
     }
     return staged;
 }
-// Does collective_exchange by way of the staging memory. Fails where it is too small for the messages.
+// Does collective_exchange by way of the staging memory; ends the program where that is too small for the messages.
 static void staged_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                             const struct exchange_message *receives, int num_receives, const char *name,
                             struct device *dev) {
@@ -205,8 +207,8 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// Cuts recorded segments, before anything of a collective is enqueued. Fails while a graph is recorded: the graph would
-// wait for the same collective each time that it runs, and begin none.
+// Cuts recorded segments, before anything of a collective is enqueued. Ends the program while a graph is recorded: the
+// graph would wait for the same collective each time that it runs, and begin none. what: for the message.
 static void collectives_leave_graph(struct device *dev, const char *what) {
     segments_cut(dev);
     if (dev->recording)

@@ -68,7 +68,7 @@ static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
     return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
 }
-// Adds the times of collective n, which is done. A stream that has not come to its wait for n by now will not wait.
+// Adds the times of collective n, which is done; q->mutex is held. A stream that comes to its wait later won't wait.
 static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
     const uint64_t i = n % NCCL_EVENTS;
     q->busy_s += nccl_seconds(q->started[i], q->done[i]);
@@ -173,8 +173,8 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes). Ends the program where a byte is wrong. wrong: as in
-// nccl_warm_up_sum.
+// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes). Ends the program where a byte is wrong. wrong (1) in
+// the device's memory: 0, before and after.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -187,7 +187,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
 // Exchanges a message of known bytes with each other rank, of one byte, or with `largest` as large as fits into buffer
-// (bytes): NCCL connects each pair of ranks when it first sends. Ends the program where a byte is wrong.
+// (bytes): NCCL connects each pair of ranks when it first sends. Does nothing where `bytes` are less than 2 a rank.
+// Ends the program where a byte is wrong. wrong (1) in the device's memory: 0, before and after.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -214,7 +215,7 @@ static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t 
 // Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
 // NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
 // which depends on function, type and size. These collectives are in no count and no time of the log. Their numbers are
-// known: the program ends where a result is wrong.
+// known: the program ends where a result is wrong. Every rank calls this.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
     enum { COUNTER_BYTES = 256 };
@@ -240,14 +241,14 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
     device_free(memory, COUNTER_BYTES + bytes);
 }
 // Creates the queue's stream with the greatest priority: when a matmul's blocks are done and both streams have work,
-// NCCL's few blocks go first. Behind a matmul's many blocks they would begin when the overlap is over.
+// NCCL's few blocks go first. After a matmul's many blocks they would begin when the overlap is over.
 static void nccl_queue_make_stream(struct nccl_queue *q) {
     int least, greatest;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
-// Opens NCCL between the ranks of `parallel`, on all ranks, has the control thread poll it, and runs
-// nccl_queue_warm_up. Ends the program on failure. exchanges: whether there will be any.
+// Opens NCCL between the ranks of `parallel`, has the control thread poll it, and runs nccl_queue_warm_up; every rank
+// calls this. *q stays where it is until nccl_queue_close. Ends the program on failure. exchanges: there will be some.
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     memset(q, 0, sizeof *q);
@@ -293,7 +294,8 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective, which is all that is enqueued on the queue's stream until nccl_queue_end.
+// Begins a collective: all that is enqueued on the queue's stream until nccl_queue_end. Waits while NCCL_EVENTS are in
+// flight. name: for messages; it outlives the collective.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_count(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -310,8 +312,8 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Enqueues a wait of the device's stream for a collective. One whose events were recorded again since is done:
-// nccl_queue_begin waited for it.
+// Enqueues a wait of the device's stream for a collective. A collective whose events were recorded again since is done:
+// nccl_queue_begin waited for it. ticket: not 0.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -361,8 +363,8 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
         to[i] = bf16_to_float(from[i]);
 }
 
-// Enqueues a reduce-scatter, as collective_reduce_scatter has it; returns its ticket. wire (ranks, shard): scratch for
-// a sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in fp32.
+// Enqueues collective_reduce_scatter; returns its ticket, never 0. wire (ranks, shard), aligned to 16: scratch for a
+// sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in fp32.
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
@@ -379,14 +381,15 @@ static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, cons
     }
     return nccl_queue_end(q);
 }
-// Enqueues an all-gather, as collective_all_gather has it; returns its ticket.
+// Enqueues collective_all_gather; returns its ticket, never 0.
 static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev) {
     nccl_queue_begin(q, name, dev);
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Copies this rank's messages to itself: its i-th of `sends` to its i-th of `receives`.
+// Copies this rank's messages to itself: its i-th of `sends` to its i-th of `receives`. Ends the program where that one
+// is missing or has other bytes.
 static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                 const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
@@ -400,7 +403,7 @@ static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_mess
                                    q->device.stream));
     }
 }
-// Enqueues an exchange, as one group: NCCL sends and receives all messages at a time. Returns its ticket.
+// Enqueues collective_exchange, as one group: NCCL sends and receives all messages at a time. Returns its ticket.
 static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev) {
@@ -422,7 +425,7 @@ static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_
 #elif defined(TARGET_CUDA)
 
 enum { COLLECTIVES_HAVE_NCCL = 0 };
-// Without NCCL nccl_queue_open fails, and nothing else is called.
+// Without NCCL nccl_queue_open ends the program, and nothing else is called.
 struct nccl_queue {
     int unused;
 };

@@ -114,10 +114,10 @@ struct device {
 };
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
-// Whether memory is planned for a GPU; only a build without CUDA plans for another device than its own.
+// Whether memory is planned for a GPU: always on the cuda target, on the cpu target where --plan-gpu names one.
 static inline bool device_is_gpu(const struct device *dev) { return true; }
 
-// Whether a call returns this status for a fault of a kernel that was enqueued before it.
+// Whether a call returns `status` for a fault of a kernel that was enqueued earlier.
 static bool cuda_is_late(cudaError_t status) {
     return status == cudaErrorIllegalAddress || status == cudaErrorLaunchTimeout || status == cudaErrorAssert ||
            status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
@@ -138,8 +138,9 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 }
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
-// Enqueues kernel(arguments) on the device's stream. Types of arguments must be the kernel's own. Where one of
-// several instances is launched, all are named: scripts/count_launches.py counts by this text, not by a pointer's name.
+// Enqueues kernel(arguments) on the device's stream; ends the program where CUDA refuses. Types of arguments must be
+// the kernel's own. grid, block: numbers or dim3. Where one of several instances is launched, all are named:
+// scripts/count_launches.py counts by this text, not by a pointer's name.
 #define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                            \
     do {                                                                                                               \
         cudaLaunchConfig_t launch_ = {};                                                                               \
@@ -151,7 +152,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launched_note(#kernel);                                                                                        \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
-// The number of blocks of a grid that covers n elements, `each` a block.
+// The number of blocks that n elements take, `each` a block; 0 for n = 0, which LAUNCH can't take.
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
 
 #else

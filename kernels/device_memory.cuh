@@ -16,32 +16,32 @@
 #include <unistd.h>                        // sysconf
 
 // Allocates `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; returns
-// NULL for 0 bytes. The caller frees it by device_free, with the same `bytes`. Fails where there is too little.
+// NULL for 0 bytes. The caller frees it by device_free. Ends the program where there is too little.
 static void *device_allocate(size_t bytes);
 // Frees memory of device_allocate or device_reserve, with the same `bytes`; does nothing for NULL.
 static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
-// that touches it first. Memory for several buffers is reserved, and each buffer touched by device_touch.
+// that touches it first. The caller calls device_touch for each buffer in the memory.
 static void *device_reserve(size_t bytes);
-// Touches the pages of `bytes`, divided among the threads by a static loop, as ops divide their operands. It writes,
-// and so comes before all use of the memory.
+// Touches the pages of `bytes` of device_reserve's memory, divided among the threads as ops divide their operands:
+// zeroes a byte of each, also before `memory`, and so comes before all use of it. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
-// Allocates zeroed memory of the host, pinned on the cuda target; never NULL. The caller frees it. Fails if none is
-// left.
+// Allocates zeroed memory of the host, pinned on the cuda target; never NULL. The caller frees it by host_free. Ends
+// the program if none is left.
 static void *host_allocate(size_t bytes, struct device *dev);
 // Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);
 
 // Allocates zeroed memory of the host in one mapping of whole pages, for what is offloaded; returns NULL for 0 bytes.
 // Each page is resident on return: touched by all threads, on the cuda target on the NUMA node of the GPU, where that
-// is known, and then pinned. The caller releases the memory, with the same `bytes`. Fails where there is too little, or
-// where it can't be pinned: pageable memory would make each copy wait for the host.
+// is known, and then pinned. The caller frees it by host_release. Ends the program where there is too little, or where
+// it can't be pinned: pageable memory would make each copy wait for the host.
 static void *host_reserve(size_t bytes);
-// Unpins and unmaps memory of host_reserve, with the same `bytes`; does nothing for NULL.
+// Unpins and frees memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
 
-// Enqueues a copy of `bytes` from the host to the device.
+// Enqueues a copy of `bytes` from the host, whose memory stays as it is until the copy is done.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
 // Enqueues a copy of `bytes` to the host, which has them after device_synchronize or device_event_wait.
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
@@ -82,7 +82,7 @@ static size_t mapping_bytes(size_t bytes) {
     return (bytes / page + (bytes % page != 0)) * page;
 }
 // Maps `bytes` > 0, zero and with huge pages where the kernel has them, and touches none; the caller unmaps
-// mapping_bytes(bytes). Returns NULL where errno says why.
+// mapping_bytes(bytes). Returns NULL, with errno set, where the kernel refuses.
 static char *mapping_reserve(size_t bytes) {
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
     const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
@@ -103,8 +103,8 @@ static char *mapping_reserve(size_t bytes) {
     madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
     return base;
 }
-// Writes to each page, the pages divided among the threads by a static loop. node: the NUMA node whose CPUs the threads
-// run on meanwhile, and whose memory the pages so take; -1: any.
+// Zeroes the first byte of each page that [memory, memory + bytes) is in; a static loop divides the pages among the
+// threads. node: the NUMA node whose CPUs the threads run on meanwhile, and whose memory the pages so take; -1: any.
 static void mapping_touch(void *memory, size_t bytes, int node) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
     const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;

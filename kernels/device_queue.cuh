@@ -7,24 +7,25 @@
 #include "runtime/machine/say.h"      // say_warning
 #include <stdio.h>                    // snprintf
 
-// Opens the device for process local_rank of its host: on the cuda target the GPU of that number, or the only visible
-// one. Fails where several GPUs are visible, but fewer than the host has processes, unless these may share one.
+// Opens *dev, zeroed but for `threads` and `planned`, for process local_rank of its host: on the cuda target GPU
+// local_rank modulo the number of visible GPUs. Ends the program where none is visible, or several, but none of that
+// number, unless may_share. Does nothing on the cpu target. matmul_create and device_close follow.
 static void device_open(struct device *dev, int local_rank, bool may_share);
-// Closes the device, if it is open.
+// Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
 // Writes what the device is, and floatX, to text (n bytes), as in "cuda: NVIDIA H200, compute capability 9.0, bf16";
-// returns text.
+// where no GPU is open "cuda, bf16". Returns text.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
-// Writes the GPU's name by its driver to text (n bytes), "" where none is there or none is open; returns text.
+// Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
-// Returns the peak rate of dense matmuls of floatX, in flop/s, by the device's data sheet; 0 where it is not known.
+// Returns the peak rate of dense matmuls of floatX, in flop/s, by the GPU's data sheet; 0: not known, or no GPU.
 static double device_data_sheet_flops(const struct device *dev);
 
 // Returns when all enqueued work is done.
 static inline void device_synchronize(struct device *dev);
 // Records event i, below DEVICE_EVENTS: it happens when all work enqueued so far is done.
 static inline void device_event_record(struct device *dev, int i);
-// Returns when event i, as it was last recorded, has happened; at once where it never was recorded.
+// Waits until event i, as it was last recorded, has happened; not at all where it never was recorded.
 static inline void device_event_wait(struct device *dev, int i);
 // Returns the seconds from event i to event j, as they were last recorded; both have happened.
 static inline double device_event_seconds(struct device *dev, int i, int j);
@@ -33,17 +34,18 @@ static inline double device_event_seconds(struct device *dev, int i, int j);
 // graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
 // nothing. On the cpu target, which records nothing, all of this does nothing.
 struct work_graph;
-// Begins to record what is enqueued on the device, which is not run. Returns false, with a warning, where CUDA refuses:
-// what is enqueued then runs.
+// Begins to record what is enqueued on the device, which is not run, until graph_end. Returns false, with a warning,
+// where CUDA refuses: what is enqueued then runs, and graph_end is not called. The cpu target runs all, and records
+// nothing.
 static bool graph_begin(struct device *dev);
-// Ends the recording and makes `graph` of it, which is zero before. Returns false, with a warning, where CUDA refuses:
-// the caller enqueues the same work again. Fails where something was enqueued that can't be recorded.
+// Ends the recording and makes `graph`, zero before, of it. Returns false, with a warning, where CUDA refuses: the
+// caller enqueues the same work again. Ends the program where something was enqueued that can't be recorded.
 static bool graph_end(struct work_graph *graph, struct device *dev);
-// Whether CUDA has refused a graph: the caller records none any more.
+// Whether CUDA has refused a graph: the caller then records none any more.
 static inline bool graphs_are_refused(const struct device *dev);
-// Whether the graph holds recorded work, which graph_launch enqueues.
+// Whether the graph holds recorded work, which graph_launch enqueues; always false on the cpu target.
 static inline bool graph_recorded(const struct work_graph *graph);
-// Enqueues the recorded work of a graph for which graph_recorded. Fails where the GPU has no memory left for it.
+// Enqueues a graph's work, where graph_recorded is true. Ends the program where the GPU has no memory left for it.
 static void graph_launch(struct work_graph *graph, struct device *dev);
 // Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
@@ -67,7 +69,7 @@ struct work_graph {
     cudaGraphExec_t executable; // NULL: nothing recorded
 };
 
-// Returns why no GPU can be used; an empty string where one can.
+// Returns why the first GPU can't be used, or that there is none; an empty string where it can.
 static const char *device_unavailable_reason(void) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -155,7 +157,7 @@ static inline double device_event_seconds(struct device *dev, int i, int j) {
     return 1e-3 * (double)milliseconds;
 }
 
-// Ends the program where a launch of a graph failed; says what helps where memory was too little.
+// Ends the program where `status`, of a launch of a graph, is an error; says what helps where memory was too little.
 static void graph_check(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation)
         fail("the GPU has no memory left for what a micro-step enqueues as recorded work: --cuda-graphs=false records "
@@ -163,7 +165,8 @@ static void graph_check(cudaError_t status) {
     cuda_check(status);
 }
 static inline bool graphs_are_refused(const struct device *dev) { return dev->graphs_refused; }
-// Whether a call that makes a graph succeeded; where it did not, says so. An error of earlier work ends the program.
+// Whether a call that makes a graph succeeded; where it did not, warns, and graphs_are_refused from then on. An error
+// of earlier work ends the program.
 static bool graph_is_taken(cudaError_t status, const char *call, struct device *dev) {
     if (status == cudaSuccess)
         return true;

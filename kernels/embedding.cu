@@ -25,7 +25,7 @@ DEVICE_FUNCTION void embedding_scale(struct packed_floats *x, int64_t row, int c
     for (int i = 0; i < PACK; i++)
         x->x[i] *= scales.x[i];
 }
-// Returns the gradient of the embeddings' sum, of the pack at column c of row `row`; 0 past the row's end.
+// Returns the gradient of the embeddings' sum, of the pack at column c of row `row` of dout; 0 past the row's end.
 DEVICE_FUNCTION struct packed_floats embedding_gradient(const floatX *dout, int64_t row, int c, int C, float scale,
                                                         const struct dropout &dropout) {
     struct packed_floats d = packed_to_floats(packed_load_some(dout + row * C + c, C - c));
@@ -204,7 +204,7 @@ static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
             first -= step;
     if (first + TOKEN_FEW >= n || key_index(keys[first + TOKEN_FEW]) != index)
         return;
-    for (int64_t past = n; end < past;) { // the first key behind `at` of another index
+    for (int64_t past = n; end < past;) { // the first key after `at` of another index
         const int64_t middle = end + (past - end) / 2;
         if (key_index(keys[middle]) == index)
             end = middle + 1;
@@ -320,7 +320,7 @@ static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
         __builtin_prefetch((const char *)p + at, 1);
 }
 
-// Computes one row of embedding_forward; `first` is its first element in the dropout mask.
+// Computes a row of embedding_forward. position NULL: none. first: its first element's number in the dropout mask.
 static inline void embedding_forward_row(floatX *to, const floatX *token, const floatX *position, int C, float scale,
                                          struct dropout dropout, int64_t first) {
     if (dropout.p == 0 && position == NULL && scale == 1) {
@@ -357,7 +357,7 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, co
     }
 }
 
-// to[c] += scale * scales[c - begin] * d[c], begin <= c < end; scales NULL: ones.
+// to[c] += scale * scales[c - begin] * d[c], begin <= c < end; scales NULL: ones
 static inline void embedding_add(float *to, const floatX *d, float scale, const float *scales, int begin, int end) {
     for (int c = begin; c < end; c += LANES) {
         const bool whole = end - c >= LANES;
@@ -374,7 +374,7 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
-// Zeroes a table that is not added to.
+// Zeroes a table (rows, C) that is wanted, unless it is added to.
 static void embedding_begin(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;

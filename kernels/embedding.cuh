@@ -20,7 +20,7 @@ struct table_gradient {
     int64_t rows; // more than the largest index
     bool add;     // to `sums`; else every row is overwritten, with zeroes where it has no token
 };
-// Returns the workspace of embedding_backward; 0 on the CPU.
+// Returns the workspace of embedding_backward; 0 on the cpu target.
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
 // dwte[token] and dwpe[position] = sums over the tokens, in a fixed order, of scale * dout * forward's dropout scales
 void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,

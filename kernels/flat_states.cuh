@@ -21,7 +21,8 @@ DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
 DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
     return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
 }
-// Returns the first `count` of elements [at, at + 4) in fp32.
+// Returns the first `count` of elements [at, at + 4), `at` a multiple of 4, in fp32, and zeros. format: any but
+// FORMAT_REMAINDER and FORMAT_NONE, as in state_four_store.
 DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
     four<float> x = {};
     if (count <= 0)
@@ -37,8 +38,8 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
         x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
     return x;
 }
-// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, whose first one's element is the first
-// of a block. bf16 is rounded by `random` where `stochastic`, else to nearest.
+// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, lane l with element 4 l of a block. bf16
+// is rounded by `random` where `stochastic`, else to nearest.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
     if (format == FORMAT_FP32) {
@@ -71,7 +72,7 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
 // Merges the maxima of all threads of a block into their tensors' amaxes, by one atomic operation a tensor: one a warp
 // would be a million to the same few addresses. All threads call. index: the row of the warp's tensor. shared:
-// FLAT_AMAX_BYTES.
+// FLAT_AMAX_BYTES, unused since the last barrier.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -104,7 +105,7 @@ static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a 
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }
-// Returns `count` elements of a state's blocks in fp32: where they lie, or decoded into room (count, whole blocks).
+// Returns `count` elements of a state's blocks in fp32: where they lie, or decoded into `room`, of `count` floats.
 static inline float *state_decoded(void *blocks, enum state_format format, float *room, int count) {
     if (format == FORMAT_FP32)
         return (float *)blocks;
@@ -113,7 +114,8 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Stores what state_decoded had decoded into `room`; bf16 is rounded stochastically by words (count), NULL: to nearest.
+// Stores what state_decoded had decoded into `room`; does nothing for FORMAT_FP32. bf16 is rounded stochastically by
+// words (count), NULL: to nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

@@ -29,7 +29,7 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// Returns the row of the tensor that element `at` is in, or in the gap behind. All lanes of a warp call, for the same
+// Returns the row of the tensor that element `at` is in, or in the gap after it. All lanes of a warp call, for the same
 // element: each looks at a row, so that a search among a thousand waits for memory twice.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
@@ -50,7 +50,7 @@ DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t 
 
 #else
 
-// Returns the row of the tensor that element `at` is in, or in the gap behind.
+// Returns the row of the tensor that element `at` is in, or in the gap after it.
 static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at) {
     int first = 0, end = tensors->count; // the row is in [first, end)
     while (end - first > 1) {
@@ -62,8 +62,8 @@ static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at)
     }
     return first;
 }
-// Finds the next elements [*first, *last) of [*first, end) that are of one tensor, and its *row; false: there are none.
-// The caller sets *row to -1 first, and between calls *first to *last.
+// Finds the next elements [*first, *last) of [*first, end) that are of one tensor, and its *row; returns false where
+// there are none. The caller sets *row to -1 before the first call, and *first to *last between calls.
 static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
                                      int64_t *last) {
     for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;

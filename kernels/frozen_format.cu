@@ -56,7 +56,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
     }
 }
 // Encodes values (n) as elements from `begin` on, a multiple of NF4_BLOCK. Writes the absmaxes of their blocks to
-// absmaxes (all blocks of the matrix).
+// absmaxes (blocks of the whole matrix).
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -124,7 +124,7 @@ DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
     __syncthreads();
 }
-// Returns the codes of PACK elements from an even one on, the first byte lowest.
+// Returns the 4-bit codes of PACK elements from a multiple of PACK on, the first byte lowest; codes: the first byte.
 DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(codes, PACK / 2, false);
@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
     if (at < count)
         out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
 }
-// out[0, count) = elements begin, begin + 1, ...
+// out[0, count) = elements begin, begin + 1, ..., read back; begin is any
 static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
     if (begin % PACK == 0)
         LAUNCH(dev, nf4_dequantize_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
@@ -176,7 +176,7 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
 struct frozen_fp8_pack {
     fp8 codes[PACK];
 };
-// Returns the first `count` codes, the others 0; in one access where that is possible.
+// Returns the first `count` codes, PACK at most, the others 0; in one access where that is possible.
 DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t count) {
     struct frozen_fp8_pack pack;
     if (count >= PACK && (uintptr_t)from % PACK == 0) {

@@ -21,20 +21,19 @@ __BEGIN_DECLS
 // Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; FLOATX: of this build's precision.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
-// Returns the workspace, on the host, that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.
+// Returns the bytes of host memory that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.
 size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 // Stores rows [first, first + n) of a matrix: `first` is a multiple of FROZEN_ROWS, and so is n, except of the last
-// rows. All calls for a matrix have one workspace, in which NF4 keeps absmaxes until their mean is known. The first
-// call has first = 0, and frozen_quantize_end comes after all rows.
+// rows; else the program ends. All calls for a matrix have one workspace, in which NF4 keeps absmaxes until their mean
+// is known. The first call has first = 0, and frozen_quantize_end comes after all rows.
 void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
-// Finishes a stored matrix, after all its rows: encodes NF4's absmaxes from the workspace; other formats are finished
-// already.
+// Finishes a stored matrix, after all its rows: encodes NF4's absmaxes from the workspace; does nothing for others.
 void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
-// out = rows [first, first + n), read back.
+// out = rows [first, first + n), read back
 void frozen_dequantize(floatX *out,        // (n, cols)
                        const void *stored, // frozen_bytes(format, rows, cols)
                        enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,

@@ -70,8 +70,7 @@ static const struct gpu_peak gpu_peaks[] = {
     {"RTX PRO 6000 Blackwell Workstation Edition$", 120, 503.8, 126, 1792, PCIE_5, 95.5},
 };
 
-// Whether `words` is in `name`, with no letter or digit right before or behind it; with a '$' behind `words`, at the
-// end of `name`.
+// Whether `words` is in `name`, with no letter or digit right before or after it; words that end in '$': at its end.
 static bool gpu_name_has(const char *name, const char *words) {
     size_t length = strlen(words);
     const bool at_end = words[length - 1] == '$';
@@ -94,7 +93,7 @@ static const struct gpu_peak *gpu_peak_find(const char *name) {
     return NULL;
 }
 
-// Returns the flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
+// Returns the flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32, by the GPU's name; 0: not known.
 static double gpu_peak_flops(const char *name, bool with_bf16) {
     const struct gpu_peak *gpu = gpu_peak_find(name);
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;

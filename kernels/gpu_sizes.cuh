@@ -21,8 +21,8 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// Whether a GPU can't multiply FP8 matrices of this granularity; why not is written to `text` (n bytes), with the
-// option to change. gpu.major 0: not known, refuses FP8 only in a build of fp32.
+// Whether a GPU can't multiply FP8 matrices of this granularity; if so, writes to text (n bytes) why, with the option
+// to change. gpu.major 0: not known, refuses FP8 only in a build of fp32.
 static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity granularity,
                                    struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
@@ -55,7 +55,7 @@ enum {
 // rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
 // many threads as leave 2 packs to each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
-// The number of threads of norm_backward that share a row.
+// The number of threads of norm_backward that share a row: 32, 128, 256 or 512.
 static inline int norm_backward_row_threads(int C) {
     if (C <= NORM_BACKWARD_WARP_PACKS * 32 * GPU_PACK)
         return 32;
@@ -77,7 +77,7 @@ static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
-// The number of blocks that a row's columns take, a pack a lane.
+// The number of blocks of residual_backward that share a row, of 32 packs of columns each.
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
 // The number of chunks of rows of residual_backward, which fill GPU_SMS with 64 warps each, of 2 rows or more.
 static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
@@ -85,7 +85,7 @@ static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
 }
-// The number of runs of tokens of qk_norm_backward; as in norm_backward it depends only on the sizes.
+// The number of runs of tokens of qk_norm_backward, a block's each; as norm_backward's it depends only on the sizes.
 static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
@@ -164,7 +164,7 @@ enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Returns the workspace of forward, which has the order of its tiles, an item each. It does not depend on tables of
+// Returns the workspace of forward by wgmma: the order of its tiles, an item each. It does not depend on tables of
 // first keys, which a plan does not have yet.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
@@ -191,7 +191,7 @@ static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
 }
-// The number of runs of rows that backward sums dqkv's columns over.
+// The number of runs of rows over which backward by wgmma sums dqkv's columns.
 static inline int64_t gpu_sm90_bias_chunks(struct attention_shape shape) {
     return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
 }

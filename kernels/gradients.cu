@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
 }
-// Returns what block_sum_double gives of sums (SQUARES_BLOCKS), by one warp, all of whose lanes call.
+// Returns the sum of sums (SQUARES_BLOCKS), with the bits of block_sum_double, by one warp, all of whose lanes call.
 DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     const int lane = threadIdx.x % 32;
     double mine = 0;

@@ -18,7 +18,7 @@ struct gradient_check {
 // Returns the check of gradients whose sum of squares is `squares`. They are of the sum of losses divided by `targets`,
 // of which `counted` counted: the gradients of the mean loss are targets / counted times as large. grad_norm is the
 // norm of the mean loss's gradients; they are scaled down to norm `clip` (0: never) as torch.nn.utils.clip_grad_norm_
-// does, where 1e-6 keeps a zero norm from dividing. Where none counted there is no mean, and no update.
+// does, where 1e-6 keeps a zero norm from dividing. Where none of them counted there is no mean, and `finite` is 0.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
     const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
@@ -30,10 +30,10 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 }
 
 __BEGIN_DECLS
-// Returns the workspace of sum_of_squares.
+// Returns the workspace of sum_of_squares, of any n.
 size_t sum_of_squares_workspace_bytes(const struct device *dev);
-// total = the sum of x[i]^2 in double, or += where `add`; x is fp32 or bf16. A fixed number of partial sums is added in
-// a fixed order: the bits depend neither on the number of threads nor on the GPU.
+// total = the sum of x[i]^2 in double, or += where `add`; x is FORMAT_FP32 or FORMAT_BF16. A fixed number of partial
+// sums is added in a fixed order: the bits depend neither on the number of threads nor on the GPU.
 void sum_of_squares(double *total, // (1)
                     const void *x, // (n)
                     enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
@@ -43,23 +43,24 @@ struct gradient_range {
 };
 // Returns the workspace of squares_of_ranges and squares_total, for `count` ranges.
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
-// Writes the partial sums of squares of ranges [first, end) of x to the workspace, in one launch. Ranges that are there
-// earlier may be summed earlier, by a call of their own.
+// Writes the partial sums of squares of ranges [first, end) of x, FORMAT_FP32 or FORMAT_BF16, to the workspace of all
+// ranges, in one launch. Ranges that are there earlier may be summed earlier, by a call of their own.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
-// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all of them
+// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all of them,
+// once: the workspace is used up
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
-// store = in, or where `add` store + in, summed in fp32. A bf16 store is rounded stochastically, by tensor_rounding of
-// r for each tensor; fp32 does not read r. NaN stays NaN. In one launch for elements [begin, begin + n) of the flat
-// buffers, of any number of tensors; begin is a multiple of STATE_BLOCK. Gaps between tensors are not written.
+// store = in, or where `add` store + in, summed in fp32. A store of FORMAT_BF16 is rounded stochastically, by
+// tensor_rounding of r for each tensor; FORMAT_FP32 does not read r. NaN stays NaN. In one launch for any number of
+// tensors: elements [begin, begin + n) of the flat buffers, begin a multiple of STATE_BLOCK; gaps are not written.
 void add_gradients(void *store, // (n)
                    enum state_format format,
                    const float *in, // (n)
                    int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
                    struct device *dev);
-// Returns the random numbers of tensor `row`, for a range that begins at element `begin` of the flat buffers.
+// Returns r for tensor `row`, in a range that begins at element `begin` of the flat buffers.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
     r.first = begin - tensor.begin;
@@ -68,7 +69,7 @@ HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tenso
 // Checks a step, with the same result on every rank, as each has all reports: the norm of the gradients of all ranks'
 // shards, clipped to `clip` (0: never), and whether the norm and all losses are finite. targets: of the step, over all
 // ranks, counted or not, by which the gradients' sum of losses was divided. A rank's report (width): the sum of its
-// gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
+// gradients' squares; num_losses pairs of a sum of losses and the number of targets that count in it; other columns.
 void gradient_check(struct gradient_check *check, // (1)
                     const double *reports,        // (ranks, width)
                     int ranks, int width, int num_losses, double targets, double clip, struct device *dev);

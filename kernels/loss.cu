@@ -20,9 +20,9 @@ enum { LOSS_BLOCKS = 1 };
 enum { LOSS_BLOCKS = 2 };
 #endif
 
-// Returns e^x by the special function unit, as two exponentials an element are more than the FMA units do in the time
-// of the element's memory traffic. x <= 0; below -87 the result is 0. x is a difference of logits already: a factor
-// applied to logit and shift apart would round each, and lose the difference of large ones.
+// Returns e^x, x <= 0, by the special function unit, as two exponentials an element are more than the FMA units do in
+// the time of the element's memory traffic; 0 below -87. x is a difference of logits already: a factor applied to logit
+// and shift apart would round each, and lose the difference of large ones.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
 // z of a logit, and its slope dz/dlogit / scale.
@@ -112,8 +112,8 @@ DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
 }
 enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 };
 
-// row <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0. The direction is the reverse
-// of softmax_of_thread's: what was read last is still in the nearest cache.
+// row (Vp) <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0; all threads of the block
+// call. The direction is the reverse of softmax_of_thread's: what was read last is still in the nearest cache.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, float z_loss,
                                       int V, int Vp, struct logit_transform t) {
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
             gradient_of_nothing(row, Vp);
         return;
     }
-    const float target_logit = to_float(row[target]); // before the barrier, behind which another thread overwrites it
+    const float target_logit = to_float(row[target]); // before the barrier, after which another thread overwrites it
     const struct softmax_row softmax = softmax_of_block(softmax_of_thread<KIND>(row, V, transform));
     // The target's logit is taken off before the logarithm is added: both may be 1e4 where the loss is 1.
     if (threadIdx.x == 0)
@@ -362,7 +362,7 @@ ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x
     return row;
 }
 
-// row <- scale * e^(z - shift) slope
+// row (V) <- scale * e^(z - shift) slope
 ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale, struct logit_transform t,
                                     enum logit_kind kind) {
     vec e[FLOATX_VECS], slope[FLOATX_VECS];

@@ -18,7 +18,7 @@ __BEGIN_DECLS
 //   (1 + 2 z_loss lse) softmax(z) - onehot(target)
 // and padded columns <- 0. `losses` leave the z_loss term out. A z_loss of 0 costs nothing, and changes no bit.
 void cross_entropy(float *losses,          // (N)
-                   floatX *logits,         // (N, Vp): in logits, out dlogits
+                   floatX *logits,         // (N, Vp): in logits, out dlogits if `backward`
                    const int32_t *targets, // (N), each below V
                    float dloss, float z_loss, int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
                    struct device *dev);
@@ -27,7 +27,7 @@ void cross_entropy(float *losses,          // (N)
 void logits_transform(floatX *logits, // (N, Vp)
                       int64_t N, int V, int Vp, struct logit_transform transform, struct device *dev);
 
-// The result of losses_sum: the sum of the losses, in double and in a fixed order, and the number of targets that count.
+// The result of losses_sum: the sum of the losses, in double in a fixed order, and the number of targets that count.
 struct loss_sum {
     double sum, count;
 };
@@ -58,7 +58,7 @@ static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
 struct softmax_row {
     float shift, sum; // sum of e^(x - shift)
 };
-// Returns what the gradient multiplies the softmax by.
+// Returns what the gradient multiplies the softmax by: 1 + 2 z_loss lse.
 HOST_DEVICE float z_loss_factor(struct softmax_row row, float z_loss) {
     return z_loss > 0 ? 1 + 2 * z_loss * (row.shift + logf(row.sum)) : 1;
 }

@@ -21,8 +21,8 @@ __BEGIN_DECLS
 //   momentum = mu momentum + (1 - mu) g
 //   update = mu momentum + (1 - mu) g, of the new momentum, with nesterov; else momentum
 // in fp32. The update takes the momentum before it is rounded; the stored momentum is rounded to nearest. Where the
-// check is not finite the momentum keeps every byte, and the update is 0. check NULL: scale 1, finite. Gaps between
-// tensors are not written.
+// check is not finite the momentum keeps every byte, and the update is 0. check (1) NULL: scale 1, finite. In gaps
+// between tensors momentum is not written, and update may become 0.
 void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, const struct gradient_check *check,
                    struct device *dev);
 
@@ -36,8 +36,10 @@ struct muon_step_range {
     struct rounding rounding; // of bf16 parameters without a remainder
 };
 // value = (1 - lr weight_decay) value - lr scale factor
-// in fp32. value, its rounding, the amaxes, the check's `finite` and tensors are as in adamw_update. matrices: the
-// table of Muon's matrices, whose rows have `scale`; a matrix begins anywhere, and each element of the range is in one.
+// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without one
+// is rounded stochastically. A row of tensors is read as by adamw_update: lr_scale, decays, and amax, which is taken
+// also where the check (1) is not finite, and so nothing changes; check NULL: finite. matrices: the table of Muon's
+// matrices, whose rows have `scale`; a matrix begins anywhere, and each element of the range is in one.
 void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                const struct gradient_check *check, struct device *dev);
 __END_DECLS
@@ -58,13 +60,13 @@ static inline struct muon_factors muon_factors_of(const struct muon_step_range *
     const struct muon_factors f = {r->lr, (float)decay, (float)(1 - decay)};
     return f;
 }
-// Returns a tensor's factors: with its lr_scale, and decayed only where the tensor decays.
+// Returns a tensor's factors, f being the step's: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
     f.lr *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-// Whether parameters are rounded stochastically.
+// Whether parameters are rounded stochastically: bf16 ones without a remainder.
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
     return sizeof(floatX) < sizeof(float) && !r->remainder;
 }

@@ -6,7 +6,7 @@
 #include <sys/cdefs.h>        // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// x = x / (divisor sqrt(*squares)), rounded; 0 where *squares is 0.
+// x = x / (divisor sqrt(*squares)), rounded; 0 where *squares is 0 or not finite.
 void newton_schulz_normalize(floatX *x,             // (n)
                              const double *squares, // (1): the sum of squares of x
                              double divisor, int64_t n, struct device *dev);
@@ -20,8 +20,8 @@ void newton_schulz_polynomial(floatX *square,     // (side, side)
                               float a, float b, float c, int side, struct device *dev);
 __END_DECLS
 
-// Returns 1 / (divisor sqrt(squares)), computed in double; 0 where squares is 0. Elements whose norm asks for more than
-// FLT_MAX are subnormal, as in a momentum whose gradients stay 0: by FLT_MAX they become less than 1, not infinite.
+// Returns 1 / (divisor sqrt(squares)), computed in double; 0 where squares is 0 or not finite. Elements whose norm asks
+// for more than FLT_MAX are subnormal, as in a momentum whose gradients stay 0: by FLT_MAX they stay below 1.
 HOST_DEVICE float newton_schulz_factor(double squares, double divisor) {
     return squares > 0 ? (float)fmin(1 / (divisor * sqrt(squares)), (double)FLT_MAX) : 0;
 }

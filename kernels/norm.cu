@@ -28,11 +28,11 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-// The slots that row_sums has in forward: one for each of a row's three sums. The amax's words lie behind them.
+// The slots that row_sums has in forward: one for each of a row's three sums. The amax's words lie after them.
 enum { NORM_FORWARD_SLOTS = 3 };
 
 // Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
-// bits. Returns the largest magnitude of the thread's part of out; 0 without AMAX.
+// bits. All threads of the row call. Returns the largest magnitude of the thread's part of out; 0 without AMAX.
 template <int THREADS, int PACKS, bool AMAX>
 DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                           const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
@@ -183,18 +183,17 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
-// The number of runs of rows: a block takes a run. The runs' sums lie in the workspace and are added to the gradients
-// in a fixed order.
+// The number of runs of rows, a block's each: the runs' sums in the workspace are added up in a fixed order.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_chunks(N, C); }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     return gpu_norm_backward_bytes(N, C);
 }
 
-// The slots that row_sums has in backward: one for each of a row's three sums, twice. The amax's words lie behind them.
+// The slots that row_sums has in backward: one for each of a row's three sums, twice. The amax's words lie after them.
 enum { NORM_BACKWARD_SLOTS = 6 };
 
-// Returns where in shared memory, behind norm_groups_reduce's floats, a thread has its sums of dx's columns of pack j:
-// a warp's accesses are to neighboring 16 bytes. Only where a row is a warp's are these sums in shared memory: in
+// Returns where in shared memory, after norm_groups_reduce's floats, a thread has its sums of dx's columns of pack j: a
+// warp's accesses are to neighboring 16 bytes. Only where a row is a warp's are these sums in shared memory: in
 // registers they would leave room for one block where there are two. Where a row is a block's they are in registers,
 // `held`; rows of any length (PACKS 0) have them in the run's row of dx_partial.
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {

@@ -56,7 +56,7 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     }
 }
 
-// Computes norm_forward of `rows` <= NORM_ROWS rows.
+// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd, bias NULL: as in norm_forward.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                                   const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];
@@ -94,8 +94,8 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
 // from memory it is one long stream.
 enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 
-// Computes norm_forward of rows n to end - 1, at most NORM_FORWARD_ROWS of them. Not inlined: residual_norm_forward
-// must give the same bits, and so runs the same code.
+// Computes norm_forward of rows n to end - 1 of the arrays, NORM_FORWARD_ROWS at most, without the amax. Not inlined:
+// residual_norm_forward must give the same bits, and so runs the same code.
 __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
                                                 const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
                                                 struct norm_options options) {
@@ -128,8 +128,8 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
-// sums[c] += the sum over the rows of x[r][c], r < rows, c < C; nothing where sums is NULL. x is what an op has just
-// stored, a part that the nearest cache still holds.
+// sums[c] += the sum over the rows of x (rows, C); does nothing where sums is NULL. x is what an op has just stored, a
+// part that the nearest cache still holds.
 static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, int C) {
     for (int64_t r = 0; r < rows && sums != NULL; r++) {
 #pragma omp simd
@@ -138,7 +138,8 @@ static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, 
     }
 }
 
-// Does norm_backward for `rows` <= NORM_ROWS rows; dweight_sum += dout * y, dbias_sum += dout. residual NULL: 0.
+// Does norm_backward for `rows` <= NORM_ROWS rows, without the amax: dweight_sum += dout * y, dbias_sum += dout, each
+// of norm_sum_columns(C) floats. residual NULL: 0.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
                                       const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                                       const float *rstd, int C, struct norm_options options, const int rows) {
@@ -218,8 +219,8 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like
-// norm_rows.
+// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, for the
+// reason that norm_rows gives.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, float scale,
                                                         struct dropout dropout) {
@@ -264,7 +265,7 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
 }
 
 // ddelta[i] = dout[i] times scale and the dropout scales, i < count; dout[0] is element `first` of the mask. Not
-// inlined, like norm_rows.
+// inlined, for the reason that norm_rows gives.
 __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta, const floatX *dout, int64_t first,
                                                                  int64_t count, float scale, struct dropout dropout) {
     for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {

@@ -69,7 +69,7 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
-// Returns the weights of the pack at column c, each plus `offset` (norm_weight_offset), in fp32.
+// Returns the weights (C) of the pack at column c, each plus `offset` (norm_weight_offset), in fp32.
 template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const floatX *weight, float offset, int c, int C) {
     struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
 #pragma unroll
@@ -78,7 +78,7 @@ template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const float
     return w;
 }
 
-// Whether every row of the arrays begins and ends with a whole, aligned pack. NULL is aligned.
+// Whether each row of C elements of arrays (count) begins and ends with a whole, aligned pack. NULL counts as aligned.
 static inline bool norm_rows_whole(int C, const void *const *arrays, int count) {
     bool whole = C % PACK == 0;
     for (int i = 0; i < count; i++)
@@ -151,8 +151,8 @@ static inline int64_t norm_sum_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }
 
-// to[c] = the runs' sum of column c, c < count, or += it where `add`. Reads `lines` cache lines, 1 or 2, of each run,
-// which begin `stride` floats apart.
+// to[c] = the runs' sum of column c, c < count, or += it where `add`. Reads `lines` cache lines, 1 or 2, of each run of
+// `sums`, which begin `stride` floats apart.
 ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count, bool add,
                                   const int lines) {
     float total[2 * NORM_SUM_COLUMNS] = {0};
@@ -165,8 +165,9 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
         to[c] = add ? to[c] + total[c] : total[c];
 }
 
-// to (C) = the runs' sums of columns, or += them where `add`; nothing where `to` is NULL. Runs begin `stride` floats
-// apart. Two cache lines are read at a time: runs are far apart, and one line at a time would wait for each.
+// to (C) = the runs' sums of columns, or += them where `add`; does nothing where `to` is NULL. Runs of `sums` begin
+// `stride` floats apart, a multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time: runs are far apart, and
+// one line at a time would wait for each.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
     if (to == NULL)
         return;

@@ -29,7 +29,7 @@ DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from)
 #endif
     return result;
 }
-// Rounds as to_floatX does, by the instruction for two elements.
+// Rounds a pack's elements as to_floatX does, by the instruction for two elements.
 DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &from) {
     struct packed result;
 #ifdef PRECISION_BF16
@@ -105,8 +105,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t 
     return result;
 }
 
-// x[i] = dropout_scale(d, element + i): one evaluation of Philox for every four, and one more where `element` is not a
-// multiple of four.
+// x[i] = dropout_scale(d, element + i): one evaluation of Philox for every four, one more where `element` % 4 is not 0.
 DEVICE_FUNCTION struct packed_floats dropout_scales_packed(const struct dropout &d, uint64_t element) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint32_t step = (uint32_t)dropout_step(d), skip = (uint32_t)element % 4;

@@ -57,8 +57,8 @@ PTX_FUNCTION uint32_t shared_memory(void) {
 #endif
 }
 
-// Starts a copy of 16 bytes from global to shared memory, past L1; where !valid, nothing is read and zeroes are
-// written.
+// Starts a copy of 16 bytes from global to shared memory, past L1, addresses multiples of 16; where !valid, nothing is
+// read and zeroes are written. cp_async_commit and cp_async_wait must follow.
 PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
@@ -68,7 +68,7 @@ PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 16, valid);
 #endif
 }
-// Starts a copy of 8 bytes as cp_async_16 does, but through L1.
+// Starts a copy of 8 bytes as cp_async_16 does, but through L1, addresses multiples of 8.
 PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -78,7 +78,7 @@ PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 8, valid);
 #endif
 }
-// Closes a group of this thread's copies.
+// Closes a group of this thread's copies, for cp_async_wait.
 PTX_FUNCTION void cp_async_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -205,8 +205,8 @@ PTX_FUNCTION uint64_t load_shared_long(uint32_t from) {
     return result;
 }
 
-// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address of row r of matrix j; word j of the result
-// holds elements (g, 2t) and (g, 2t + 1) of matrix j.
+// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address, a multiple of 16, of row r of matrix j;
+// word j of the result holds elements (g, 2t) and (g, 2t + 1) of matrix j. All lanes of the warp call.
 PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -274,7 +274,7 @@ static inline void mma_model(void *fragments) {
     }
 }
 #endif
-// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16).
+// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes of the warp call.
 // a: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g);
 // c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
@@ -332,8 +332,8 @@ PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #endif
 }
 
-// Returns a word of four bytes of a and b. Their bytes are numbered from a's lowest, 0, to b's highest, 7; hexadecimal
-// digit i of `bytes`, from the lowest on, is the number of the result's byte i.
+// Returns a word of four bytes of a and b, which are numbered from a's lowest, 0, to b's highest, 7; hexadecimal digit
+// i of `bytes`, from the lowest on, is the number of the result's byte i.
 PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -347,7 +347,7 @@ PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
     return result;
 }
 
-// Returns 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-inf = 0.
+// Returns 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-infinity = 0.
 PTX_FUNCTION float exp2_approx(float x) {
 #if defined(__CUDACC__)
     float result;
@@ -358,7 +358,7 @@ PTX_FUNCTION float exp2_approx(float x) {
 #endif
 }
 
-// Returns 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / inf = 0.
+// Returns 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / infinity = 0.
 PTX_FUNCTION float reciprocal_approx(float x) {
 #if defined(__CUDACC__)
     float result;

@@ -57,7 +57,8 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
-// Sets up a barrier. Each of its phases completes after `arrivals` arrivals and all the bytes that these expect.
+// Sets up a barrier, by one thread; mbarrier_init_fence follows. Each of its phases completes after `arrivals` arrivals
+// and all the bytes that these expect.
 PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -65,7 +66,7 @@ PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
     emu_mbarrier_init(barrier, arrivals);
 #endif
 }
-// Publishes to TMA the barriers that this thread initialized; before the __syncthreads after which others use them.
+// Publishes to TMA the barriers that this thread initialized, before the __syncthreads after which others use them.
 PTX_FUNCTION void mbarrier_init_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -73,7 +74,7 @@ PTX_FUNCTION void mbarrier_init_fence(void) {
     emu_mbarrier_init_fence();
 #endif
 }
-// Counts as an arrival. Who then waits for the phase sees what this thread wrote before.
+// Counts as an arrival. Whoever then waits for the phase sees what this thread wrote before.
 PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -121,7 +122,7 @@ PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // --- TMA and bulk copies: by one thread ---------------------------------------------------------------------------
 
-// Brings the map to the cache that TMA reads it from, ahead of the first copy.
+// Brings the map to the cache that TMA reads it from, ahead of the first copy. It is a hint.
 PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #if defined(__CUDACC__)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -159,7 +160,8 @@ PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Copies a box of the tensor, at (c0, c1, c2, c3), innermost first, to shared memory; its bytes count for the barrier.
+// Begins to copy a box of the tensor, at (c0, c1, c2, c3), innermost first, to shared memory at a multiple of 128; its
+// bytes count for the barrier, which must expect them.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
 #if defined(__CUDACC__)
@@ -184,7 +186,8 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Copies a box from shared memory to the tensor. The copy is part of a bulk group, as all that follow.
+// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, after async_proxy_fence and a barrier, in
+// the bulk group that bulk_commit closes.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -194,7 +197,8 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Copies `bytes` bytes to shared memory, which count for the barrier. `bytes` and the addresses are multiples of 16.
+// Begins to copy `bytes` to shared memory; they count for the barrier, which must expect them. `bytes` and the
+// addresses are multiples of 16.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -216,7 +220,8 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
-// Copies `bytes` bytes from shared to global memory, in a bulk group. `bytes` and the addresses are multiples of 16.
+// Begins to copy `bytes` from shared to global memory, after async_proxy_fence and a barrier, in the bulk group that
+// bulk_commit closes. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
@@ -238,8 +243,9 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t p
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
-// Adds `bytes` bytes of floats in shared memory to the floats at `to` in global memory, each of them atomically, in a
-// bulk group. `bytes` and the addresses are multiples of 16.
+// Begins to add `bytes` of floats in shared memory to the floats at `to` in global memory, each atomically, after
+// async_proxy_fence and a barrier, in the bulk group that bulk_commit closes. `bytes` and the addresses are multiples
+// of 16.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
@@ -262,7 +268,7 @@ PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes, uint
     emu_bulk_store(to, from, bytes, true);
 #endif
 }
-// Closes a group of this thread's stores.
+// Closes a group of this thread's bulk stores and reductions, for bulk_wait and bulk_wait_read.
 PTX_FUNCTION void bulk_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -270,7 +276,7 @@ PTX_FUNCTION void bulk_commit(void) {
     emu_bulk_commit();
 #endif
 }
-// Waits until at most PENDING of this thread's groups still read shared memory.
+// Waits until at most PENDING of this thread's bulk groups still read shared memory.
 template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -278,7 +284,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
     emu_bulk_wait(PENDING, true);
 #endif
 }
-// Waits until at most PENDING of this thread's groups are in flight; what the others wrote is visible to this thread.
+// Waits until at most PENDING of this thread's bulk groups are in flight; it sees what the other groups wrote.
 template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -306,7 +312,8 @@ PTX_FUNCTION void async_proxy_fence_global(void) {
 
 // --- wgmma: by the 128 threads of a warpgroup ---------------------------------------------------------------------
 
-// Describes an operand in shared memory. swizzle: 0: none, 1: 128 bytes, 2: 64, 3: 32 (tensor maps count otherwise).
+// Returns what describes an operand in shared memory to wgmma. Leading and stride bytes are the PTX ISA's, multiples of
+// 16 as the address is. swizzle: 0: none, 1: 128 bytes, 2: 64, 3: 32 (tensor maps count otherwise).
 PTX_FUNCTION uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, int swizzle) {
     return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(leading_bytes >> 4 & 0x3fffu) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fffu) << 32 | (uint64_t)swizzle << 62;
@@ -335,7 +342,7 @@ template <int PENDING> PTX_FUNCTION void wgmma_wait(void) {
     emu_wgmma_wait(PENDING);
 #endif
 }
-// Keeps the compiler from moving any access to these registers across this call.
+// Keeps the compiler from moving any access to these registers, acc (COUNT), across this call.
 template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
 #if defined(__CUDACC__)
 #pragma unroll
@@ -343,7 +350,7 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
         asm volatile("" : "+f"(acc[i])::"memory");
 #endif
 }
-// Says that what these registers hold is not wanted any more: else the compiler keeps it until a product overwrites it.
+// Says that acc's COUNT registers are no longer wanted: else the compiler keeps them until a product overwrites them.
 template <int COUNT> PTX_FUNCTION void wgmma_forget(float *acc) {
 #if defined(__CUDACC__)
 #pragma unroll
@@ -453,7 +460,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 
 // --- Warp specialization ------------------------------------------------------------------------------------------
 
-// Raises each thread's registers once the block has enough. All warps of a warpgroup call, as for registers_decrease.
+// Raises each thread's registers to REGISTERS, once the block has enough left. All warps of a warpgroup call.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -462,7 +469,7 @@ template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     emu_set_registers(REGISTERS, true);
 #endif
 }
-// Lowers each thread's registers, which registers_increase can then take. All warps of a warpgroup call.
+// Lowers each thread's registers to REGISTERS, for other warpgroups' registers_increase. All warps of a warpgroup call.
 template <int REGISTERS> PTX_FUNCTION void registers_decrease(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -479,7 +486,7 @@ PTX_FUNCTION void named_barrier_sync(int barrier, int threads) {
     emu_named_barrier(barrier, threads, true);
 #endif
 }
-// Counts the warp as arrived at a barrier of named_barrier_sync, and does not wait.
+// Counts the warp as arrived at a barrier at which others call named_barrier_sync, and does not wait.
 PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
 #if defined(__CUDACC__)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -502,8 +509,8 @@ PTX_FUNCTION bool elect_one(void) {
 #endif
 }
 
-// Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address of row r of matrix j, word j
-// holds elements (g, 2t) and (g, 2t + 1) of matrix j.
+// Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address, a multiple of 16, of row r of
+// matrix j, word j holds elements (g, 2t) and (g, 2t + 1) of matrix j. All lanes of the warp call.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -538,7 +545,7 @@ PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 
 // --- Order among blocks -------------------------------------------------------------------------------------------
 
-// Loads *at; what another block wrote before its store_release of the returned value is visible.
+// Returns *at, in global memory; what another block wrote before its store_release of the returned value is visible.
 PTX_FUNCTION int load_acquire(const int *at) {
 #if defined(__CUDACC__)
     int value;
@@ -563,7 +570,7 @@ PTX_FUNCTION void wait_acquire(const int *at, int value) {
         continue;
 }
 #endif
-// Stores value at *at. Who load_acquires it sees what this thread wrote before.
+// Stores value at *at, in global memory. Whoever load_acquires it sees what this thread wrote before.
 PTX_FUNCTION void store_release(int *at, int value) {
 #if defined(__CUDACC__)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "r"(value) : "memory");

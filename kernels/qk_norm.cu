@@ -47,7 +47,7 @@ template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct
         row_store<PACKS>(row, value, c, C);
 }
 
-// Forward's shared memory has a block's partial sums, in QK_STAGED bytes, and behind them, where rows are rotated,
+// Forward's shared memory has a block's partial sums, in QK_STAGED bytes, and after them, where rows are rotated,
 // copies of the block's rows.
 enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 
@@ -80,8 +80,8 @@ DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
     memcpy(x, &words, 4 * sizeof *x);
 }
 
-// Rotates the row at x, of C elements in heads of D, at any alignment; the block stored it before its last barrier.
-// angles (D): the table's, for the row's token.
+// Rotates the row at x, of C elements in heads of D, at any alignment, which the block stored before its last barrier;
+// all threads call. angles (D): the table's, for the row's token.
 DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int D) {
     const int half = D / 2;
     for (int pair = threadIdx.x; pair < C / 2; pair += NORM_THREADS) {
@@ -93,8 +93,8 @@ DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int
         to[half] = to_floatX(b);
     }
 }
-// Returns `value`, the pack at column c of a row of heads of D, rotated. Partners come from the row's copy at `row` in
-// shared memory. D is a multiple of 8: four elements are of one half of a head, and their partners are aligned.
+// Returns `value`, the pack at column c of a row of heads of D, rotated by angles (D). Partners come from the row's
+// copy at `row` in shared memory. D is a multiple of 8: four elements are of half a head, and partners are aligned.
 DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_t row, const float *angles, int c,
                                              int D) {
     const int half = D / 2, head_c = c < D ? c : (int)((unsigned)c % (unsigned)D);
@@ -194,15 +194,13 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
 #undef QK_FORWARD
 }
 
-// The number of bytes for the sums of each run of tokens. A block takes a run (gpu_qk_norm_backward_runs); the runs'
-// sums are added to the weights' gradients in a fixed order.
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
 // Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on: d becomes
-// dx. sums (C) gets the run's dweight. All threads of the block call. `turn` alternates between the two sets of slots
-// in which a block's warps exchange sums.
+// dx. sums (C) gets the run's dweight. rstd: of these rows of the first token. All threads of the block call. `turn`
+// alternates between the two sets of slots in which a block's warps exchange sums.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -364,8 +362,9 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
-// Does backward for `rows` <= NORM_ROWS rows of C elements; dweight_sum += dout * y. The next token's rows, `ahead`
-// elements further, are prefetched: with two arrays in turns of a few rows the hardware's prefetchers fall behind.
+// Does backward for `rows` <= NORM_ROWS rows of C elements, of which d becomes dx; dweight_sum (norm_sum_columns(C)) +=
+// dout * y. The next token's rows, `ahead` elements further, are prefetched: with two arrays in turns of a few rows the
+// hardware's prefetchers fall behind.
 ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int C, bool one_plus, int64_t ahead, const int rows) {
     const vec offset = vec_set(norm_weight_offset(one_plus));

@@ -24,8 +24,9 @@ struct qk_norm_rotary {
 };
 
 __BEGIN_DECLS
-// out = x * rstd * weight for each row x of q and k, rstd = 1 / sqrt(mean(x^2) + epsilon), then rotated where there is
-// a table: in one pass over memory the bits of rope_forward behind a norm without a table. v's rows pass unchanged.
+// out = x * rstd * weight for each row x of q and k (a head; in full width all heads of a token),
+// rstd = 1 / sqrt(mean(x^2) + epsilon), then rotated where there is a table: in one pass over memory the bits of
+// rope_forward after a norm without a table. v's rows pass unchanged.
 void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                      const floatX *qkv, // (N, (H + 2 Hkv) D)
@@ -33,6 +34,7 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      const floatX *wk,  // (D), in full width (Hkv D)
                      int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
+// Returns the workspace of qk_norm_backward.
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
 // Turns dqkv from the gradient of what the norm of qk_norm_forward gives, before rotation, into the gradient of qkv.
 // Computes, with y = x * rstd and g = dout * weight,

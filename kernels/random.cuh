@@ -29,12 +29,11 @@ struct dropout {
     uint32_t layer, use;        // use: enum dropout_use, or DROPOUT_USES + enum linear
     const uint64_t *micro_step; // in the device's memory, added to step: a recorded graph reads it anew; NULL: 0
 };
-// Returns step + *micro_step, or step where micro_step is NULL. With a micro_step only code that can read the device's
-// memory calls.
+// Returns step + *micro_step, or step where micro_step is NULL. The cuda target's host code can't read a micro_step.
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
 __BEGIN_DECLS
-// *micro_step = value, behind all work enqueued so far.
+// *micro_step = value, in the device's memory, after all work enqueued so far
 void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
 
 // out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
@@ -59,7 +58,7 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     return result;
 }
 
-// Returns a uniform number in [0, 1), which depends only on the arguments.
+// Returns a uniform number in [0, 1), in steps of 2^-24, which depends only on the arguments.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
 // out[i] = std * z, z standard normal, which depends only on (seed, stream, first_element + i). On the host.
@@ -70,8 +69,8 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// Evaluates Philox once. The counter's words lie in 64-bit variables, as the products do, so that the compiler's
-// vectors have lanes of one width.
+// Returns the four words that Philox makes of a counter and a key (k0, k1). The counter's words lie in 64-bit
+// variables, as the products do, so that the compiler's vectors have lanes of one width.
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                            uint32_t k0, uint32_t k1) {
     uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
@@ -166,7 +165,7 @@ static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at
     philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
 }
 
-// Returns a number in [0, 1) in steps of 2^-24, each exact in fp32.
+// Returns the number in [0, 1) that a random word stands for, in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
 // Returns the counter's fourth word of a stream: the highest bit, and the upper half of the stream's number.

@@ -13,7 +13,7 @@ DEVICE_FUNCTION float lanes_sum(float x, int lanes) {
         x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
-// Returns the maximum over each `lanes` neighboring lanes, as lanes_sum the sum; NaNs are ignored.
+// Returns the maximum over each `lanes` neighboring lanes, a power of 2 up to 32; NaNs are ignored. All lanes call.
 DEVICE_FUNCTION float lanes_max(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));

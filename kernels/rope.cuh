@@ -7,13 +7,13 @@
 #include <sys/cdefs.h>           // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Rotates the q and k heads of each token in place by the angles of its position; v stays.
+// Rotates the q and k heads of each token in place by the angles of its position; v stays. D is even.
 void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
                   const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // Turns the gradient of rope_forward's result into the gradient of its input, in place: the rotation's transpose is the
-// rotation by the negative angle. amax: kernels/amax.cuh's, of all of dqkv, v too; NULL: not taken.
+// rotation by the negative angle. amax (1): takes the largest magnitude of dqkv, v's too; NULL: not taken.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,

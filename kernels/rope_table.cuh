@@ -24,7 +24,7 @@ struct rope_settings {
     int rotary_dims; // R, even, at most D: the pairs i >= R/2 are not rotated
     double theta;
     enum rope_scaling scaling;
-    double factor; // linear, llama3, yarn; longrope, only for the amplitude. 0: max_positions / original_positions
+    double factor; // linear, llama3, yarn, longrope's amplitude; of the last two 0: max_positions / original_positions
     double low_freq_factor, high_freq_factor;   // llama3
     double original_positions;                  // llama3; yarn and longrope, where 0 means max_positions
     double beta_fast, beta_slow;                // yarn; 0: 32 and 1

@@ -40,7 +40,7 @@ HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) {
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
-// Returns the parameter that a master weight is rounded to: its upper 16 bits, rounded.
+// Returns the parameter that a master weight is rounded to: its upper 16 bits, rounded to nearest, ties away from zero.
 HOST_DEVICE bf16 split_high(float master) {
     uint32_t bits;
     bf16 high;
@@ -61,7 +61,7 @@ HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     memcpy(&master, &bits, sizeof master);
     return master;
 }
-// Rounds a parameter to floatX, in the one way for all parameters. Only finite values come here.
+// Rounds a parameter to floatX as split_high does, in the one way for all parameters. A NaN may become a number.
 HOST_DEVICE floatX parameter_rounded(float exact) {
 #ifdef PRECISION_BF16
     return split_high(exact);
@@ -69,7 +69,7 @@ HOST_DEVICE floatX parameter_rounded(float exact) {
     return exact;
 #endif
 }
-// Rounds a parameter to floatX stochastically, by `random` in [0, 65535].
+// Rounds a parameter to floatX stochastically, by `random` in [0, 65535], which fp32 does not read.
 HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
 #ifdef PRECISION_BF16
     return bf16_stochastic(exact, random);
@@ -77,7 +77,7 @@ HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
     return exact;
 #endif
 }
-// Returns the master weight of a parameter: itself, or with the lower half that is stored beside it.
+// Returns the master weight of a parameter: in fp32 itself, in bf16 with the lower half that is stored beside it.
 HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 #ifdef PRECISION_BF16
     return split_join(rounded, low);
@@ -87,13 +87,13 @@ HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 }
 
 __BEGIN_DECLS
-// Decodes n elements of a state whose first block is at `state`. On the host; not of FORMAT_REMAINDER, which is no
-// number without its parameter.
+// Decodes n elements of a state whose first block is at `state`. On the host. Ends the program for FORMAT_NONE and for
+// FORMAT_REMAINDER, which is no number without its parameter.
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// Encodes n elements, each rounded to the nearest. On the host; not of FORMAT_REMAINDER. Codes behind the last element
-// of an 8-bit block become 0.
+// Encodes n elements, each rounded to the nearest. On the host. Ends the program for FORMAT_NONE and FORMAT_REMAINDER.
+// Codes after the last element of an 8-bit block become 0.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);
@@ -106,7 +106,7 @@ struct code_block {
     uint8_t codes[STATE_BLOCK];
 };
 
-// Decodes the first `count` elements of a block, STATE_BLOCK at most. Fails for FORMAT_REMAINDER and FORMAT_NONE.
+// Decodes the first `count` <= STATE_BLOCK elements of a block. Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_decode_block(float *out, const void *block, enum state_format format, int count) {
     const bf16 *rounded = (const bf16 *)block;
     const struct code_block *coded = (const struct code_block *)block;
@@ -144,7 +144,7 @@ static inline uint32_t values_largest(const float *values, int count) {
     return largest;
 }
 // Encodes values (count) as the first elements of a block, each rounded to the nearest; the others stay as they are.
-// Fails for FORMAT_REMAINDER and FORMAT_NONE.
+// Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
     bf16 *rounded = (bf16 *)block;
     struct code_block *coded = (struct code_block *)block;

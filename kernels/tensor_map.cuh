@@ -13,7 +13,7 @@ struct tensor_map {
 // The driver's function is looked up by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
 #if CUDART_VERSION >= 12050
-// Looks up the driver's cuTensorMapEncodeTiled in *function; *found says whether the driver has it.
+// Sets *function to the driver's cuTensorMapEncodeTiled, where *found says that there is one. Returns CUDA's error.
 static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
     return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", function, 12000, cudaEnableDefault, found);
 }
@@ -31,16 +31,15 @@ static tensor_map_encode tensor_map_find_encoder(void) {
         fail("the driver has no tensor maps: CUDA 12.0 or newer is needed");
     return (tensor_map_encode)function;
 }
-// Returns what tensor_map_find_encoder finds, which it looks for once.
+// Returns what tensor_map_find_encoder finds, which is looked for once.
 static tensor_map_encode tensor_map_encoder(void) {
     static const tensor_map_encode encoder = tensor_map_find_encoder();
     return encoder;
 }
 
 // Returns the map of a 4-D view of bf16 in device memory. dims are innermost first: D, heads, T, B; strides_bytes are
-// of all but the first. A box has `box_rows` rows along T of `box_columns` elements, 32, 64 or 128 bytes, and is
-// swizzled by as much. Rows past the end read as 0 and are not written. Fails where the driver has no tensor maps or
-// refuses this one.
+// of all but the first. A box has `box_rows` rows along T of `box_columns` elements, 16, 32 or 64, whose bytes are the
+// swizzle. Rows past the end read as 0 and are not written. Ends the program where the driver refuses the map.
 static struct tensor_map tensor_map_of(const bf16 *base, const uint64_t dims[4], const uint64_t strides_bytes[3],
                                        int box_columns, int box_rows) {
     struct tensor_map result;

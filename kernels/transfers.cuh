@@ -24,22 +24,23 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// Opens `t`. bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to take; 0, and on the cuda
-// target: as fast as they are.
+// Opens `t`, which transfers_close closes. bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to
+// take; 0, and on the cuda target: as fast as they are.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
-// Waits for the transfers in flight, then closes `t`.
+// Waits for the transfers in flight, then closes `t`; does nothing where `t` is zeroed.
 static void transfers_close(struct transfers *t, struct device *dev);
-// Begins a copy; returns a ticket for transfer_wait, never 0.
+// Begins a copy of `bytes` between the device's memory and pinned memory of the host, after all work enqueued so far.
+// Until transfer_wait, which must follow, nobody else writes its operands or reads `to`. Returns a ticket, never 0.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
-// Blocks all work that is enqueued on the device from here on until the transfer is done. Ticket 0: nothing to wait
+// Makes all work that is enqueued on the device from here on wait until the transfer is done. Ticket 0: nothing to wait
 // for. Aborts where the transfer began in another recording of a graph, or outside of this one.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
 // Returns the seconds so far in which the device waited for transfers. 0, since not known, for transfers within graphs,
 // and on the cpu target without a bus rate.
 static double transfers_waited_s(struct transfers *t);
-// Measures gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target
-// one after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice as much device and host memory meanwhile.
+// Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
+// after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
 // Lets the cpu target, for tests, copy in this direction as late as it may: when a transfer is waited for. A missing
 // wait then leaves what was there before. (A buffer that is used while it is copied shows in the usual order, which
@@ -105,7 +106,8 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
-// Adds how long the device waited for a transfer whose events are recorded, if both events have happened.
+// Adds how long the device waited for a transfer whose events are recorded, if both events have happened. Not called
+// while a graph is recorded.
 static void transfer_measure_wait(struct transfers *t, int direction, int event) {
     float milliseconds = 0;
     if (!t->reaching[direction][event])
@@ -141,9 +143,9 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event. If it was recorded again since, it is a later transfer's of the same stream, and
-// waiting for that waits for both. An event of a recording orders nothing outside of it, and none outside can be waited
-// for each time that the graph is launched: so either aborts.
+// Waits for the transfer's event. If the event was recorded again since, it is a later transfer's of the same stream,
+// and waiting for it waits for both transfers. An event of a recording orders nothing outside of it, and none outside
+// can be waited for each time that the graph is launched: so either aborts.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -164,7 +166,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 }
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
 
-// Measures gbps by one copy each way, at once. device_memory, host: 2 * bytes each.
+// Sets gbps by one copy each way, at once. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     uint64_t tickets[TRANSFER_DIRECTIONS];
@@ -271,7 +273,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
 }
 
-// Measures gbps by one copy each way, one after the other. device_memory, host: 2 * bytes each.
+// Sets gbps by one copy each way, one after the other. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {

@@ -103,11 +103,11 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
 #endif
 
 enum { EXP2_VECS = 4 };
-// x[i] = 2^x[i], to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of
-// degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent
-// field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes
-// the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler
-// is too small to look through whole chains for work.
+// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a
+// polynomial of degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches
+// the exponent field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it:
+// n = -127 makes the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a
+// core's scheduler is too small to look through whole chains for work.
 static inline void vec_exp2(vec x[EXP2_VECS]) {
     static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
     const float magic = 0x1.8p23f + 127;
@@ -136,8 +136,8 @@ static inline vec vec_tanh(vec x) {
     return vec_min(vec_set(1.0f), vec_max(vec_set(-1.0f), x * p / q));
 }
 
-// Rounds to bf16, to nearest, ties to even: the upper half of each word. A NaN stays one unless the top 16 bits of its
-// payload are all ones, which arithmetic makes of no bf16.
+// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half is left over. A NaN stays
+// one unless the top 16 bits of its payload are all ones, which arithmetic makes of no bf16.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;
     return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -172,7 +172,7 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
 }
 #endif
 
-// out[j][i] = in[i][j] for 16 x 16 words; strides in words, rows aligned to 64 bytes.
+// out[j][i] = in[i][j] for 16 x 16 words; strides in words, rows aligned to 64 bytes. `out` and `in` do not overlap.
 static inline void transpose_16x16(word *out, int out_stride, const word *in, int in_stride) {
 #if LANES == 16
     vec_words r[16];

@@ -104,7 +104,7 @@ static inline void float_store_some(float *p, vec x, int count) {
 }
 #endif
 
-// Copies `count` < FLOATX_GROUP elements to a whole group, whose other elements become `rest`.
+// Copies `count` < FLOATX_GROUP elements to a whole group, whose other elements become `rest`, rounded.
 static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int count, float rest) {
     for (int i = count; i < FLOATX_GROUP; i++)
         group[i] = to_floatX(rest);
@@ -124,7 +124,7 @@ ALWAYS_INLINE void row_vec_store(floatX *row, vec x, int c, int C) {
     else
         floatx_store_some(row + c, x, C - c);
 }
-// Returns x, but 0 past the row's end.
+// Returns x, elements c, c + 1, ... of a row of C > c, with 0 past the row's end.
 ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
     if (C - c < LANES)
         for (int i = C - c; i < LANES; i++)

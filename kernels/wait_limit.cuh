@@ -26,7 +26,7 @@ static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 
 // A place is a line and the number of a file, one of those whose threads wait.
 enum { WAIT_FILES = 16 };
-// Returns the path's last two parts of the file of that number, from 1 on.
+// Returns the path's last two parts of the file of that number, from 1 on; "another file" for others.
 __host__ __device__ static constexpr const char *wait_file(int number) {
     return number == 1   ? "attention/sm90.cuh"
            : number == 2 ? "attention/sm90_forward.cu"
@@ -34,14 +34,13 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
            : number == 4 ? "cuda/unit_sm90.cu"
                          : "another file";
 }
-// Whether two texts are the same; strcmp, but at compile time.
+// Whether two texts are equal, as by strcmp, but at compile time.
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
-// Returns line * WAIT_FILES + the number that wait_file gives to the path's last two parts; WAIT_FILES - 1: wait_file
-// does not have them.
+// Returns line * WAIT_FILES + the file's number in wait_file, by its path's last two parts; WAIT_FILES - 1: none.
 __host__ __device__ static constexpr int wait_place(const char *path, int line) {
-    const char *name = path, *last = path; // behind the last slash but one, and behind the last
+    const char *name = path, *last = path; // after the last slash but one, and after the last
     int file = 1;
     for (const char *at = path; *at; at++)
         if (*at == '/') {
@@ -53,8 +52,7 @@ __host__ __device__ static constexpr int wait_place(const char *path, int line) 
     return line * WAIT_FILES + file;
 }
 
-// Writes which thread has waited where, for what and for how long to text (size bytes); returns text. seconds: the
-// limit.
+// Writes which thread has waited where, for what and for `seconds`, the limit, to text (size bytes); returns text.
 static inline const char *wait_describe(char *text, size_t size, const struct wait_record *r, double seconds) {
     char what[128];
     if (r->mbarrier)
@@ -78,8 +76,8 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-// Returns the record, in pinned memory of the host; NULL: there is no memory for it. All compiled files share it, and
-// the kernels of each file find it by a variable of their own.
+// Returns the record, in pinned memory of the host, which is never freed; NULL: there is no memory for it. All compiled
+// files share it, and the kernels of each file find it by a variable of their own.
 inline struct wait_record *wait_limit_record(void) {
     static struct wait_record *const record = [] {
         struct wait_record *memory = NULL;
@@ -89,7 +87,7 @@ inline struct wait_record *wait_limit_record(void) {
     }();
     return record;
 }
-// Tells the kernels of the file being compiled where the record is; called before the file's first launch.
+// Tells the kernels of the file being compiled where the record is; LAUNCH calls this first. Returns CUDA's error.
 static cudaError_t wait_limit_open(void) {
     static const cudaError_t status = [] {
         struct wait_record *const record = wait_limit_record();
@@ -97,7 +95,7 @@ static cudaError_t wait_limit_open(void) {
     }();
     return status;
 }
-// Returns what an error's message adds about the thread that has waited too long; an empty text where none has.
+// Returns what an error's message adds about the thread that has waited too long; "" where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();

@@ -22,20 +22,19 @@
 // A zeroed struct has recorded nothing. The caller frees it with segments_free.
 struct work_segments;
 
-// Begins to record `segments`, or, where they are recorded, to enqueue them again. They must stay where they are until
-// segments_end.
+// Begins to record `segments`, or, once recorded, to enqueue them: the caller runs the same code again, whose ops
+// segments_op_begin then skips. *segments must stay where it is until segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
 // Ends what segments_begin began: enqueues the last segment, and from then on all are recorded. Aborts where there are
-// fewer segments than were recorded.
+// fewer segments than were recorded. Does nothing where CUDA refused to record on the way.
 static void segments_end(struct device *dev);
-// Whether the next op is to be run now; segments_op_end is due after it. Always true where no segments were begun, and
-// from the op on at which CUDA does not begin to record.
+// Whether the caller is to run the next op, and then to call segments_op_end. Always true where no segments were begun,
+// within an op, and from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
 // Ends the op for which segments_op_begin has returned true.
 static inline void segments_op_end(struct device *dev);
 // Ends a segment: enqueues its graph, unless it has no ops. Called before anything but an op is enqueued. Does nothing
-// where no segments were begun. Aborts within an op, and where a segment has another number of ops than when it was
-// recorded.
+// where no segments were begun. Aborts within an op, and where a segment has more or fewer ops than were recorded.
 static inline void segments_cut(struct device *dev);
 // Frees the recorded work and zeroes the struct.
 static void segments_free(struct work_segments *segments);
@@ -83,7 +82,8 @@ static void segments_misused(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, a new one while they are recorded.
+// Returns the segment at hand, a new one while segments are recorded. Aborts past the last recorded one; ends the
+// program where no memory is left for the list.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_misused("recorded work is enqueued again with more segments than were recorded");
@@ -97,8 +97,8 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
-// Enqueues the graph of the segment at hand, made first while segments are recorded, and goes on to the next. Fails
-// where CUDA refuses the graph; aborts where the ops are not as many as were recorded.
+// Enqueues the graph of the segment at hand, made first while segments are recorded, and goes on to the next. Ends the
+// program where CUDA refuses the graph; aborts where the ops are not as many as were recorded.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {

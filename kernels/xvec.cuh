@@ -11,7 +11,7 @@ typedef vec_words xvec;
 enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
 // Returns sum plus a b, lane by lane: in bf16 lane i adds the products of elements 2 i and 2 i + 1.
 static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_dot(sum, a, b); }
-// Returns elements XVEC_PARTS * l + part as fp32, in lanes l.
+// Returns elements XVEC_PARTS * l + part, part < XVEC_PARTS, as fp32, in lanes l.
 static inline vec xvec_part(xvec x, int part) {
     if (part)
         return (vec)(x & 0xffff0000u);
@@ -30,7 +30,7 @@ static inline xvec xvec_load(const floatX *p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
-// Returns the first n elements of a vector, the others 0.
+// Returns the first n <= XVEC_LANES elements of a vector, the others 0; p need not be aligned.
 static inline xvec xvec_load_some(const floatX *p, int n) {
     xvec x = {0};
     memcpy(&x, p, (size_t)n * sizeof *p);

@@ -32,7 +32,7 @@ struct fp8_blocks_row {
 };
 #define EACH_FP8(i) _Pragma("unroll") for (int i = 0; i < FP8_BLOCKS_EACH; i++)
 
-// Loads this thread's eight rows of eight elements, from x on, of a matrix of N columns.
+// Loads this thread's eight rows of eight elements, from x on, aligned to 16 bytes, of a matrix of N columns.
 DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH], const floatX *x, int64_t N) {
     EACH_FP8(r) {
 #pragma unroll
@@ -101,7 +101,7 @@ DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_b
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
 }
-// Returns the sum of a column of the tile, over the warps: the column whose word has this thread's number.
+// Returns the sum of column fp8_blocks_column(threadIdx.x) of the tile, over the warps.
 DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
     float sum = 0;
 #pragma unroll
@@ -109,7 +109,7 @@ DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
         sum += load_shared_float(shared + FP8_BLOCKS_SUMS + (warp * FP8_BLOCK + threadIdx.x) * 4);
     return sum;
 }
-// Returns the largest magnitude of a column of the tile, of all warps: the column whose word has this thread's number.
+// Returns the largest magnitude of column fp8_blocks_column(threadIdx.x) of the tile, of all warps.
 DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     uint32_t amax = 0;
 #pragma unroll
@@ -158,7 +158,7 @@ DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
-// Writes the tile's columns to a form of M bytes a column, from `to` on.
+// Writes the tile's columns, from shared memory, to a form of M bytes a column, from `to` on. All threads call.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < FP8_BLOCK * FP8_BLOCK / 16 / FP8_BLOCKS_THREADS; i++) {
@@ -322,7 +322,7 @@ static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, e
     return flushed;
 }
 
-// Loads the tile whose first element is at x, and finds its scales. sums (128): of columns; NULL: not made.
+// Loads the tile at x, in rows of N, and finds its scales. sums (128): of columns; NULL: not made.
 static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N,
                           enum fp8_granularity granularity, enum fp8_format format) {
     uint32_t columns[FP8_BLOCK] = {0}, whole = 0;
@@ -350,7 +350,7 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// Stores the inverses of the tile's `scales` (128) in the form, where its first element is (row, depth_at).
+// Stores the inverses of the tile's `scales` (128) in a form (rows, depth), where the tile begins at (row, depth_at).
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

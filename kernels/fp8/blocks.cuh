@@ -12,9 +12,9 @@
 __BEGIN_DECLS
 // Returns the workspace of a cast of x (M, N) that makes dbias; no more than fp8_cast_workspace_bytes.
 size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N);
-// Casts as fp8_cast does, whose parameters these are; M and N are multiples of 128. The padding of `inverse` becomes 0,
-// so that a product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by the flushed values of the row
-// form, where that is made, else of the column form.
+// Casts as fp8_cast does, whose parameters these are, for FP8_1X128 and FP8_128X128; M and N are multiples of 128. The
+// padding of `inverse` becomes 0, so that a product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by
+// the flushed values of the row form, where that is made, else of the column form.
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS
 
@@ -37,8 +37,8 @@ HOST_DEVICE float fp8_block_inverse(float scale) {
     memcpy(&inverse, &bits, sizeof inverse);
     return scale == scale ? inverse : scale;
 }
-// Stores the inverse of the tile that holds element (row, depth_at) of a form, FP8_128X128, and zeros in the padding
-// behind the last tile.
+// Stores the inverse of the tile that holds element (row, depth_at) of a form (rows, depth), FP8_128X128, and zeros in
+// the padding after the last tile.
 HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, int64_t row, int64_t depth_at,
                                   int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, depth), at = depth_at / FP8_BLOCK;

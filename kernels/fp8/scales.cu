@@ -32,7 +32,8 @@ void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale 
            counts, scales, num_counts, n);
 }
 
-// Leaves the ranks' largest amax in step_amax. The check is settled when this kernel ends: the next one reads it.
+// Leaves the ranks' largest amax in step_amax, and sets check->finite to 0 where one is not finite. The check is
+// settled when this kernel ends: the next one reads it.
 static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct gradient_check *check,
                                                const double *amaxes, int ranks, int width, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);

@@ -57,7 +57,7 @@ HOST_DEVICE float fp8_float_of(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-// Returns the largest magnitude of column i of `amaxes` (ranks, width), NaN on top. Host and device agree to the bit.
+// Returns the largest magnitude of column i of `amaxes` (ranks, width), as bits, NaN on top, the same on all targets.
 HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int width, int i) {
     uint32_t largest = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -72,11 +72,12 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
         scale->step_amax = scale->amax;
     scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
 }
-// Returns the scale's largest amax of the step so far, as the number that it is.
+// Returns the scale's largest amax of the step so far, as a number.
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// Ends a step of scale i. history_amax: by the history that has the step's amax already; not read where !finite.
+// Ends a step of scale i, as fp8_scales_update does for all. history_amax: by the history that has the step's amax
+// already; not read where !finite.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              enum fp8_format gradients) {
     if (finite && history_amax > 0)

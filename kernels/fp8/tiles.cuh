@@ -183,7 +183,8 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// Writes the tile's first `columns` columns of `rows` codes to a form of M bytes a column, from `codes` on.
+// Writes the tile's first `columns` columns of `rows` codes, a multiple of 16, from shared memory to a form of M bytes
+// a column, from `codes` on. All threads call.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -197,7 +198,7 @@ DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, i
     }
 }
 
-// Stores in shared memory the sums of columns over a warp's 16 rows of the tile.
+// Stores in shared memory the sums of columns over a warp's 16 rows of the tile. All lanes call.
 DEVICE_FUNCTION void fp8_store_sums(uint32_t shared, float sums[FP8_THREAD_COLUMNS]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -220,7 +221,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Stores the warp's counts and maximum in shared memory; after a barrier one thread calls fp8_merge_words.
+// Stores the warp's counts and maximum in shared memory, by all lanes; fp8_merge_words follows after a barrier.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind
@@ -230,7 +231,8 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
-// Adds what fp8_store_words stored to to.counts and, where takes_amax, merges the maximum into to.scale->amax.
+// Adds what fp8_store_words stored to to.counts and, where takes_amax, merges the maximum into to.scale->amax, by one
+// thread.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
     for (uint32_t warp = 0; warp < FP8_TILE_WARPS; warp++) {
@@ -311,8 +313,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     if ((to.counts || takes_amax) && threadIdx.x == 0)
         fp8_merge_words(to, takes_amax, shared_words);
 }
-// Casts all outputs of a source, M rows, and N columns an output, by one scale; sets to.scale's scale and inverse.
-// workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL without dbias.
+// Casts all outputs of a source, M rows, and N columns an output, multiples of 16, by one scale; sets to.scale's scale
+// and inverse. workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL without dbias.
 template <class source>
 static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, int64_t N, void *workspace,
                            struct device *dev) {
@@ -371,7 +373,7 @@ ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 // Returns yes where the mask's bits are set, and no elsewhere.
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
-// Returns the codes of fp8_encode, one in each word.
+// Returns the codes of fp8_encode, one in each word's lowest byte.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_bits f = fp8_bits_of(format);
     const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
@@ -488,9 +490,9 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
-// Casts all outputs of a source, M rows, and N columns an output, by one scale; sets to.scale's scale and inverse.
-// takes_amax: merges the elements' amax, too. workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL
-// without dbias.
+// Casts all outputs of a source, M rows, and N columns an output, multiples of 16, by one scale; sets to.scale's scale
+// and inverse. takes_amax: merges the elements' amax, too. workspace: fp8_cast_workspace_bytes of the whole matrix; may
+// be NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);
@@ -506,7 +508,7 @@ static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void 
         column_sums(to.dbias, cast.partial, fp8_tiles(M), outputs * N, to.add_dbias, dev);
 }
 
-// *amax = the larger of *amax and the largest magnitude of the outputs' elements.
+// *amax = the larger of *amax and the largest magnitude of the outputs' elements, M rows, and N columns an output
 static void fp8_amax_tiles(uint32_t *amax, fp8_fill_tiles *fill, const void *from, int outputs, int64_t M, int64_t N) {
     uint32_t largest = 0;
 #pragma omp parallel for collapse(2) schedule(static) reduction(max : largest)
