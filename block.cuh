@@ -1,7 +1,7 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
 #include "model/attend.cuh" // make_qkv, attend, attend_backward, qkv_backward
-#include "model/branch.cuh" // branch_norm, branch_end, projection_backward, branch_input_backward
+#include "model/branch.cuh" // branch_norm, branch_end, projection_gradient, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
 // Waits for the parameters of a layer that makes any activation; in a forward pass begins to fetch the next unit's.
@@ -31,27 +31,27 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     const struct at at = at_layer(m, pass, l, made);
     block_units(at);
 
-    branch_norm(at, &ATTENTION_BRANCH);
-    cast_input(at, LINEAR_QKV);
-    make_qkv(at);
-    attend(at);
-    branch_end(at, &ATTENTION_BRANCH);
+    branch_norm(at, &ATTENTION_BRANCH); // layer input -> NORM1, where the layer before has not made it
+    cast_input(at, LINEAR_QKV);         // FP8 only
+    make_qkv(at);                       // NORM1 -> QKV, q and k normed and rotated
+    attend(at);                         // QKV -> ATT
+    branch_end(at, &ATTENTION_BRANCH);  // ATT projected, + layer input -> MID -> NORM2 (one op)
 
-    branch_norm(at, &MLP_BRANCH);
+    branch_norm(at, &MLP_BRANCH); // MID -> NORM2, where that op has not made it
     if (mlp_range_tokens(m, pass, l) > 0)
         mlp_forward_ranges(at);
     else
-        mlp_forward(at);
-    branch_end(at, &MLP_BRANCH);
+        mlp_forward(at);         // NORM2 -> FC -> ACT
+    branch_end(at, &MLP_BRANCH); // ACT projected, + MID -> OUT -> the next layer's NORM1 (one op)
 }
 
 // Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the residual stream between
 // attention and MLP. With parallel branches leaves d_residual as it is, and the gradient of the MLP's input in D_NORM2:
 // block_backward ends the branch after attention's backward.
 static void mlp_branch_backward(struct at at) {
-    mlp_backward(at, projection_backward(at, &MLP_BRANCH));
+    mlp_backward(at, projection_gradient(at, &MLP_BRANCH)); // OUT's gradient -> D_ACT -> D_FC -> D_NORM2
     if (!at.m->shape.layer.parallel)
-        branch_input_backward(at, &MLP_BRANCH);
+        branch_input_backward(at, &MLP_BRANCH); // d_residual: OUT's gradient -> MID's
 }
 // Does what mlp_branch_backward does, range by range. Each range first makes again what its backward reads.
 static void mlp_branch_backward_ranges(struct at at) {
@@ -81,11 +81,9 @@ static void block_backward(struct gpt *m, int l) {
     else
         mlp_branch_backward(at);
 
-    const floatX *dproj = projection_backward(at, &ATTENTION_BRANCH);
-    linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, DIN_WRITTEN, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ), NO_GELU);
-    attend_backward(at);
-    qkv_backward(at);
-    branch_input_backward(at, &ATTENTION_BRANCH);
+    attend_backward(at, projection_gradient(at, &ATTENTION_BRANCH)); // MID's gradient -> D_ATT -> D_QKV
+    qkv_backward(at);                                                // D_QKV -> D_NORM1
+    branch_input_backward(at, &ATTENTION_BRANCH);                    // d_residual: MID's gradient -> the layer input's
     if (m->shape.layer.parallel)
         branch_input_backward(at, &MLP_BRANCH);
 }

@@ -117,12 +117,16 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// Writes the gradient of qkv into D_QKV, from D_ATT, through attention and the norm of q and k, in a phase each. The
-// gradients of the norm's weights join the unit's.
-static void attend_backward(struct at at) {
+// Goes back from dproj (rows, C), the gradient of the projection's output, live in the current phase, to the gradients
+// of attention's output, in D_ATT, and of qkv, in D_QKV: RoPE and the norm of q and k undone. Begins a phase for
+// attention and one for the norm. The gradients of the projection and of the norm's weights join the unit's.
+static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const int l = at.l;
+    const bool sums_bias = !bias_finish(m, l, LINEAR_ATT_PROJ);
+    linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, DIN_WRITTEN, dproj, sums_bias, NO_GELU);
+
     phase_at(at, PHASES_BACKWARD, "attention");
     const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
     floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
@@ -156,5 +160,6 @@ static void attend_backward(struct at at) {
 static void qkv_backward(struct at at) {
     phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));
-    linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, DIN_WRITTEN, dqkv, !bias_finish(at.m, at.l, LINEAR_QKV), NO_GELU);
+    const bool sums_bias = !bias_finish(at.m, at.l, LINEAR_QKV);
+    linear_backward(at, LINEAR_QKV, SLOT_D_NORM1, DIN_WRITTEN, dqkv, sums_bias, NO_GELU);
 }

@@ -92,5 +92,6 @@ static void mlp_backward(struct at at, const floatX *dproj) {
 
     phase_at(at, PHASES_BACKWARD, "fc");
     const floatX *dout = d_rows(at, slot, fc_width(s));
-    linear_backward(at, LINEAR_FC, SLOT_D_NORM2, DIN_WRITTEN, dout, !bias_finish(m, at.l, LINEAR_FC), NO_GELU);
+    const bool fc_sums_bias = !bias_finish(m, at.l, LINEAR_FC);
+    linear_backward(at, LINEAR_FC, SLOT_D_NORM2, DIN_WRITTEN, dout, fc_sums_bias, NO_GELU);
 }
