@@ -27,14 +27,14 @@ __BEGIN_DECLS
 // way.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
-// Adds a merge: the pair left, right becomes id. A pair that is added twice has the later rank, as in the `tokenizers`
-// package.
+// Adds a merge, of a rank below bpe_create's `merges`: the pair left, right becomes id. A pair that is added twice has
+// the later rank, as in the `tokenizers` package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
 // Reserves room for a piece of n symbols; the content is lost. False: out of memory.
 bool bpe_work_reserve(struct bpe_work *work, size_t n);
 void bpe_work_free(struct bpe_work *work);
-// Merges ids (n) in place; `work` has room for n symbols. Returns how many ids remain.
+// Merges ids (n) in place; `work` has room for n symbols (bpe_work_reserve). Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
 // Returns a hash for tables of 2^k slots: splitmix64's finalizer, in which every output bit depends on every input bit.

@@ -25,7 +25,7 @@ static const char *chat_copy(char **to, const char *text, const char *name, stru
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);
 }
-// *to = a copy of the object's member `key`, which must be a string. Returns as chat_copy.
+// *to = a copy of the object's member `key`, which must be a string. Returns NULL, or what is wrong, in `error`.
 static const char *chat_copy_member(char **to, const json_t *object, const char *key, const char *name,
                                     struct error_text *error) {
     const char *text;
@@ -50,8 +50,8 @@ static const char *chat_fill_roles(struct chat_format *format, const json_t *roo
     }
     return NULL;
 }
-// Copies the tokens of the member `stop`, 1 to CHAT_MAX_STOPS, and counts them in stop_count. Returns as
-// chat_fill_roles.
+// Copies the tokens of the member `stop`, 1 to CHAT_MAX_STOPS, and counts them in stop_count. Returns NULL, or what is
+// wrong, in `error`; what was copied before stays in the format.
 static const char *chat_fill_stops(struct chat_format *format, const json_t *root, const char *name,
                                    struct error_text *error) {
     json_t *stops;

@@ -29,7 +29,8 @@ struct chat_format {
 __BEGIN_DECLS
 // Reads the file at `path`. Returns NULL, or what is wrong, in `error`; after an error there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
-// Parses the file's bytes, of which nothing is trusted; returns as chat_format_read. `name`: the file, for messages.
+// Parses the file's bytes, of which nothing is trusted. Returns NULL, or what is wrong, in `error`; after an error
+// there is nothing to free. `name`: the file, for messages.
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 void chat_format_free(struct chat_format *format);

@@ -154,7 +154,8 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
 }
 
 // Checks the checkpoint in `folder` (`hash` false: only the files' lengths), and that its manifest has the step of its
-// name: otherwise a run would resume at the wrong step. Returns as checkpoint_check.
+// name: otherwise a run would resume at the wrong step. Returns NULL, and the caller frees *manifest; or what is wrong,
+// in `error`: then nothing is to be freed.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -174,9 +175,9 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest checkpoint that verifies, hashes included, among `entries`, the newest first: `path`, and *manifest,
-// which the caller frees. Without candidates `path` stays as it is and NULL is returned; where all candidates are
-// damaged, an error is.
+// Finds the newest checkpoint that verifies, hashes included, among `entries`, the newest first: its `path`, and
+// *manifest, which the caller frees. Returns NULL, without candidates too: `path` then stays as it is. Where all
+// candidates are damaged, returns an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -266,7 +267,7 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints of step `newest` and before, but the `keep` (above 0) newest whole ones and what lies between
+// Removes checkpoints of step `newest` and before, except the `keep` (above 0) newest whole ones and what lies between
 // these. Whole: all files there, of the listed lengths. Goes on after a failure; returns NULL, or the last failure, in
 // `error`.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,

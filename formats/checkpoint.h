@@ -19,23 +19,25 @@ struct checkpoint_listener {
 
 __BEGIN_DECLS
 // *manifest = the manifest of a folder, which must be a complete checkpoint: each file that the manifest lists exists,
-// with the length and the hash listed. Other files may be in the folder.
+// with the length and the hash listed. Other files may be in the folder. Returns NULL, and the caller frees *manifest,
+// or what is wrong, in `error`.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
 // Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
 // this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
 const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
-// Finds the newest checkpoint in a root that verifies: *path and *manifest. NULL with an empty path: the root is
-// missing, or holds nothing that looks like a checkpoint. Checkpoints of which none verifies are an error: whether to
-// begin anew beside them is for the user to decide. `listener` may be NULL.
+// Finds the newest checkpoint in a root that verifies: its `path`, and *manifest, which the caller frees. NULL with an
+// empty path: the root is missing, or holds nothing that looks like a checkpoint. Checkpoints of which none verifies
+// are an error: whether to begin anew beside them is for the user to decide. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that a user gives: a checkpoint's folder, which must verify; or a root or a run's --out folder,
-// whose newest checkpoint is taken. Having none is an error.
+// Finds the checkpoint that a user gives, its `path`, and *manifest, which the caller frees: a checkpoint's folder,
+// which must verify; or a root or a run's --out folder, whose newest checkpoint is taken. A folder with none is an
+// error.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: removes none). `newest`: the step that was
+// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). `newest`: the step that was
 // just saved, and so is known to be complete; -1: the newest that verifies, found by reading it. The checkpoint of that
 // step always stays. Newer ones are not touched: after a run went back to an earlier step they may still be wanted.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);

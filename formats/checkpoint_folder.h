@@ -49,16 +49,16 @@ bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entr
 // its part is written; where the part can't be written, it renames the file to the name with `failed`. Neither takes
 // room on a full disk. No file of a checkpoint has such a name.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
-// Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all,
-// after an error too.
+// Lists the entries of the root that is open as `root_fd`; other names are skipped. Returns 0 or an errno. The caller
+// frees entries->all, after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
-// Removes a file, a link (not what it points to), or a folder and all in it.
+// Removes a file, a link (not what it points to), or a folder and all in it. Returns 0 or an errno.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. The root is
-// locked.
+// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. This process
+// has called checkpoint_lock. Returns 0 or an errno.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
-// Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
-// back where its replacement was never published.
+// Removes what dead writers and failed saves left, as far as possible; this process has called checkpoint_lock. A
+// checkpoint that was set aside gets its name back where its replacement was never published.
 void checkpoint_remove_leftovers(int root_fd);
 __END_DECLS

@@ -38,7 +38,8 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer`.
+// Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer` and has
+// called checkpoint_expect_parts. checkpoint_part_end or checkpoint_part_abandon ends the part.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens the file `name`, which process 0 has laid out by checkpoint_shared_file. One file is open at a time.

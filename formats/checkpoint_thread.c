@@ -17,7 +17,7 @@ static bool is_in_flight(void) {
     pthread_mutex_unlock(&flight_mutex);
     return waits;
 }
-// Waits until no other thread runs a job, but at most `seconds`: what before_exit_set is given.
+// Waits until no other thread runs a job, at most `seconds`: before_exit_set gets this function.
 static void wait_for_flight(double seconds) {
     const struct timespec pause = {0, 2000000};
     for (int waited = 0; waited * 0.002 < seconds && is_in_flight(); waited++)

@@ -29,7 +29,8 @@ void checkpoint_thread_init(struct checkpoint_thread *worker);
 // result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
 // delays the training is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Runs a job in the caller's thread, and otherwise does as checkpoint_thread_start.
+// Runs a job in the caller's thread, and keeps its result to be taken. Returns false, and runs nothing, where the
+// result of an earlier job was not taken yet.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

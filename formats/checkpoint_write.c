@@ -257,7 +257,8 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's first bytes, sets its length and closes it: this process's own part flushes the file to the disk.
+// Writes the file's buffered first bytes, sets its length and closes it: this process's own part flushes the file to
+// the disk. Returns NULL, or the text of checkpoint_fail.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -340,7 +341,8 @@ const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Sets the hashes of shared files, whose length must be the one that they were laid out with.
+// Sets the hashes of shared files, whose lengths must be as they were laid out. Returns NULL, or the text of
+// checkpoint_fail.
 static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     for (int i = 0; i < writer->manifest.num_files; i++) {
         struct manifest_file *const file = &writer->manifest.files[i];
@@ -376,8 +378,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Renames the partial folder to its step's name. *displaced: the name that an earlier checkpoint of that step has now,
-// empty if there was none. 0 or an errno.
+// Renames the partial folder to its step's name. *displaced: the entry that an earlier checkpoint of that step is now,
+// with an empty name if there was none. Returns 0 or an errno.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

@@ -41,10 +41,11 @@ struct checkpoint_writer { // others read only `failed`
 };
 
 __BEGIN_DECLS
-// Begins the checkpoint of `step`. Creates the root, and the folder above it, where they are missing. Also removes what
-// earlier writers left unfinished, since the disk may be full.
+// Begins the checkpoint of `step`, which checkpoint_commit or checkpoint_abandon ends. Creates the root, and the folder
+// above it, where they are missing. Also removes what earlier writers left unfinished, since the disk may be full.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Begins a file; any number of writes of any size follow, then checkpoint_file_end. One file is open at a time.
+// Begins a file of a new name, which manifest_name_is_allowed; any number of writes of any size follow, then
+// checkpoint_file_end. One file is open at a time.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 // Appends `count` bytes to the file that is begun; on return they are copied or written.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
@@ -52,7 +53,8 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a file whose bytes are all in memory.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes` that begins with the `count` bytes at `begin`; processes write the rest as parts.
+// Creates a file of `bytes` that begins with the `count` bytes at `begin`; all processes, this one too, write the rest
+// as parts.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
 // Prepares for the parts of processes 1 to `parts`; the writer's own part is number 0. Call it after the shared files
@@ -61,8 +63,9 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
 // Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
-// Ends the save and publishes the checkpoint of this step. The writer has ended, whatever is returned. The text of a
-// failed fsync of the root says that the checkpoint is there, but may not survive a power cut.
+// Ends the save and publishes the checkpoint of this step; shared files must be whole (checkpoint_wait_for_parts). The
+// writer has ended, whatever is returned. The text of a failed fsync of the root says that the checkpoint is there, but
+// may not survive a power cut.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons the save and removes what was written, as far as possible. Does nothing to a writer that has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);

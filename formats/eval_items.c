@@ -25,7 +25,7 @@ static const char *check_members(const json_t *root, const char *where, struct e
     return NULL;
 }
 
-// Reads the texts that vary, from the array `key`, which has at least one.
+// Sets item->varied and count from the array `key`, which must have at least one text.
 static const char *read_varied(struct eval_item *item, const char *key, const char *where, struct error_text *error) {
     RETURN_PROBLEM(json_get_array(item->root, key, &item->varied, where, error));
     const size_t count = json_array_size(item->varied);
@@ -98,7 +98,7 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
 
 // ---- a file ----
 
-// Returns a zeroed item behind the last one; it counts only once the caller has raised items->count. NULL: out of
+// Returns a zeroed item after the last one; it counts only once the caller has raised items->count. NULL: out of
 // memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {

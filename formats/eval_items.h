@@ -32,8 +32,9 @@ struct eval_items {
 };
 
 __BEGIN_DECLS
-// Appends the items of a file's bytes to *items, which eval_items_free frees. `name`, the file, must outlive them.
-// Returns NULL, or what is wrong, beginning with file and line; items of the lines before it are then appended.
+// Appends the items of a file's bytes to *items, zeroed at first, which eval_items_free frees. `name`, the file, must
+// outlive them. Returns NULL, or what is wrong, in `error`, beginning with file and line; items of the lines before are
+// then appended.
 const char *eval_items_parse(struct eval_items *items, const unsigned char *data, uint64_t bytes, const char *name,
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine

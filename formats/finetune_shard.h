@@ -19,7 +19,8 @@ enum { FINETUNE_MAGIC = 20261123, FINETUNE_VERSION = 1, FINETUNE_HEADER_BYTES = 
 __BEGIN_DECLS
 // Whether the first bytes of a file say that it is such a shard.
 bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes);
-// Parses a header as llmc_shard_parse does; also sets the file's row_tokens and the places of its bits.
+// Fills *file, except its path and documents, from the header of a shard of file_bytes, of which `data` holds the first
+// data_bytes: the whole header where the file is that long. `name`: the file, for messages.
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);
 // marks (n) = for tokens first..first+n-1 of the file, open as `fd`, the index, counted from `first`, of the token that

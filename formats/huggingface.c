@@ -87,6 +87,7 @@ static char *plain_numbers(const char *list) {
     return text;
 }
 // Resets rotary options that have no effect with this type of scaling, or without rotary positions, to their defaults.
+// longrope's lists get their shortest form.
 static void plain_rope(struct plain_model *m, const struct config *defaults) {
     struct config *c = &m->config;
     const enum rope_scaling_type type = c->model.rope_scaling_type;
@@ -199,7 +200,7 @@ enum architecture architecture_of(const struct config *c) {
     return ARCHITECTURE_OURS;
 }
 
-// Returns huggingface_note of a model that is saved as a GPT-2.
+// Returns the start-up report's note on a model that is saved as a GPT-2, a constant; "": none.
 static const char *huggingface_note_gpt2(const struct config *c) {
     const bool biases = c->model.add_qkv_bias && c->model.add_attention_proj_bias && c->model.add_mlp_bias;
     if (c->model.num_query_groups < c->model.num_attention_heads)
@@ -229,8 +230,8 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
-// Writes config.json as one of architecture `a`, whether it fits or not, and otherwise does as
-// huggingface_write_config.
+// Writes config.json as one of architecture `a`, whether it fits or not. end_of_text: the token; -1: none. bf16: the
+// type of model.safetensors, else fp32.
 static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);

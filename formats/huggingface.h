@@ -68,7 +68,7 @@ const char *architecture_class(enum architecture a);
 const char *architecture_model_type(enum architecture a);
 // *a = the architecture of a model_type; false: unknown.
 bool architecture_find(enum architecture *a, const char *type);
-// Returns a note for the start-up report about the form of the checkpoints; "": none.
+// Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
 const char *huggingface_note(const struct config *c);
 
 // Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
@@ -88,9 +88,10 @@ void huggingface_add_setting(struct huggingface_config *h, const char *format, .
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
 // Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not
-// set.
+// set: to be called after the file's own settings were added.
 void huggingface_set_gpt2(struct huggingface_config *h);
-// Checks that each setting is a value that its option takes; huggingface_parse_config does so itself.
+// Checks that each setting, which names an option, has a value that the option takes; huggingface_parse_config does so
+// itself. `name`: the file, for messages.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
 // rows = the options that the config.json of an ARCHITECTURE_OURS holds, in the order of the file.

@@ -27,7 +27,7 @@ static const char *read_absent(const json_t *root, const char *key, const char *
 // Whether the member is there, and null.
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
-// Sets an option from a member that must be a size, *value.
+// Sets an option from the member `key`, *value, which must be there and a size.
 static const char *read_size(struct huggingface_config *h, const json_t *root, const char *key, const char *option,
                              int64_t *value, const char *name, struct error_text *error) {
     RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, value, name, error));
@@ -236,7 +236,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     free(text);
     return NULL;
 }
-// Sets the options that differ between layers, as set_layers, to which it gives scratch memory.
+// Sets the options that differ between layers, with scratch memory for set_layers; none for more than MAX_LAYERS.
 static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)
@@ -251,7 +251,8 @@ static const char *read_layers(struct huggingface_config *h, const json_t *root,
 
 // ---- biases, factors ----
 
-// Sets the options of the biases: attention_bias says q, k, v and the projection behind them, mlp_bias the MLP.
+// Sets the options of the biases: attention_bias is for q, k, v and the projection after attention, mlp_bias for the
+// MLP.
 static const char *read_biases(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool qkv = t->qkv_bias, proj = t->proj_bias, mlp = t->mlp_bias;

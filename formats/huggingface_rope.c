@@ -81,7 +81,7 @@ static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope
                         phi3 ? "default or longrope" : "default, linear, llama3, yarn or longrope");
 }
 
-// Sets an option from a number of at least `least`; `fallback`: the number where it is absent.
+// Sets an option from the member `key`, a number of at least `least`; `fallback`: the number where it is absent.
 static const char *rope_number(struct huggingface_config *h, const json_t *rope, const char *key, double least,
                                double fallback, const char *option, const char *name, struct error_text *error) {
     double value;
@@ -89,7 +89,7 @@ static const char *rope_number(struct huggingface_config *h, const json_t *rope,
     huggingface_add_setting(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
-// Sets an option from a number, of at least 1e-6, which must be there.
+// Sets an option from the member `key`, a number of at least 1e-6, which must be there.
 static const char *rope_needs(struct huggingface_config *h, const json_t *rope, const char *key, const char *option,
                               const char *name, struct error_text *error) {
     double value;
@@ -97,7 +97,7 @@ static const char *rope_needs(struct huggingface_config *h, const json_t *rope, 
     huggingface_add_setting(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
-// Sets an option from a list with a number for each pair of rotated elements.
+// Sets an option from the member `key`, a list with a number for each of `pairs` pairs of rotated elements.
 static const char *rope_list(struct huggingface_config *h, const json_t *rope, const char *key, size_t pairs,
                              const char *option, const char *name, struct error_text *error) {
     json_t *list;
@@ -294,7 +294,8 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
-// Sets CWM's settings where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at the top.
+// Sets the settings that CWM has where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at
+// the top.
 static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "rope_type", json_string("llama3"));
     json_object_set_new(rope, "rope_theta", json_real(1e6));

@@ -68,16 +68,17 @@ char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 // otherwise contradicts the file.
 void huggingface_set_defaults(struct huggingface_config *h);
 
-// Writes the members of rotary settings.
+// Writes the members of rotary settings of architecture `a`, whose row is `t`, into the open object.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);
 // Adds the settings of rotary positions to `h`, by `root`, the config.json. h's architecture, sizes and windows are set
-// already. Returns NULL, or what is wrong.
+// already. Returns NULL, or what is wrong, in `error`.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
-// Reads the members of `root`, a config.json of h->architecture, which is not ARCHITECTURE_OURS.
+// Adds the settings that `root` says, a config.json of h->architecture, which is not ARCHITECTURE_OURS; vocab_size is
+// read elsewhere. Returns NULL, or what is wrong, in `error`.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
-// Writes what huggingface_read_members reads.
+// Writes the members that huggingface_read_members reads, except tie_word_embeddings, into the open object.
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
 __END_DECLS

@@ -19,6 +19,6 @@ __BEGIN_DECLS
 // Returns NULL, or what is wrong, in `error`.
 const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                        const char *name, struct error_text *error);
-// *h = the options of the model in the file; huggingface_free frees them.
+// *h = the options of the model that `header` describes, as from a config.json; huggingface_free frees them.
 void llmc_settings(struct huggingface_config *h, const struct llmc_header *header);
 __END_DECLS

@@ -87,8 +87,8 @@ static const char *manifest_members(const json_t *object, const char *const keys
     return NULL;
 }
 
-// Reads a count, an integer that is not negative. jansson refuses those that 64 bits can't hold. Returns as
-// manifest_members.
+// *value = the member `key`, an integer that is not negative. jansson refuses those that 64 bits can't hold. Returns
+// NULL, or a text in `error`, without the file's name.
 static const char *manifest_count(int64_t *value, const json_t *object, const char *key, const char *what,
                                   struct error_text *error) {
     const json_t *const member = json_object_get(object, key);
@@ -98,7 +98,8 @@ static const char *manifest_count(int64_t *value, const json_t *object, const ch
     return NULL;
 }
 
-// Adds the file that entry `number` of the list describes to the manifest. Returns as manifest_members.
+// Adds the file that entry `number` of the list describes to the manifest. Returns NULL, or a text in `error`, without
+// the file's name.
 static const char *manifest_parse_file(struct manifest *manifest, const json_t *entry, int number,
                                        struct error_text *error) {
     static const char *const keys[] = {"name", "bytes", "xxh3_128"};
@@ -131,8 +132,8 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
-// Fills the empty manifest from the file's value. Returns as manifest_members; after an error the manifest may hold
-// some files.
+// Fills the empty manifest from the file's value. Returns NULL, or a text in `error`, without the file's name: the
+// manifest may then hold some files.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

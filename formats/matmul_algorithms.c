@@ -41,7 +41,7 @@ struct algorithms_line {
     const char *name;
     struct error_text *error;
 };
-enum { ALGORITHMS_VALUE = 160 }; // bytes of the longest value, with a 0 behind it
+enum { ALGORITHMS_VALUE = 160 }; // bytes of the longest value, with a 0 after it
 
 // Returns the text of an error, in line->error: the file, the line, what was expected, and how the line goes on
 // instead.
@@ -50,8 +50,8 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// value = the text behind "key=", up to a space, which is taken too; `last`: up to the end of the line. Returns NULL,
-// and the line begins behind what was taken, or what is wrong.
+// value = the text after "key=", up to a space, which is taken too; `last`: up to the end of the line. Returns NULL,
+// and the line begins after what was taken, or what is wrong, in line->error.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -73,7 +73,7 @@ static const char *algorithms_take(struct algorithms_line *line, const char *key
     line->at = space ? space + 1 : end;
     return NULL;
 }
-// *result = the number behind "key=", from 0 to `most`. Returns as algorithms_take.
+// *result = the number after "key=", from 0 to `most`. Returns NULL, or what is wrong, in line->error.
 static const char *algorithms_take_int(struct algorithms_line *line, const char *key, int64_t most, int64_t *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -86,7 +86,7 @@ static const char *algorithms_take_int(struct algorithms_line *line, const char 
     snprintf(expected, sizeof expected, "%s= and a number of 0 to %lld", key, (long long)most);
     return algorithms_wrong(&before, expected);
 }
-// *result = the microseconds behind "key=", finite and not negative. Returns as algorithms_take.
+// *result = the microseconds after "key=", finite and not negative. Returns NULL, or what is wrong, in line->error.
 static const char *algorithms_take_us(struct algorithms_line *line, const char *key, double *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -102,7 +102,7 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
-// bytes = the library's, behind "algorithm=", which ends the line. Returns as algorithms_take.
+// bytes = the library's, after "algorithm=", which ends the line. Returns NULL, or what is wrong, in line->error.
 static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned char bytes[64]) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE];

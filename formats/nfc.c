@@ -83,7 +83,8 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts the marks of one run, none of class 0, stably by class. A counting sort, since a run may have a million marks.
+// Sorts the marks of one run, codes (count), none of class 0, stably by class; scratch (count). A counting sort, since
+// a run may have a million marks.
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;
@@ -112,8 +113,8 @@ static void nfc_sort(uint32_t *codes, size_t count, uint32_t *scratch) {
     }
 }
 
-// Combines characters in place; returns how many remain. A mark joins the last starter (character of class 0) unless a
-// mark of its own or a higher class stands between and blocks it.
+// Combines characters, codes (count), in place; returns how many remain. A mark joins the last starter (character of
+// class 0) unless a mark of its own or a higher class stands between and blocks it.
 static size_t nfc_compose_all(uint32_t *codes, size_t count) {
     size_t out = 0, starter = SIZE_MAX;
     uint32_t last_class = 0;

@@ -32,7 +32,7 @@ __BEGIN_DECLS
 // calls peft_config_free; on failure nothing is held, and the call is harmless.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
-// Reads the adapter_config.json of a folder; returns as peft_config_parse.
+// Reads the adapter_config.json of a folder. On success the caller calls peft_config_free; on failure nothing is held.
 const char *peft_config_read(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
 // Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.

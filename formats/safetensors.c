@@ -285,7 +285,8 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
     return problem;
 }
 
-// Reads the header of the open file and fills *file as safetensors_parse does; fd stays the caller's.
+// Reads the header of the open file and fills *file, except its path and fd. The caller closes fd; after an error
+// nothing is held.
 static const char *safetensors_read_header(struct safetensors *file, int fd, uint64_t file_bytes, const char *path,
                                            struct error_text *error) {
     unsigned char first[8] = {0};
@@ -418,7 +419,8 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts the tensors into the file's order (by type, the widest first, then by name) and sets their offsets.
+// Sorts the tensors into the file's order (by type, the widest first, then by name), and sets their begin and bytes and
+// *data_bytes. Two tensors of one name are an error, as is a file of 2^63 bytes.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);

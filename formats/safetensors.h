@@ -68,20 +68,22 @@ uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an e
 // harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// Parses untrusted bytes in memory, otherwise as safetensors_open: `data` holds the first `available` bytes of a file
-// of `file_bytes`, with the whole header where the file has it, and is not needed afterwards.
+// Parses untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`, with the whole
+// header where the file has it, and is not needed afterwards. On success the caller closes *file, from which
+// safetensors_read can't read; on failure nothing is held.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor of that name, of any type, which must have exactly that shape (dims); valid until the file is
-// closed. `name`: the file, for messages.
+// *result = the tensor of that name, of any type, which must be there with exactly that shape (dims); valid until the
+// file is closed. `name`: the file, for messages.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
 // Returns the value of a key of __metadata__, valid until the file is closed; NULL: none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
-// out (bytes) = bytes of a tensor of an open file, from `offset` in the tensor on. Several threads may call it at once.
+// out (bytes) = bytes of a tensor of a file that safetensors_open has opened, from `offset` in the tensor on. Several
+// threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
                              uint64_t bytes, void *out, struct error_text *error);
 // out (n) = the n elements in `raw`, which need not be aligned: exactly, except F64, which is rounded to nearest. False
@@ -97,8 +99,8 @@ struct safetensors_layout {
     uint64_t header_bytes, data_bytes;
 };
 // Plans a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and bytes.
-// `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for
-// messages.
+// The caller frees layout->header, which is NULL after an error. `metadata` is written in the order given; Hugging
+// Face's readers expect "format": "pt". `name`: the file, for messages.
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);
@@ -117,8 +119,8 @@ struct safetensors_index {
 };
 // Opens an index. On success the caller closes it; on failure nothing is held, and closing is harmless.
 const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error);
-// Parses the bytes of an index, which are not needed afterwards, and otherwise does as safetensors_index_open. `name`:
-// the file, for messages.
+// Parses the bytes of an index, which are not needed afterwards. On success the caller closes it; on failure nothing is
+// held. `name`: the file, for messages.
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);
 void safetensors_index_close(struct safetensors_index *index);

@@ -16,17 +16,18 @@ struct split_pattern; // a compiled pattern
 struct split_search;  // the memory and the limits that one thread searches with
 
 __BEGIN_DECLS
-// *pattern = `regex` compiled, which split_pattern_free frees; NULL where an error is returned. `name`: the file, for
-// messages.
+// *pattern = regex (bytes, with a 0 after them) compiled, which split_pattern_free frees; NULL after an error. `name`:
+// the file, for messages. Returns NULL, or what is wrong, in `error`.
 const char *split_pattern_compile(struct split_pattern **pattern, const char *regex, size_t bytes, const char *name,
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// Allocates the memory for searching texts of at most `longest` bytes; NULL: out of memory.
+// Allocates the memory for searching texts of at most `longest` bytes, which split_search_free frees; NULL: out of
+// memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
-// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end), which may be none; 0: there is no
-// match; below 0: the search exceeded its limit of steps.
+// Finds the first match from byte `from` on, at which a character begins: returns 1 and its bytes [*begin, *end), which
+// may be none; 0: there is no match; below 0: the search exceeded its limit of steps. text: well-formed UTF-8.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS

@@ -247,8 +247,8 @@ static void unmap_index(const unsigned char *index, uint64_t bytes) {
         munmap((void *)index, bytes);
 }
 
-// Opens a dataset of Megatron's. The index is mapped only while it is read: with 12 bytes a sequence it may have
-// gigabytes.
+// Fills *file, except its path, from a dataset of Megatron's. The index is mapped only while it is read: with 12 bytes
+// a sequence it may have gigabytes.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;

@@ -33,7 +33,7 @@ __BEGIN_DECLS
 const char *token_format_name(enum token_format format);
 // Returns the name of a type in messages, as uint16; a constant.
 const char *token_type_name(enum token_type type);
-// Returns the bytes of a token.
+// The number of bytes of a token.
 uint64_t token_type_bytes(enum token_type type);
 
 // Finds the format and layout of the file at `path`, and fills the zeroed *file: Megatron's .bin where its .idx is
@@ -44,8 +44,8 @@ void token_file_close(struct token_file *file);
 // *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
 // was written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each, once; files of
-// other formats have none.
+// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
+// where they were read, and for files of other formats.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.

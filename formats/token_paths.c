@@ -40,7 +40,8 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The number of bytes of a list's first pattern, which ends at a comma outside {a,b} that no backslash precedes.
+// The number of bytes of a list's first pattern, which ends at a comma outside {a,b} that no backslash precedes; of the
+// whole list where that is a file's name.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))

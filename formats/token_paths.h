@@ -1,4 +1,4 @@
-// The files that a list of patterns names. Commas separate patterns, except inside {a,b} or behind a backslash. A
+// The files that a list of patterns names. Commas separate patterns, except inside {a,b} or after a backslash. A
 // pattern that matches nothing, or a list with commas, may be the name of a file as it is.
 #pragma once
 #include <stdbool.h>   // bool

@@ -15,7 +15,6 @@ bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id) {
     return id >= 0 && id < tokenizer->size && tokenizer->tables->tokens[id].kind == TOKEN_ADDED;
 }
 
-// Creates a tokenizer of bytes, whose tokens have the text that they have in vocabulary_of_bytes.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     memset(tokenizer, 0, sizeof *tokenizer);

@@ -35,15 +35,17 @@ __BEGIN_DECLS
 // Reads the tokenizer.json at `path` into *tokenizer, which tokenizer_free frees; after an error there is nothing to
 // free. eos_token and bos_token are from the tokenizer_config.json beside it, else from the special_tokens_map.json.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// Parses the bytes of a tokenizer.json, and otherwise does as tokenizer_read. `name`: the file, for messages.
+// Parses the bytes of a tokenizer.json. end_of_text is then <|endoftext|>, else <|end_of_text|>, else -1, and
+// begin_of_text -1. tokenizer_free frees *tokenizer; after an error there is nothing to free. `name`: the file, for
+// messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// Creates, as tokenizer_read does, a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is
+// Creates a tokenizer of bytes, which tokenizer_free frees: token i is byte i, and with vocab_size 257 the last one is
 // <|endoftext|>, an added token. Other sizes than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
 // end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text
-// its bos_token.
+// its bos_token. An eos_token that the tokenizer does not have is an error; such a bos_token is ignored.
 const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes,
                                     const char *name, struct error_text *error);
 void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine

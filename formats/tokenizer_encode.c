@@ -28,7 +28,7 @@ static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes)
     return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
 }
 
-// Reserves room for `more` ids.
+// Reserves room for `more` ids. Returns NULL, or that memory is out.
 static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     if (more <= work->room - work->count)
         return NULL;
@@ -82,7 +82,8 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into the matches of a pattern and the text between them; each piece goes to the next pattern.
+// Splits text into the matches of a pattern, by its index, and the text between them; each piece goes to the next
+// pattern, and after the last to encode_piece.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;

@@ -198,7 +198,7 @@ static int32_t read_merge_half(const struct tokenizer_tables *t, const char *hal
     return id;
 }
 
-// Adds one of model.merges, "a b" or ["a", "b"].
+// Adds one of model.merges, "a b" or ["a", "b"]. scratch: 3 * longest + 1 bytes.
 static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, size_t rank, unsigned char *scratch) {
     const struct tokenizer_tables *t = r->tables;
     const char *left = json_string_value(merge), *right = NULL;
@@ -383,7 +383,7 @@ static const char *read_normalizer(struct tokenizer_reader *r, const json_t *nor
                           : refuse_type(r, normalizer, "normalizer", "null or NFC");
 }
 
-// Compiles a split pattern and adds it behind the others; more than TOKENIZER_MAX_PATTERNS are an error.
+// Compiles a split pattern and adds it after the others; more than TOKENIZER_MAX_PATTERNS are an error.
 static const char *add_pattern(struct tokenizer_reader *r, const char *regex, size_t bytes) {
     struct tokenizer_tables *t = r->tables;
     if (t->pattern_count == TOKENIZER_MAX_PATTERNS)
@@ -448,7 +448,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends the ids of one special token of a template to `ids`.
+// Appends the ids of one special token of a template to the *count of `ids` (TOKENIZER_MAX_TEMPLATE).
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));

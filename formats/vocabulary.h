@@ -25,12 +25,12 @@ __BEGIN_DECLS
 // vocabulary. vocabulary_close frees it.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
-// Parses `data`, any bytes, which stay the caller's; vocabulary->data is not set. `name`: the file, for messages.
-// Returns NULL, or what is wrong.
+// Parses `data`, any bytes, which stay the caller's and must outlive the vocabulary; vocabulary->data is not set.
+// `name`: the file, for messages. Returns NULL, or what is wrong, in `error`.
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 
-// *path = the vocabulary.bin that belongs to a shard; otherwise as file_beside_shard.
+// *path = the vocabulary.bin that belongs to a shard, by file_beside_shard. False where none is, or path is too short.
 bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
 // *path = the file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first that is
 // there of data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False where none is, or path is
@@ -43,16 +43,16 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 
-// Prints tokens as they come, one at a time: a character is printed when its last byte is there. Begins with zeroes but
-// for `out`.
+// Prints tokens as they come, one at a time: a character is printed when its last byte is there. Zeroed at first,
+// except `out`.
 struct terminal_text {
     FILE *out;
     unsigned char bytes[4];
     int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
 };
-// Prints a token, but the beginning of a character that it leaves unfinished, which `text` keeps for the next token. A
-// token without text is printed as its id in brackets.
+// Prints a token, except the beginning of a character that it leaves unfinished, which `text` keeps for the next token;
+// terminal_text_end follows the last token. A token without text is printed as its id in brackets.
 void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token);
-// Prints a character that is not finished as escapes.
+// Prints the unfinished character that `text` keeps, if any, as escapes.
 void terminal_text_end(struct terminal_text *text);
 __END_DECLS

@@ -38,7 +38,7 @@ static int file_lock_open(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
 }
 
-// Writes who holds the lock. A failure, as on a full disk, is ignored: the lock holds without it.
+// Writes this host and process into the file. A failure, as on a full disk, is ignored: the lock holds without it.
 static void file_lock_sign(int fd) {
     char host[256] = "", text[FILE_LOCK_TEXT];
     struct timespec now;

@@ -20,17 +20,17 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, creating the file where it is missing, and writes into it which host and
-// process this is. *fd: the open file where the lock is TAKEN or IMPOSSIBLE, which has the lock until it is closed,
-// else -1.
+// Takes the lock of the file at `path`, creating the file where it is missing, and writes this host and process into
+// the file. *fd: where the lock is TAKEN, the open file, which has the lock until the caller closes it; where it is
+// IMPOSSIBLE, the open file; else -1. text: set unless the lock is TAKEN.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
-// text = what the process that took the lock of `path` last wrote into it, never twice the same. False: unreadable.
+// text = what the process that last took the lock of `path` wrote, never twice the same. False: unreadable or empty.
 bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
-// Locks one byte of an open file, or beyond its end: as F_WRLCK exclusively, or as F_RDLCK together with others, for
-// which the file need not be open for writing. Returns 0 or an errno; EAGAIN: another has the byte.
+// Locks one byte of an open file, or beyond its end, without waiting: as F_WRLCK exclusively, or as F_RDLCK together
+// with others, for which the file need not be open for writing. Returns 0 or an errno; EAGAIN: another has the byte.
 int file_lock_byte(int fd, short type, off_t byte);
-// Whether a lock of another open file is in the way of an F_WRLCK of that byte.
+// Whether a lock of another open file is in the way of an F_WRLCK of that byte; false where that can't be found.
 bool file_byte_is_locked(int fd, off_t byte);
 __END_DECLS

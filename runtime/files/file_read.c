@@ -35,12 +35,11 @@ bool is_pipe(const char *path) {
     return stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
-// Opens a regular file for reading, after a stat, since opening a pipe can block; *fd is -1 after an error.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error) {
     struct stat status;
     *fd = -1;
     *bytes = 0;
-    if (stat(path, &status) != 0)
+    if (stat(path, &status) != 0) // before open, which can block at a pipe
         return error_format(error, "%s: can't be opened: %s", path, strerror(errno));
     if (S_ISDIR(status.st_mode))
         return error_format(error, "%s: is a folder; expected %s", path, expected);

@@ -30,10 +30,11 @@ __BEGIN_DECLS
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Whether the path is a pipe: a program that opens it to write would wait for a reader.
 bool is_pipe(const char *path);
-// Reads exactly `bytes` at `offset`. Several threads may call it at once.
+// out (bytes) = what the file `name` has at `offset`; its end before is an error. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// Reads a whole file of at most `most_bytes` into *data, which the caller frees; NULL after an error.
+// Reads a regular file into *data (*bytes), which the caller frees; NULL after an error. More than most_bytes are one.
+// expected: what the file should have been, for messages.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

@@ -8,7 +8,7 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// Returns the XXH3 of 64 bits; of a text in chunks with the seed 0 for the first, then the former chunk's hash.
+// Returns the XXH3 of 64 bits. Of a text in chunks, the first has the seed 0, each later one the former chunk's hash.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory

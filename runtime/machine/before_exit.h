@@ -3,9 +3,9 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Sets the function, which waits up to `seconds` for what is under way. Every exit() and before_exit_finish call it,
-// from any thread and perhaps more than once.
+// Sets the function, which waits up to `seconds` for what is under way. Every exit() calls it, with 120 s, and
+// before_exit_finish does: from any thread and perhaps more than once.
 void before_exit_set(void (*finish)(double seconds));
-// Calls the function, where one is set: before _exit(), which calls nothing.
+// Calls the function with `seconds`, where one is set. To be called before _exit(), which calls nothing.
 void before_exit_finish(double seconds);
 __END_DECLS

@@ -28,8 +28,8 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Appends some of what is in the pipe to the text `output`, of *length bytes in `size`. A full `output` loses a quarter
-// in its middle. Returns whether the pipe is still open.
+// Waits for bytes of the pipe `in` and appends some to the text `output`, of *length bytes in `size`. A full `output`
+// loses a quarter in its middle. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;
@@ -46,8 +46,8 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     return 1;
 }
 // Reads until the child closes the pipe, until it ends (another process may hold the pipe), or until `seconds` have
-// passed, which begin anew when `anew` is read (NULL: never). Returns whether the child closed the pipe or ended;
-// *ended: it ended, with *status.
+// passed, which begin anew once `anew` is read (NULL: never). Returns whether the child closed the pipe or ended. Sets
+// *ended, 0 before, and *status where the child ended.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
@@ -75,7 +75,7 @@ static int read_output(char *output, size_t size, int in, double seconds, const 
 }
 
 // Waits up to 10 s for a child that has closed its output or was killed: the driver of a hung GPU may hold a process
-// for longer, which is then left. Returns whether the child has ended, and sets *status.
+// for longer, which is then left. Returns whether the child has ended, and then sets *status.
 static int wait_a_while(pid_t child, int *status) {
     enum { WAIT_MS = 10000, EVERY_MS = 5 };
     for (int waited = 0; waited < WAIT_MS; waited += EVERY_MS) {

@@ -11,10 +11,10 @@ struct child_result {
 };
 
 __BEGIN_DECLS
-// Runs this program with the arguments (NULL behind the last) and this process's environment, and waits for its end, at
-// most `seconds`: then it is killed, and given 10 s to be gone. The seconds begin anew when `anew` is in the output;
-// NULL: never. output (size bytes) = what it wrote to stdout and stderr; of a longer text the beginning and the end.
+// Runs this program with the arguments ([0]: its name; NULL after the last) in this process's environment. Waits for
+// the child's end, at most `seconds`, which begin anew once `anew` (NULL: never) is in the output, then kills it and
+// gives it 10 s. output (size bytes) = what it wrote to stdout and stderr; of a longer text the beginning and the end.
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew);
-// Ties the calling child to its parent: it ends when the parent dies, or now where it has died. parent: its getpid().
+// Makes the calling child end when its parent dies, or now where the parent has died. parent: the parent's getpid().
 void child_follow_parent(int parent);
 __END_DECLS

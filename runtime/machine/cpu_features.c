@@ -81,7 +81,8 @@ bool cpu_has_features(const struct cpu_feature *table) {
     return cpu_missing(&cpu, table) == 0;
 }
 
-// Returns NULL where this CPU has every feature that was compiled for, else `text`, with the names of missing features.
+// Returns NULL where the CPU has every feature that was compiled for, else text (bytes), which names missing features
+// and a build for this CPU.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];

@@ -42,6 +42,6 @@ __BEGIN_DECLS
 extern const struct cpu_feature cpu_features_needed[];
 // Whether the compiler was allowed to use the feature.
 bool cpu_feature_is_compiled(const struct cpu_feature *feature);
-// Whether this CPU has every feature that was compiled for. `table` is ended as cpu_features_needed is.
+// Whether this CPU has every feature of `table` that was compiled for. A row whose name is NULL ends the table.
 bool cpu_has_features(const struct cpu_feature *table);
 __END_DECLS

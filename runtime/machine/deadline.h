@@ -13,7 +13,7 @@ __BEGIN_DECLS
 double deadline_clock_s(void);
 // Returns the deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
 struct deadline deadline_after_minutes(double start_s, double minutes);
-// Returns the seconds left; negative once the deadline has passed.
+// Returns the seconds left: negative once the deadline has passed, infinite without a deadline.
 double deadline_left_s(struct deadline deadline);
 // Whether work of so many seconds, begun now, would end before the deadline.
 bool deadline_allows(struct deadline deadline, double seconds);

@@ -24,7 +24,7 @@ static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus 
     } while (fgetc(list) == ',');
     return any;
 }
-// Does as numa_list_meets with a node's list; false where the node has none.
+// *common = the CPUs of `allowed` that the node has. Returns whether there is one; false where the node has no list.
 static bool numa_node_meets(const char *folder, int node, const struct cpus *allowed, struct cpus *common) {
     char path[PATH_MAX];
     FILE *const list =

@@ -24,8 +24,8 @@ int numa_nodes_used(const char *folder);
 // Returns the node of a PCI device at an address as "0000:3B:00.0", by `folder`, which is PCI_DEVICES or laid out as
 // it; -1 where the folder does not tell.
 int numa_node_of_pci(const char *folder, const char *address);
-// Binds the calling thread to the CPUs of a node on which it may run, until numa_restore_thread. Nothing changes where
-// there are none, as in a process that is bound to another node, and for node -1. `folder`: as numa_nodes_used's.
+// Binds the calling thread to the CPUs of a node on which it may run, until it calls numa_restore_thread(binding).
+// Nothing changes where there are no such CPUs, and for node -1. folder: NUMA_NODES or laid out as it.
 void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
 void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

@@ -16,11 +16,10 @@ __BEGIN_DECLS
 // number, and what is printed would go into that file. To be called before any file is opened. Ends the process with
 // status 2 where /dev/null can't be opened.
 void standard_files_open(void);
-// Starts the process anew with a lower limit to how long gcc's OpenMP lets a waiting thread spin, which is read from
-// the environment before main begins, and is ten milliseconds and more by default. Where other processes want cores, a
-// spinning thread takes a core from the thread that it waits for: beside two busy processes on two cores a step took
-// three times as long. Nothing is done where the user's environment decides on waiting, and on machines of many cores,
-// where no limit was measured. Where the process can't be started anew it goes on as it is.
+// Starts the process anew, with main's argv, so that gcc's OpenMP lets a waiting thread spin less long than its ten
+// milliseconds and more, which it reads before main begins. A spinning thread may take a core from the thread that it
+// waits for: beside two busy processes on two cores a step took three times as long. Returns where the user's
+// environment decides on waiting, on more than 8 CPUs, where no limit was measured, and where no new start is possible.
 void spin_briefly(char *const *argv);
 // Ends the process with status 2 where the limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
 void stack_check_limit(void);

@@ -10,17 +10,17 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers, in the process's first thread, to which the kernel delivers its signals. SIGINT, SIGHUP and
-// SIGXCPU stay ignored where they are: a shell starts background jobs with SIGINT ignored, nohup without SIGHUP.
+// Installs the handlers. Called by the process's first thread, to which the kernel delivers its signals. SIGINT, SIGHUP
+// and SIGXCPU stay ignored where they are: a shell starts background jobs with SIGINT ignored, nohup without SIGHUP.
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. A SIGUSR1 that arrives during the save asks for
 // another one, of a later step.
 bool signals_take_save_request(void);
-// The number of the signal that asked to stop; 0: none. The request is not taken.
+// The number of the signal that asked to stop; 0: none. The request stays.
 int signals_stop_requested(void);
 // Whether to stop was asked for by SIGINT, the interrupt key; takes that request.
 bool signals_take_interrupt(void);
-// Lets a signal that asks to stop end a read that waits, with EINTR, from now on.
+// Lets a signal that asks to stop end a read that waits, with EINTR, from now on. To be called after signals_install.
 void signals_interrupt_reads(void);
 // Starts a thread in which all signals are blocked, so that the training thread receives them. Returns 0 or an errno.
 int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);

@@ -61,7 +61,7 @@ static void control_exchange_done(struct control *c) {
 }
 
 // Completes the exchange, on rank 0, if all have contributed: they have then received the last exchange's result, whose
-// buffer can be freed. The caller holds the mutex.
+// buffer can be freed. Ends the job where a contribution is to another exchange. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -88,7 +88,7 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Queues this rank's contribution to the pending exchange, for rank 0, on another rank. The caller holds the mutex.
+// Queues, on a rank other than 0, its contribution to the pending exchange, for rank 0. The caller holds the mutex.
 // exchange.mine must stay until it is sent.
 static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
@@ -135,8 +135,8 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send now what has come from it, with a payload of so many bytes. Nothing in a frame is used before
-// this check. A contribution may come before this rank's exchange, and is compared with it later.
+// Whether rank r may send now the frame that it has sent, with such a payload. Nothing in a frame is used before this
+// check. A contribution may come before this rank's exchange, and is compared later.
 static bool control_may_send(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -180,8 +180,8 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
-// Keeps the report of the whole frame that rank r has sent, and does what the frame asks for. An abort ends this
-// process.
+// Keeps the report of the frame that rank r has sent, received whole and checked, and does what the frame asks for. An
+// abort ends this process with the frame's status; on rank 0 it ends the job.
 static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
@@ -210,7 +210,8 @@ static void control_handle(struct control *c, int r) {
     }
 }
 
-// Receives a rank's frames, as far as they have arrived, and handles them.
+// Receives a rank's frames, as far as they have arrived, and handles them. Ends the job where the connection was closed
+// without a goodbye.
 static void control_receive(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     while (!c->all_closed) {
@@ -318,7 +319,7 @@ static const char *control_listen_at(struct control *c, const struct launch *lau
     return NULL;
 }
 
-// Closes the connections and frees c, whose thread has ended or was never started.
+// Closes the connections, but not the listener, and frees c, whose thread has ended or was never started.
 static void control_free(struct control *c) {
     for (int r = 0; r < c->ranks && c->links; r++) {
         control_link_close(&c->links[r]);
@@ -336,8 +337,8 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up everything except the connections. Returns NULL, or what is wrong, in `error`; control_free frees c in either
-// case.
+// Sets up everything except the connections in c, which is zeroed before. Returns NULL, or what is wrong, in `error`;
+// control_free frees c in either case.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -389,7 +390,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
 }
 
 // Passes the status of an exit by an error, as fail's, to the other ranks, by way of rank 0, and these exit with it: a
-// launcher returns the first status that is not 0, whichever rank's. This rank has printed a message.
+// launcher returns the first status that is not 0, whichever rank's. This rank has printed a message. argument:
+// at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
@@ -511,7 +513,8 @@ void control_broadcast(struct control *c, void *data, size_t bytes, const char *
         control_exchange_run(c, CONTROL_BROADCAST, data, data, bytes, what, patient);
 }
 
-// Returns when all ranks have called it; an all-gather of no bytes.
+// Returns when all ranks have called it, with the same `what`, which names it in messages. patient: the timeout does
+// not apply.
 void control_barrier(struct control *c, const char *what, bool patient) {
     control_all_gather(c, NULL, NULL, 0, what, patient);
 }

@@ -30,16 +30,16 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Opens a listening socket, on rank 0 under MPI: *address is for the other ranks, *listener for control_open. Returns
-// NULL, or what is wrong, in `error`.
+// Opens a listening socket, on rank 0 under MPI: *address is for every rank's control_open, *listener for this rank's,
+// which closes it. Returns NULL, or what is wrong, in `error`.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread. address, listener: from control_listen, under MPI; NULL and -1
-// where `launch` has rank 0's address. timeout_s: how long a rank may keep the others waiting, at the start too; 0: for
-// ever, and five minutes at the start. Where the start fails on rank 0, rank 0 says why and the other processes end.
-// Returns NULL, or what is wrong, in `error`. control_close frees *control.
+// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
+// where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
+// waiting, at the start too; 0: for ever, and five minutes at the start. Where the start fails on rank 0, the other
+// processes end. Returns NULL, or what is wrong, in `error`. control_close frees *control, which is NULL for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
-// Returns the key of the job; zeros where it has one rank.
+// Returns the key of the job; zeros: c is NULL.
 struct handshake_key control_key(const struct control *c);
 // Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
@@ -49,7 +49,7 @@ void control_close(struct control *c);
 //
 // all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
-// data (bytes) = rank 0's data.
+// data (bytes) = rank 0's data. All ranks call it with equal `bytes` and `what`. patient: the timeout does not apply.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 

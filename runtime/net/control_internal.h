@@ -135,11 +135,12 @@ struct control {
 
 __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
-// Queues a frame. Dropped are a heartbeat behind two other frames, and any frame of a closed, broken or full link.
+// Queues a frame, and its payload, which must stay until it is sent (NULL: none). Drops a heartbeat where two frames
+// wait, and any frame of a closed, broken or full link.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
 void control_link_send(struct control_link *link);
-// Receives until a frame, or its head, is complete, or nothing more has arrived.
+// Receives until a frame, or the head of one with a payload, is complete, or nothing more has arrived.
 enum control_event control_link_receive(struct control_link *link);
 // Closes the connection, if it is open, and drops the frames that wait. Frees nothing.
 void control_link_close(struct control_link *link);
@@ -165,9 +166,9 @@ const char *control_join_rank_0(struct control *c, double start_s, int *status, 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
 // Updates this rank's own report, as of the last heartbeat. Takes the mutex.
 void control_report_own(struct control *c);
-// Ends the job where a rank is silent or, on rank 0, overdue. To be called after reading all that has arrived.
+// Ends the job where a rank is silent or, on rank 0, overdue, unless the timeout is 0. To be called after all is read.
 void control_watch(struct control *c);
-// Ends the job: the connection of rank `lost` has closed, or that rank exits, with `status`.
+// Ends the job with `status`: the connection of rank `lost` has closed, or that rank exits.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));
 // Ends the job: other_rank contributed to another exchange than rank 0's.
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));

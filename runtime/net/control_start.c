@@ -39,7 +39,7 @@ static void control_set_hello(struct control *c, struct control_hello *own) {
 
 // ---- rank 0 ----
 
-// Returns why a rank that said hello cannot be one of this job; NULL: it can.
+// Returns, in `error`, why a rank that said hello cannot be one of this job; NULL: it can.
 static const char *control_contradiction(const struct control *c, const struct control_hello *hello,
                                          struct error_text *error) {
     const struct control_peer *const who = &hello->who;
@@ -54,7 +54,8 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Turns a connection that has proven its hello into its rank's; returns an error where the start must fail.
+// Turns the connection that handshake_next found into its rank's. Returns NULL or, where the start must fail, why, in
+// `error`; the connection is then refused.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;
@@ -142,8 +143,8 @@ static enum socket_answer control_greet(int socket, void *context, double until_
     return SOCKET_FRIEND;
 }
 
-// Waits until rank 0 says that all have connected, and receives c->peers. *status: as control_join_rank_0's. Returns
-// NULL, or what is wrong, in `error`.
+// Waits until rank 0 says that all have connected, and receives c->peers. *status: the exit status with which rank 0
+// has said that the job ends, else 0. Returns NULL, or what is wrong, in `error`.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

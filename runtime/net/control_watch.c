@@ -75,8 +75,9 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1
-// prints the line and the others give it time: the launcher may end all processes when the first one ends.
+// Ends the job with `status`: rank 0 prints the message, to which its last words are added, tells the others and ends
+// last. Where rank 0 is gone, rank 1 prints it and the others give rank 1 time: the launcher may end all processes when
+// the first one ends.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct message *message, int status) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -88,7 +89,7 @@ __attribute__((noreturn)) static void control_end_with(struct control *c, struct
         control_abort_others(c, status);
     _exit(status);
 }
-// Ends the job with the status of an error. The message is the line but its last words.
+// Ends the job with the status of an error, by a message to which "; the job ends" is added.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     control_end_with(c, message, EXIT_FAILURE);
 }
@@ -126,7 +127,8 @@ static void message_add_operation(struct message *message, const struct operatio
                 (unsigned long long)operation->number);
 }
 
-// Returns the first unfinished operation of all ranks but `but` or, with it_alone, only of rank `but`; number 0: none.
+// Returns the first unfinished operation of all ranks except `but` or, with it_alone, of rank `but` only; number 0:
+// none. A collective goes before an exchange.
 static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -145,7 +147,7 @@ static struct operation first_unfinished(const struct control *c, int but, bool 
     return collective.number ? collective : exchange;
 }
 
-// Returns the last operation that any rank has begun; number 0: none.
+// Returns the last collective, else the last exchange, that any rank has begun; number 0: none.
 static struct operation last_begun(const struct control *c) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -162,8 +164,8 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Adds where a rank was lost: in the operation that the others are in, else in the one of its last report, else after
-// the last operation that any rank has begun.
+// Adds where a rank was lost: in the operation that the others are in, else in the operation of its last report, else
+// after the last operation that any rank has begun.
 static void message_add_where(const struct control *c, struct message *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)

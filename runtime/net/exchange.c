@@ -32,6 +32,7 @@ void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, 
     }
 }
 
+// Closes the connections of an exchange_open that returned NULL; by MPI, every rank calls it.
 void exchange_close(struct exchange *x) {
     switch (x->kind) {
     case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;

@@ -27,7 +27,7 @@ struct exchange_mpi {
 };
 
 // Opens the exchange by MPI, which mpi_open has started; every rank calls it. exchange_mpi_close frees *opened; what an
-// error leaves is not freed, since the process ends.
+// error leaves is not freed, since the process then ends.
 const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks, struct error_text *error) {
     struct exchange_mpi *const m = (struct exchange_mpi *)calloc(1, sizeof *m);
     if (!m)
@@ -100,7 +100,8 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where a message was shorter than expected. MPI itself reports a longer one.
+// Ends the process where the nth message of a block of `receive` (ranks) was shorter than expected. MPI itself reports
+// a longer one.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),

@@ -56,7 +56,8 @@ struct exchange_greeting {
     struct exchange_hello hello;
 };
 
-// Says hello to the rank that was connected to, and checks the answer: an address may mean another host here.
+// Says hello to the rank that was connected to, and checks the answer: an address may mean another host here. context:
+// the struct exchange_greeting.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
     const struct exchange_hello *const hello = &greeting->hello;
@@ -96,7 +97,8 @@ static const char *exchange_accept_at(struct exchange_sockets *s, struct handsha
     return NULL;
 }
 
-// Takes the connections of all higher ranks at `listener`, which stays open. Returns as exchange_accept_at.
+// Takes the connections of all higher ranks at `listener`, which stays open. Returns NULL, or what is wrong, in
+// `error`.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, const struct handshake_key *key,
                                    double until_s, struct error_text *error) {
     struct handshake_door *const door = handshake_open(listener, key, s->rank, s->ranks);
@@ -107,8 +109,8 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Connects to all lower ranks and then takes the connections of all higher ones. So rank r answers when all lower ranks
-// have answered it, and no two wait for each other.
+// Connects to all lower ranks, by endpoints (ranks), and then takes the connections of all higher ones. So rank r
+// answers when all lower ranks have answered it, and no two wait for each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {
@@ -125,7 +127,7 @@ static const char *exchange_sockets_connect(struct exchange_sockets *s, int list
 }
 
 // Connects all ranks over TCP; every rank calls it, and addresses are exchanged over `control`. exchange_sockets_close
-// frees *opened; what an error leaves is not freed, since the process ends.
+// frees *opened; what an error leaves is not freed, since the process then ends.
 const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
                                   struct error_text *error) {
     struct exchange_sockets *const s = (struct exchange_sockets *)calloc(1, sizeof *s);

@@ -210,7 +210,8 @@ static bool handshake_judge(struct handshake_door *d, struct handshake_guest *gu
     return false;
 }
 
-// Receives what has arrived of a guest's reply; true: it is whole and proven.
+// Receives what has arrived of a guest's reply; true: it is whole and proven. A guest that sends anything else, or has
+// ended, is turned away.
 static bool handshake_receive(struct handshake_door *d, struct handshake_guest *guest) {
     struct handshake_reply *const reply = &guest->talk.reply;
     ssize_t received;
@@ -243,7 +244,7 @@ static struct handshake_guest *handshake_drop_oldest(struct handshake_door *d) {
     return oldest;
 }
 
-// Finds a place for one more guest.
+// Returns a place for one more guest: a free one, else the place of the oldest guest, who is turned away.
 static struct handshake_guest *handshake_place(struct handshake_door *d) {
     for (int i = 0; i < d->places; i++)
         if (d->guests[i].socket < 0)

@@ -26,21 +26,21 @@ struct handshake_door;
 __BEGIN_DECLS
 // Sets random bytes; false with errno.
 bool random_bytes_of_system(void *bytes, size_t count);
-// Derives *key, for a further purpose, from `from` and bytes that its owners share; the secret stays the same.
+// Derives *key, which may be *from, for a further purpose from *from and bytes that its owners share; the secret stays.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// Says the hello (bytes), as the joining end; answer (bytes) = the accepting end's hello, of a SOCKET_FRIEND. Another
-// result has its reason in `error`. The socket stays open.
+// Says the hello (bytes, at most HANDSHAKE_HELLO), as the joining end; answer (bytes) = the accepting end's hello, of a
+// SOCKET_FRIEND. Another result has its reason in `error`. The socket stays open.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
-// Opens the accepting end, for up to `ranks` connections of the job, of which this is rank `rank`. NULL: out of memory.
+// Opens the accepting end, for up to `ranks` connections; handshake_close frees it. rank: this one. NULL: no memory.
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
-// Waits for a connection that has proven its hello (bytes), for the next two functions. False: none has by until_s.
+// Waits for a connection that has proven its hello (bytes), to be admitted or refused next. False: none has by until_s.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
-// Answers that connection with a hello. Returns its socket, which the caller closes; -1: it has gone.
+// Answers handshake_next's connection with a hello. Returns its socket, which the caller closes; -1: it has gone.
 int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
-// Refuses that connection, and closes it; the caller prints why.
+// Refuses handshake_next's connection, and closes it; the caller prints why.
 void handshake_refuse(struct handshake_door *d);
 // Closes the connections that were not admitted and frees d; the listener stays open. Prints how many were turned away.
 void handshake_close(struct handshake_door *d);

@@ -36,7 +36,8 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// Sums, as sum_fp32 does, contributions that were rounded to bf16, and rounds the sum to bf16.
+// out (n) = the sum that sum_fp32 makes, rounded to bf16, of `own`, which is rounded to bf16 here, and of the others'
+// contributions, which are bf16 already.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -95,8 +96,8 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// Returns the bytes of a list's messages with a rank. Where `packed` is not NULL they are copied there, one behind the
-// other, or, with `unpacks`, from there.
+// The number of bytes of a list's messages with a rank. Where `packed` is not NULL the messages are copied there, one
+// after the other, or, with `unpacks`, from there.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

@@ -23,9 +23,9 @@ __BEGIN_DECLS
 // Returns the bytes of scratch memory that host_reduce_scatter needs for shards of `shard` elements.
 size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
 // out (shard) = sum over ranks r of rank r's buffer (ranks, shard) at this rank's shard; `out` may be that shard. bf16:
-// contributions, this rank's own too, are rounded to bf16 before they are sent, and so is the sum.
+// all contributions and the sum are rounded to bf16. scratch: host_reduce_scatter_scratch_bytes. Every rank calls it.
 void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x);
-// buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`.
+// buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`. Every rank calls it.
 void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
 // Sends and receives lists of messages: the i-th that rank a sends to rank b is the i-th that b receives from a, of as
 // many bytes. Messages to the rank itself are copied. What is sent and what is received do not overlap. scratch: the

@@ -12,7 +12,7 @@ enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
 // ---- numbers ----
 
-// Parses a text of digits and nothing else, up to `most`.
+// Parses a text of digits and nothing else, up to `most`; false where it is no such number.
 static bool launch_parse_number(uint64_t *number, const char *text, uint64_t most) {
     char *end = NULL;
     if (text[0] < '0' || text[0] > '9') // strtoull would take a sign or a space
@@ -23,8 +23,8 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable. otherwise: the number where it is not set; negative: not set is an
-// error.
+// Reads a number from an environment variable. otherwise: the number where the variable is not set; negative: that is
+// an error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -105,7 +105,7 @@ static int launch_tasks_of_node(const char *text, int node) {
     return 0;
 }
 
-// Copies the first of a list of hosts: "node[003-008,11],x7" begins with node003. False where the list has none.
+// host (host_bytes) = the first of a list of hosts, node003 of "node[003-008,11],x7". False where the list has none.
 static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     size_t length = 0;
     while (*list && *list != ',') {

@@ -27,8 +27,8 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch. rendezvous: the value of --rendezvous, "": not given. Returns NULL or, where variables contradict
-// each other, a text in `error`.
+// Fills in *launch, except the secret: zeros. rendezvous: the value of --rendezvous, "": not given. Returns NULL or,
+// where variables contradict each other, a text in `error`.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
 // Sets launch->secret from the file or, where its name is "", from the environment variable TRAIN_GPT_SECRET; neither:
 // none. Returns NULL or what is wrong, in `error`.

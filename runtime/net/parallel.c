@@ -5,7 +5,7 @@
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/mpi.h"       // mpi_open
 
-// Starts MPI, under mpirun; rank 0 listens, and every rank gets the address by MPI.
+// Starts MPI, under mpirun; rank 0 opens *listener, and every rank gets *address by MPI.
 static const char *parallel_open_mpi(const struct launch *launch, struct control_address *address, int *listener,
                                      struct error_text *error) {
     int rank, ranks;
@@ -92,13 +92,12 @@ char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes,
     return copy;
 }
 
-// Ends the job where a line differs. Compares texts, rather than their hashes, so that the line can be named.
 void parallel_check_same(struct parallel *p, const char *text, const char *what) {
     if (!p)
         return;
     uint64_t bytes = strlen(text);
     char *const first = parallel_share_text(p, text, &bytes, what, false);
-    const char *a = text, *b = first;
+    const char *a = text, *b = first; // rather than hashes, so that the line can be named
     while (*a || *b) {
         const int of_a = (int)strcspn(a, "\n"), of_b = (int)strcspn(b, "\n");
         if (of_a != of_b || memcmp(a, b, (size_t)of_a) != 0)

@@ -16,24 +16,24 @@ struct parallel {
 };
 
 __BEGIN_DECLS
-// Finds this process's rank and opens the control connections. secret_file: as in launch_read_secret. timeout_s: as in
-// control_open. Returns NULL, or what is wrong, in `error`.
+// Finds this process's rank and opens the control connections of several ranks, each of which calls it. secret_file: as
+// in launch_read_secret. timeout_s: as in control_open. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens the data connections, for a target that needs them. Returns NULL, or what is wrong, in `error`.
+// Opens the data connections of several ranks, each of which calls it. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Closes all connections; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
 // ---- agreement: every rank calls these. `what` names it in messages. p: NULL where there is one rank ----
-// Returns the largest value of any rank.
+// Returns the largest `value` of any rank; every rank calls this. p: NULL where there is one rank.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
 // Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the
-// other ranks. More than PARALLEL_MAX_TEXT end the job. patient: as in control_broadcast.
+// other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. patient: the timeout does not apply.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
-// Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.
+// Ends the job where a line of a rank's text differs from rank 0's, with a message that has both; every rank calls it.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

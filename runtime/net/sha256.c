@@ -63,8 +63,8 @@ static void sha256_add(struct sha256_state *s, const void *message, size_t bytes
     }
 }
 
-// hash = the hash of all bytes so far, which are padded with a bit 1, zeros, and the number of bits. The state is used
-// up.
+// hash = the hash of all bytes so far, which are padded with a bit 1, zeros, and the number of bits. Only sha256_begin
+// may follow.
 static void sha256_end(unsigned char hash[SHA256_BYTES], struct sha256_state *s) {
     const uint64_t bits = 8 * s->bytes;
     unsigned char padding[BLOCK + 8] = {0x80};

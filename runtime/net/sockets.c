@@ -167,7 +167,7 @@ static int socket_finish_connecting(int socket, double until_s) {
     return why;
 }
 
-// Tries one address, once; -1 with errno.
+// Tries one address, once. Returns the socket; -1 with errno.
 static int socket_connect_to(const struct addrinfo *to, double until_s) {
     const int connected = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int why = 0;
@@ -186,7 +186,7 @@ static int socket_connect_to(const struct addrinfo *to, double until_s) {
     return -1;
 }
 
-// Tries each address that the name has, once; -1 and a text.
+// Tries each address that the name has, once. Returns the socket; -1 with a text in `error`.
 static int socket_connect_once(const char *host, int port, double until_s, struct error_text *error) {
     char service[16];
     struct addrinfo hints, *found = NULL;

@@ -35,12 +35,12 @@ __BEGIN_DECLS
 // host = this host's name, cut to SOCKET_HOST.
 void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
-// Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, at least 1 before, at most 10^9.
+// Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, before that 1 to 10^9.
 int socket_poll_ms(double until_s);
 // Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
 bool socket_wait_ready(int socket, short events, double until_s);
 
-// Opens a listening socket; -1 with errno. numeric: a numeric address; NULL: all of this host's. Port 0: any free port.
+// Opens a listening socket; -1 with errno. numeric: address in digits; NULL: all of this host. port 0: any free port.
 int socket_listen(const char *numeric, int port);
 // Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);
@@ -48,7 +48,7 @@ int socket_port(int listener);
 int socket_accept(int listener, struct sockaddr_storage *from);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
 void socket_address_own(struct socket_address *address, int listener);
-// Terminates the texts of an address that came from another process, which may not have.
+// Ends the texts of an address with 0 bytes, which another process may have sent without them.
 void socket_address_terminate(struct socket_address *address);
 // Connects to whichever of the names and addresses answers; -1 and a text after the deadline, or after a refusal. All
 // are tried in turn, repeatedly, since the listener may start later. `greeting` (NULL: none) checks who answered.
@@ -57,6 +57,6 @@ int socket_connect(const struct socket_address *address, double until_s, socket_
 
 // Sends all bytes; false with errno where that fails, or is not done by until_s (ETIMEDOUT).
 bool socket_send_all(int socket, const void *data, size_t bytes, double until_s);
-// Receives all bytes; false with errno as above, and ECONNRESET where the other end has closed.
+// Receives all bytes; false with errno: ETIMEDOUT after until_s, ECONNRESET where the other end has closed.
 bool socket_receive_all(int socket, void *data, size_t bytes, double until_s);
 __END_DECLS

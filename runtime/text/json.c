@@ -43,7 +43,7 @@ static void json_newline(struct json *json) {
         fputs("  ", json->out);
 }
 // Writes what precedes a value: the comma after the previous value, the line's beginning where pretty, and the key, if
-// any.
+// it is not NULL.
 static void json_begin_value(struct json *json, const char *key) {
     if (json->depth > 0) {
         if (json->has_members[json->depth - 1])
@@ -65,7 +65,7 @@ static void json_open(struct json *json, const char *key, char bracket) {
         abort(); // a fault of the program: no input decides how deep it nests
     json->has_members[json->depth++] = false;
 }
-// Ends the innermost object or array, and with the outermost one the line.
+// Ends the innermost open object or array, and with the outermost one the line.
 static void json_close(struct json *json, char bracket) {
     const bool has_members = json->has_members[--json->depth];
     if (has_members)
@@ -74,8 +74,10 @@ static void json_close(struct json *json, char bracket) {
     if (json->depth == 0)
         fputc('\n', json->out);
 }
+// Begins an object as a value. key: the member's name; NULL in an array and for the outermost value.
 void json_object_begin(struct json *json, const char *key) { json_open(json, key, '{'); }
 void json_object_end(struct json *json) { json_close(json, '}'); }
+// Begins an array as a value. key: the member's name; NULL in an array and for the outermost value.
 void json_array_begin(struct json *json, const char *key) { json_open(json, key, '['); }
 void json_array_end(struct json *json) { json_close(json, ']'); }
 
@@ -135,7 +137,7 @@ void json_double(struct json *json, const char *key, double value) {
     fputs(text, json->out);
 }
 
-// Writes the text of a number, with ".0" behind a whole one.
+// Writes the text of a number, with ".0" after a whole one.
 static void json_with_point(struct json *json, const char *key, const char *text) {
     json_begin_value(json, key);
     fputs(text, json->out);

@@ -37,6 +37,6 @@ void json_float(struct json *json, const char *key, float value);
 void json_decimal(struct json *json, const char *key, float value);
 void json_decimal_double(struct json *json, const char *key, double value);
 
-// Writes only the quoted string, of any bytes, as json_str does, for a caller that lays the text out itself.
+// Writes only the quoted string, in which bytes that are not UTF-8 become U+FFFD: the caller lays the text out.
 void json_quote(FILE *out, const char *value);
 __END_DECLS

@@ -26,13 +26,13 @@ struct json_shown json_show_bytes(const char *text, size_t length) {
     shown.text[used] = '\0';
     return shown;
 }
-// Returns a text as json_show_bytes does.
+// Returns a text with others than printable ASCII as \xNN; "..." ends a text that was cut to the result's size.
 struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Checks the two limits before jansson allocates anything. The counts are right up to the first error of syntax, where
-// jansson stops.
+// Checks the limits of nesting and of values, before jansson allocates anything. The counts are right up to the first
+// error of syntax, where jansson stops.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
     uint64_t values = 1;
@@ -124,7 +124,8 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
     *result = number;
     return NULL;
 }
-// Checks that a value is an integer or a real; both bounds are included. jansson accepts neither NaN nor infinities.
+// *result = the value, an integer or a real, from `least` to `most`; anything else is an error. jansson accepts neither
+// NaN nor infinities.
 static const char *json_check_number(const json_t *value, const char *key, double least, double most, double *result,
                                      const char *name, struct error_text *error) {
     if (!json_is_number(value))
@@ -135,7 +136,7 @@ static const char *json_check_number(const json_t *value, const char *key, doubl
     *result = number;
     return NULL;
 }
-// Checks that a value is true or false; *result is not set otherwise.
+// *result = the value, true or false; anything else is an error, and *result stays.
 static const char *json_check_bool(const json_t *value, const char *key, bool *result, const char *name,
                                    struct error_text *error) {
     if (!json_is_boolean(value))
@@ -143,7 +144,7 @@ static const char *json_check_bool(const json_t *value, const char *key, bool *r
     *result = json_is_true(value);
     return NULL;
 }
-// *result = a string's text, owned by the value; another type, or a text with a NUL byte, is an error.
+// *result = a string's text, which the value owns; another type, NULL, or a text with a NUL byte is an error.
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error) {
     if (!json_is_string(value))

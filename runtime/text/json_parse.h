@@ -31,22 +31,21 @@ struct json_shown json_show_bytes(const char *text, size_t length);
 // which json_check_string refuses.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
-// Parses a value that must be an object, and otherwise does as json_parse.
+// Parses an object; any other value, and what json_parse refuses, is an error: *root, the caller's, is then NULL.
 const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 
 // Returns the type in words, with its article: "a string"; "absent" for NULL.
 const char *json_type_name(const json_t *value);
 
-// Checks a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must
-// be at least `least` and less than `below`; a number, integer or real, from `least` to `most`. Strings live as long as
-// the value.
+// *result = the value, an integer from `least` to below - 1; anything else, NULL too, is an error, and *result stays.
+// key: the value's name in messages; for an element of an array the caller makes one up ("shape[1]").
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
                            const char *name, struct error_text *error);
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// Gets a member that must be present, as do the next five. Objects, arrays and strings are owned by the outer object.
+// Gets a member that must be present, as do the next five. The outer object owns objects, arrays and strings.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,

@@ -69,18 +69,18 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Creates a folder, and the folders above it that are missing; fails, naming --out, where it can't.
+// Creates a folder, and the folders above it that are missing; ends the program, naming --out, where it can't.
 void log_make_folder(const char *path);
-// Opens FOLDER/log.jsonl, making the folder. Entries of steps after `first_step` are removed from an existing file; 0
-// begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are
-// not drawn in place; plain: they never are. A folder or file that can't be made ends the program.
+// Opens FOLDER/log.jsonl, making the folder. Objects of steps after first_step are removed from an existing file; 0
+// begins a new one and renames the former to log.jsonl.old. Of several ranks only the first has_file. every: steps
+// between progress lines that are not drawn in place; plain: none is. What can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
 // Logs a finished step: its object in log.jsonl, its progress line.
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
-// Logs an object with the step and, as `key`, an object whose members `write` writes, given `context`.
+// Logs an object with the step and, as `key`, an object whose members `write` writes, which gets `context`.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
 // Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.

@@ -22,7 +22,8 @@ const char *option_display(char display[OPTION_NAME], const char *name) {
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// Returns the Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or neighbors swapped.
+// The number of characters inserted, deleted or changed, or neighbors swapped, from a to b: the Damerau-Levenshtein
+// distance.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -156,7 +157,7 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
-// Parses an integer. False: the text is none. *overflow: a long long can't hold the number.
+// Parses an integer. False: the text is no integer. *overflow: a long long can't hold the number.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -164,7 +165,7 @@ static bool option_parse_integer(const char *text, long long *value, bool *overf
     *overflow = errno == ERANGE;
     return (*text == '-' || *text == '+' || (*text >= '0' && *text <= '9')) && end != text && !*end;
 }
-// Parses an integer without a sign. False: the text is none. *overflow: 64 bits can't hold the number.
+// Parses an integer without a sign. False: the text is no such integer. *overflow: 64 bits can't hold the number.
 static bool option_parse_unsigned(const char *text, unsigned long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -172,7 +173,7 @@ static bool option_parse_unsigned(const char *text, unsigned long long *value, b
     *overflow = errno == ERANGE;
     return *text >= '0' && *text <= '9' && !*end; // strtoull itself would take -1 for 2^64-1
 }
-// Parses a number. False: the text is none. *overflow: a double can't hold the number, or would hold it as 0.
+// Parses a number. False: the text is no number. *overflow: a double can't hold the number, or would hold it as 0.
 static bool option_parse_number(const char *text, double *value, bool *overflow) {
     char *end;
     *value = strtod(text, &end);
@@ -183,7 +184,7 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. False: the text is none. *overflow: 2^63 bytes or more. A
+// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. False: the text is no size. *overflow: 2^63 bytes or more. A
 // long double holds every 64-bit count exactly.
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
@@ -219,8 +220,8 @@ static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to a list, which moves to other memory. The first call, which sets the default, makes the list,
-// empty for an empty text. Returns NULL, or what is wrong.
+// Appends an element to *list, which moves to other memory; the former is freed. The first call, which finds NULL there
+// and sets the default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";
@@ -263,7 +264,8 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// Returns what is wrong with a number. The message goes on with the limits, which may not say it.
+// Returns how a number is out of range: too near to 0, too large, or only that, where the row's limits, which the
+// message names next, say the rest.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";
@@ -350,7 +352,7 @@ const char *option_read(const struct option_row *row, void *field, const char *t
 // Returns where the option's value lies in the struct `values`.
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
 
-// Whether a word after a flag is its value.
+// Whether a word after the flag is the flag's value.
 static bool option_names_value(const struct option_row *row, const char *word) {
     return option_choice(option_bool_names, word) >= 0 ||
            (row->kind == OPTION_ENUM && option_choice(row->argument, word) >= 0);
@@ -416,7 +418,7 @@ void options_help(const struct options *options, FILE *out) {
     fputs(options->notes, out);
 }
 
-// Sets each option in `values` to the default of its row.
+// Sets each option in `values`, where lists are NULL before, to the default of its row.
 void options_set_defaults(const struct options *options, void *values) {
     for (int i = 0; i < options->count; i++)
         if (options->rows[i].kind != OPTION_GROUP)
@@ -430,7 +432,7 @@ struct option_word {
     bool negated;      // --no-NAME
 };
 
-// Takes a word that begins with two dashes apart; ends the program where it names no option.
+// Takes a word that begins with two dashes apart; ends the program where it names no option or several.
 static struct option_word option_word_read(const struct options *options, const char *word) {
     struct option_word result = {-1, NULL, false};
     char name[OPTION_NAME], nearest[OPTION_NAME];
@@ -460,7 +462,7 @@ static void options_version(const struct options *options) {
         options->describe_build();
 }
 
-// Prints what --help or --version asks for and ends the program; `word` is the first that could be either.
+// Prints what the word --help or --version asks for and ends the program; does nothing for another word.
 static void option_help_or_version(const struct options *options, const char *word) {
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0)
         options_help(options, stdout);

@@ -62,26 +62,26 @@ void options_set_defaults(const struct options *options, void *values);
 // caller sets to false before, becomes true for each option on it; of an option given twice, the last wins. Strings
 // point into argv. --help and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
-// must outlive the values.
+// Sets options from "name=value" texts (a preset; NULL after the last), except those with given[row]. The texts must
+// outlive the values. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 void options_help(const struct options *options, FILE *out);
-// Writes every option as a member of the open object.
+// Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
-// Returns the index of the row whose name is `word`, or the only one that begins with `word`; -1: none; several end the
-// program. flags: looks only at flags, for --no-NAME.
+// Returns the index of the row whose name is `word`, else of the only one that begins with `word`; -1: none. Several
+// end the program. flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
-// Returns `display`, the name as users write it.
+// display = the name as users write it, cut where it is too long; returns display.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
-// Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"). A string is not
-// copied; a list is extended, in memory that is never freed.
+// Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"): the field then
+// stays. A string is not copied. A list, NULL before its first element, moves to new memory; the former is freed.
 const char *option_read(const struct option_row *row, void *field, const char *text);
 // Sets the option from a text, or ends the program with what is expected.
 void option_set(const struct option_row *row, void *values, const char *text);
-// text = what the user should have written: "an integer of at least 1".
+// text = what the user should have written, in words: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
 // Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
