@@ -22,8 +22,8 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a linear layer of a block, which may have an adapter. If so,
-// sets *module; else *module is not to be read.
+// Whether a tensor of the model's files is the weight of a module of a block, which may have an adapter. If so, sets
+// *module; else *module is not to be read.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -54,7 +54,7 @@ static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// Returns the part of a module's name that is alike in every layer, what follows the number `layer`, as a pointer into
+// Returns what follows the number `layer` in a module's name, which is equal in every layer, as a pointer into
 // name->text; the whole name where it lacks that number.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
@@ -71,7 +71,7 @@ struct target_search {
     struct huggingface_tensors names;
     bool *matched; // (names.count)
 };
-// text = the names in layer 0 of its modules that may have adapters, with a comma between two, for messages.
+// text = the names, in layer 0, of the modules that may have adapters, with commas between them, cut to what fits.
 static void targets_known(const struct target_search *s, char text[OPTION_TEXT]) {
     struct adapter_module module;
     text[0] = 0;
@@ -83,8 +83,8 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
-// Marks in s->matched the modules of all layers that a target (length bytes) names. Ends the program where the target
-// names none, or others than linear layers of blocks.
+// Marks in s->matched the modules of all layers that a target (length bytes; all-linear: all of them) names. Ends the
+// program where the target names none, or others than linear layers of blocks.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;
@@ -109,7 +109,7 @@ static void target_find(struct target_search *s, const char *target, size_t leng
     fail("--lora-target-modules: the model has no module '%.*s'; expected " PEFT_ALL_LINEAR " or names among %s",
          (int)length, target, known);
 }
-// Returns the marked modules, bits of enum lora_module. Ends the program where one is marked in some layers only.
+// Returns the modules marked in s->matched, bits of enum lora_module. Ends the program where only some layers' are.
 static unsigned targets_found(const struct target_search *s) {
     unsigned modules = 0, absent = 0;
     struct adapter_module module;
@@ -145,9 +145,9 @@ static void targets_check_rank(const struct target_search *s) {
     }
 }
 
-// Sets lora_modules, bits of enum lora_module (0: no LoRA), from --lora-target-modules. Ends the program where a name
-// is of no linear layer of a block, where layers would differ, and where the rank is more than a module's inputs or
-// outputs.
+// Sets c->lora_modules, bits of enum lora_module (0: no LoRA), from --lora-target-modules; the model's options are
+// resolved. Ends the program where a name is of no linear layer of a block, where layers would differ, and where
+// --lora-rank is more than a module's inputs or outputs.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
     if (c->finetuning.lora_rank == 0)

@@ -19,7 +19,8 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// pair = lora_A and lora_B of a module. weight: the module's weight; part: of adapter_part_of.
+// pair = lora_A and lora_B of a module in the adapters' file. weight: the tensor of the module's weight; part: what
+// adapter_part_of returned, not -1.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {
@@ -48,7 +49,7 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     b->transposed = false;
 }
 // Lists the tensors of the adapters of a model with LoRA, lora_A and then lora_B of each module that has an adapter, in
-// the order of the weights; huggingface_tensors_free frees the list.
+// the order of the weights; huggingface_tensors_free frees the list. rotary_dims: config_rotary_dims.
 static struct huggingface_tensors adapters_tensors_of(const struct parameters *table, const struct model_shape *shape,
                                                       enum architecture a, int rotary_dims) {
     struct huggingface_tensors weights = huggingface_tensors_of(table, shape, a, rotary_dims), adapters;
@@ -71,7 +72,7 @@ static struct huggingface_tensors adapters_tensors_of(const struct parameters *t
     return adapters;
 }
 
-// Refuses a file with tensors that these adapters do not have.
+// Refuses an open folder of adapters with a tensor that `tensors` lacks. Returns NULL, or what is wrong.
 static const char *adapters_check_names(const struct model_folder *folder, const struct huggingface_tensors *tensors,
                                         struct error_text *error) {
     for (int i = 0; i < folder->files[0].count; i++) {
@@ -87,8 +88,8 @@ static const char *adapters_check_names(const struct model_folder *folder, const
     }
     return NULL;
 }
-// Loads what this rank holds of the adapters in a folder: exactly into the master weights, rounded into the parameters.
-// Waits for the device. *exact: all of them are fp32 in the file.
+// Loads what this rank holds of the adapters in the folder `path`: exactly into the master weights, rounded into the
+// parameters. *exact: all of them are fp32 in the file. Waits for the device. Returns NULL, or what is wrong.
 static const char *adapters_load(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -125,8 +126,8 @@ static bool adapter_name_is_shared(const struct huggingface_tensors *weights, co
     }
     return false;
 }
-// Lists the modules with adapters, with commas between them: by their last names, or by their names in a layer where a
-// module without an adapter has the same last name. The caller frees the text.
+// Returns the names of the modules with adapters, with commas between them, which the caller frees: last names, or
+// names in a layer where a module without an adapter has the same last name.
 static char *adapters_targets(const struct huggingface_tensors *weights, const struct model_shape *shape) {
     char *text = NULL;
     size_t bytes = 0;
@@ -154,7 +155,7 @@ static char *adapters_targets(const struct huggingface_tensors *weights, const s
         fail("out of memory for the names of modules");
     return text;
 }
-// Writes the adapter_config.json of a model with LoRA. base: the folder of its base model.
+// Writes the adapter_config.json of a model with LoRA. base: the folder of its base model. Errors stay in `out`.
 static void adapters_write_config(FILE *out, const struct gpt *m, const char *base) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);

@@ -24,8 +24,8 @@ struct attention_choice {
     char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
-// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids the backend, 1 or unset
-// allows it. Another value ends the program.
+// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids the backend, 1, empty or
+// unset allows it. Another value ends the program.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -36,8 +36,8 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes that --attention-backend or an environment variable rules a backend out; an empty reason where neither does.
-// wanted: the option's backend; ATTENTION_AUTO: any.
+// Writes to `reason` (size bytes) that --attention-backend or an environment variable rules a backend out; an empty
+// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -48,8 +48,8 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_row(backend)->variable);
 }
-// Whether a backend's row lacks what the shape and the dropout ask for. If so, writes what the row lacks; else leaves
-// `reason` as it was.
+// Whether a backend's row lacks what the shape and the dropout ask for. If so, writes what the row lacks to `reason`
+// (size bytes); else leaves `reason` as it was.
 static bool attention_lacks(char *reason, size_t size, enum attention_backend backend, struct attention_shape shape,
                             float dropout) {
     const char *lacks = attention_refusal(backend, attention_asked(shape, dropout));
@@ -57,7 +57,7 @@ static bool attention_lacks(char *reason, size_t size, enum attention_backend ba
         snprintf(reason, size, "has no %s", lacks);
     return lacks != NULL;
 }
-// Writes why ATTENTION_FLASH can't be used; an empty reason where it can.
+// Writes why ATTENTION_FLASH can't be used to `reason` (size bytes), empty where it can. wanted: --attention-backend's.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, const struct attention_demands *demands,
                                    const struct device *dev) {
@@ -68,8 +68,9 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes why ATTENTION_FLASH_SM90 can't be used; an empty reason where it can. Where --flash-kernels wgmma asks for its
-// kernels on a GPU that can't use them, ends the program.
+// Writes why ATTENTION_FLASH_SM90 can't be used to `reason` (size bytes), empty where it can. wanted:
+// --attention-backend's. Ends the program where --flash-kernels wgmma asks for these kernels on a GPU that can't use
+// them.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -87,8 +88,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes why fused can't be used; an empty reason where it can. Where nothing else speaks against fused, loads cuDNN
-// and compares it with flash on the device (fused_check).
+// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto; an empty text where it
+// can. Where nothing else speaks against fused, loads cuDNN and compares it with flash on the device (fused_check).
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -122,7 +123,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes why fused is not considered where flash can be used. own: kernels of compute capability 9.0 take the shape.
+// Writes why fused is not considered; never an empty text. own: our kernels for compute capability 9.0 take the shape.
 static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
                                       const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
@@ -146,8 +147,8 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
-// Sets *choice to flash, by the kernels of compute capability 9.0 where r->sm90 is empty, and writes which kernels and
-// why.
+// Sets choice->backend to flash, by the kernels of compute capability 9.0 where r->sm90 is empty, and choice->reason to
+// which kernels and why.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
@@ -160,7 +161,8 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
-// Sets *choice to fused, and writes why, and what cuDNN's plans take.
+// Sets choice->backend to fused, and choice->reason to why, and what cuDNN's plans take. Not called where r->fused says
+// why fused can't be used.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -184,7 +186,8 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks whether fused can be used; else the library need not be loaded.
+// Whether attention_choose asks whether fused can be used; else the library need not be loaded. r, prefers_flash: from
+// attention_prefers_flash; fastest: as in struct attention_demands.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
@@ -202,8 +205,8 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
 }
 
 // Chooses the backend: flash where it is allowed and takes the shape, but fused where it is measured, or else known, to
-// be faster; unfused where neither can be used. Ends the program where no backend is left, with each one's reason, or
-// none takes the size of the heads.
+// be faster; unfused where neither can be used. wanted: of --attention-backend. Ends the program where no backend is
+// left, with each one's reason, or none takes the size of the heads.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

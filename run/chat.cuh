@@ -28,8 +28,8 @@ struct chat_text {
     char *bytes;
     size_t length;
 };
-// Appends `length` bytes of `more`, and a zero that does not count, to a text, whose memory grows. Ends the program
-// where memory is out.
+// Appends `length` bytes of `more`, and a zero that does not count, to a text, whose memory, freed by the caller,
+// grows. Ends the program where memory is out.
 static void chat_add(struct chat_text *text, const char *more, size_t length) {
     text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
     if (!text->bytes)
@@ -88,8 +88,8 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Gives the model tokens (count), for which the KV cache has room, and sets chat->count and chat->logits: a chat's
-// first tokens as a prompt, the others one by one.
+// Gives the model tokens (count, at least 1), for which the KV cache has room, and sets chat->count and chat->logits: a
+// chat's first tokens as a prompt, the others one by one.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -114,8 +114,8 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
             return true;
     return false;
 }
-// Draws an answer and prints it as it comes, up to a stop token, --sample-tokens, the end of the KV cache, which the
-// printed tokens join, or a signal. chat->logits follow the user's turn.
+// Draws an answer to the turn that chat_feed was given last, and prints the answer as it comes, up to a stop token,
+// --sample-tokens, the end of the KV cache, which the printed tokens join, or a signal.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -184,8 +184,8 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets the sizes in *c on which the plan depends: one sequence, a KV cache of --seq-length tokens, and the prompt that
-// begins a chat.
+// Sets the sizes in *c on which the plan depends, before plan_model: one sequence, a KV cache of --seq-length tokens,
+// and the prompt that begins a chat.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;
@@ -193,8 +193,9 @@ static void chat_sizes(struct config *c) {
     c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
-// Begins an empty chat by chat_format.json, when the model, the tokenizer and the vocabulary are open, and opens r's
-// sampler. longest: tokens of an answer. The caller frees chat->system and chat->format.
+// Begins an empty chat, when the model, the tokenizer and the vocabulary are open, and opens r's sampler. longest:
+// tokens of an answer. The caller frees chat->system and, by chat_format_free, chat->format. Ends the program where the
+// model has no usable chat_format.json, or --chat-system holds a special token.
 static void chat_open(struct chat *chat, struct run *r, int longest) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -250,8 +251,8 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token. Returns
-// whether the turn is one of these commands.
+// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token: then
+// says so. Returns whether the turn is one of these commands.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
@@ -270,7 +271,7 @@ static bool chat_command(struct chat *chat, const char *turn) {
 }
 
 // Answers turns until the input ends, /exit, or a signal stops the run. Returns the exit status. longest: tokens of an
-// answer.
+// answer, at most. The model is loaded; its tokenizer and vocabulary are open.
 static int chat_only(struct run *r, int longest) {
     struct chat chat;
     char *turn;

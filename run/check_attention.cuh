@@ -70,7 +70,7 @@ static void *judge_memory(size_t bytes) {
         fail("no memory to check attention");
     return memory;
 }
-// Returns `bytes` of uniform numbers in [-2, 2), which the caller frees.
+// Returns `bytes` of floatX in the host's memory, uniform in [-2, 2), which the caller frees; never NULL.
 static floatX *judge_numbers(size_t bytes, uint32_t seed) {
     floatX *const x = (floatX *)judge_memory(bytes);
     for (size_t i = 0; i < bytes / sizeof *x; i++) {
@@ -79,21 +79,21 @@ static floatX *judge_numbers(size_t bytes, uint32_t seed) {
     }
     return x;
 }
-// Returns a copy in the device's memory of `bytes` at `host`, which device_free frees. Waits for the device.
+// Returns a copy in the device's memory of `bytes` at `host`, for device_free; NULL for 0 bytes. Waits for the device.
 static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     void *const memory = device_allocate(bytes);
     device_upload(memory, host, bytes, dev);
     device_synchronize(dev);
     return memory;
 }
-// Returns RoPE's cosines and sines of heads like the shape's, (T, D) on the host; the caller frees them.
+// Returns RoPE's cosines and sines of heads like the shape's, (T, D) in `bytes` on the host; the caller frees them.
 static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
     const struct rope_settings settings = rope_unscaled(shape->head_dim, 10000);
     float *const rotary = (float *)judge_memory(bytes);
     rope_table(rotary, shape->T, &settings);
     return rotary;
 }
-// Raises *saved and *workspace to the bytes that a backend's two passes need.
+// Raises *saved and *workspace to the bytes that a backend's forward and backward need.
 static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_backend backend,
                               struct attention_shape shape, bool any_order, struct device *dev) {
     const size_t forward = attention_forward_workspace_bytes(backend, shape, dev);
@@ -101,16 +101,16 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Chooses B and T: two waves of blocks, by KV heads, and a last tile that is not whole. At most 16 tiles, whose numbers
-// the host generates in a tenth of a second.
+// Sets shape->B and ->T: two waves of blocks, by KV heads, and a last tile that is not whole. At most 16 tiles, whose
+// numbers the host generates in a tenth of a second.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
     shape->B = B;
     shape->T = (tiles < MAX_TILES ? tiles : MAX_TILES) * TILE + REST;
 }
-// Gives j->shape tables that hide keys: by a window of T / 3 tokens, and by two documents in each sequence. j->rows is
-// set. Waits for the upload.
+// Gives j->shape tables that hide keys: by a window of T / 3 tokens, and by two documents in each sequence. j->shape,
+// ->rows and ->dev are set; judge_close frees the tables. Waits for the device.
 static void judge_hide_keys(struct attention_judge *j) {
     const int T = j->shape.T;
     j->table_bytes = (size_t)j->rows * sizeof(int32_t);
@@ -190,8 +190,8 @@ static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs a backend's forward and backward and waits for the results, which results_free frees. What the passes write
-// holds NaNs before: what is left out, or read too early, shows.
+// Runs forward and backward of the check's backend or of the simpler one, and waits for the results, which results_free
+// frees. What the passes write holds NaNs before: what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -239,7 +239,7 @@ static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"}
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
-// Returns the index of the first element of head h of token `row`, in out or in a matrix like qkv.
+// Returns the index of the first element of head h of token `row`, b T + t, in out or in a matrix like qkv.
 static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
     const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
     switch (kind) {
@@ -251,7 +251,7 @@ static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, i
     }
     return 0;
 }
-// Returns the row (head_dim) of head h of token `row`, within the results.
+// Returns the row (head_dim) of head h of token `row`, b T + t, within the results.
 static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
@@ -263,7 +263,7 @@ static double judge_square(const floatX *x, int D) {
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
     return sum;
 }
-// Returns the mean of a kind's rows' sums of squares, which is not finite where an element is not.
+// Returns the mean of the sums of squares of a kind's rows, which is not finite where an element is not.
 static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
                                 enum judge_kind kind) {
     const int heads = judge_heads(j, kind);
@@ -288,7 +288,7 @@ static double judge_dot(const floatX *a, const floatX *b, int D) {
         sum += (double)to_float(a[i]) * (double)to_float(b[i]);
     return sum;
 }
-// Allocates the arrays of a row of scores, which judge_scores_close frees.
+// Returns the arrays of a row of scores at T tokens, allocated, which judge_scores_close frees.
 static struct judge_scores judge_scores_open(int T) {
     struct judge_scores s;
     memset(&s, 0, sizeof s);
@@ -302,8 +302,8 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
-// Sets s->factors (count) to dropout's factors of the row of query head h at token t of sequence b, from key s->first
-// on; without dropout all are 1.
+// Sets s->factors (s->count) to dropout's factors of the row of query head h at token t of sequence b, from key
+// s->first on; without dropout all are 1.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)
@@ -311,7 +311,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// Computes into *s the row of scores of query head h at token t of sequence b, its gradients, and the output.
+// Computes into *s, of judge_scores_open, the scores of query head h at token t of sequence b, their gradients and out.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
@@ -346,7 +346,7 @@ static void judge_scores_of(struct judge_scores *s, const struct attention_judge
         s->ds[i] *= (double)s->factors[i] * judge_dot(dout, v, D) - mean;
     }
 }
-// Undoes RoPE on x (head_dim), the gradient of a row at position t.
+// Undoes RoPE on x (head_dim), the gradient of a row at position t. j->host_rotary is not NULL.
 static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
     const int half = j->shape.head_dim / 2;
     const float *const cosines = j->host_rotary + (int64_t)t * j->shape.head_dim, *const sines = cosines + half;
@@ -356,8 +356,8 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h at token t of sequence b, summed in double, and zeros
-// behind it. s: scratch memory of judge_scores_open.
+// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head) at token t of sequence b, summed
+// in double, and zeros behind it. s: scratch memory of judge_scores_open.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
@@ -399,7 +399,7 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
-// Returns the bound on a row's relative error.
+// Returns the bound on the error of a row relative to judge_yardstick.
 static double judge_bound(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
@@ -420,8 +420,9 @@ struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares samples (count) of a kind with a backend's rows; raises *largest to the largest distance. A mean of squares
-// above the largest sample's is not believed: a wrong row would raise it.
+// Compares samples (count) of a kind with a backend's rows; raises *largest to the largest relative distance. reason
+// (size bytes, empty before) = what is wrong. A mean of squares above the largest sample's is not believed: a wrong row
+// would raise it.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -447,8 +448,8 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
-// Compares rows of a few tokens, around the borders of tiles, with the host's sums in double. Raises *largest to the
-// largest relative distance.
+// Compares rows of a few tokens, around the borders of tiles, with the host's sums in double. Writes what is wrong to
+// `reason` (size bytes), empty before. Raises *largest to the largest relative distance.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
@@ -477,8 +478,8 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
     free(samples);
     judge_scores_close(&s);
 }
-// Compares every row with the simpler backend's (theirs), one by one and all together. name: the simpler backend's, for
-// messages. Raises *largest to the largest relative distance of a row.
+// Compares every row with the simpler backend's (theirs), one by one and all together. Writes what is wrong to `reason`
+// (size bytes), empty before. name: the simpler backend's. Raises *largest to a row's largest relative distance.
 static void judge_by_simpler(char *reason, size_t size, const struct attention_judge *j,
                              const struct attention_results *ours, const struct attention_results *theirs,
                              const char *name, double *largest) {
@@ -509,7 +510,8 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
-// Compares the bits of two runs of one backend: of the output and, unless any_order, of dqkv.
+// Compares the bits of two runs of one backend: of the output and, unless any_order, of dqkv. Writes to `reason` (size
+// bytes) which differ; else leaves it.
 static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
                             const struct attention_results *one, const struct attention_results *other,
                             bool any_order) {
@@ -519,7 +521,7 @@ static void judge_by_repeat(char *reason, size_t size, const struct attention_ju
         snprintf(reason, size, "its backward, computed again, gives other bits");
 }
 // Checks the largest magnitudes of output and dqkv, where takes_amax, and the partial sums of dqkv's columns, where
-// results->partial has them, against what the host finds in the results.
+// results->partial has them, against the results. Writes what is wrong to `reason` (size bytes), empty before.
 static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, bool takes_amax) {
     uint32_t largest = 0, of_out = 0;
@@ -548,9 +550,9 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
 // The two ways to judge a backend: by itself, which is by a second run and by the host's sums, and by every row of the
 // simpler backend, which may be wrong, too.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Writes what is wrong of a backend on this GPU to `reason` (size bytes); an empty text where nothing is, or where the
-// simpler backend is missing or itself wrong. Raises *largest to the largest relative distance of a row. Nothing is
-// enqueued when check_attention returns.
+// Writes what is wrong with a backend on this GPU to `reason` (size bytes); an empty text where nothing is, or, in
+// JUDGE_BY_SIMPLER, where the simpler backend is missing or itself wrong. Raises *largest to the largest relative
+// distance of a row. Nothing is enqueued when check_attention returns.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

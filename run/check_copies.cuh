@@ -7,7 +7,7 @@
 
 enum { COPIES = 8 };
 // Whether numbers that are copied to the device, there to another place and back are what they were. Makes COPIES
-// copies of `bytes` each, as offloading does, in 2 COPIES * bytes at `memory` of the device, and waits for them.
+// copies of `bytes` each, by t, which is open, in 2 COPIES * bytes at `memory` of the device, and waits for them.
 static bool copies_are_right(struct transfers *t, char *memory, size_t bytes, struct device *dev) {
     const size_t all = COPIES * bytes;
     char *const host = (char *)host_allocate(2 * all, dev);

@@ -52,8 +52,8 @@ static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step on the batch and returns what it gives; activations and gradients are overwritten,
-// and the count of micro-steps stays. Waits for the device. Every rank calls this.
+// Runs the step's first micro-step on the batch and returns its loss and gradients' squares; activations and gradients
+// are overwritten, and the count of micro-steps stays. Waits for the device. Every rank calls this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
@@ -83,12 +83,12 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
 static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
-// Writes the text as a member of the open object, as log_object calls it.
+// Writes the text as a member of the open object; log_object calls this.
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
 // Checks the graph of the step's first micro-step, where --self-check asks for it and the run is deterministic and
-// records graphs. Where results differ, warns and uses no graph from then on. batch, scale: the micro-step's. Waits for
-// the device. Every rank calls this.
+// records graphs; else does nothing. Where results differ, warns and uses no graph from then on. batch, scale: as
+// gpt_micro_step gets them next. Waits for the device. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||

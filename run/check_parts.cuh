@@ -20,7 +20,7 @@ struct cast_check {
     uint64_t counts[FP8_COUNTS];
 };
 
-// Sets x to numbers of all sizes, from the largest to rows that a scale of the whole matrix makes zero.
+// Sets c->x to numbers of all sizes, from the largest to rows that a scale of the whole matrix makes zero.
 static void cast_fill(struct cast_check *c) {
     uint32_t seed = 1;
     for (int i = 0; i < CAST_ELEMENTS; i++) {
@@ -29,7 +29,7 @@ static void cast_fill(struct cast_check *c) {
     }
     c->x[CAST_COLUMNS / 2] = to_floatX(0);
 }
-// Returns the settings of a cast into *c, which may be in the device's memory.
+// Returns the settings of a cast of c->x into *c, which may be in the device's memory.
 static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_granularity granularity) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -43,8 +43,8 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Sets right->rows, or ->columns where `transposed`, and their inverses to what the cast of right->x has to give: one
-// block after the other.
+// Sets right->rows, or ->columns where `transposed`, and their scales to what the cast of right->x has to give: one
+// block after the other, on the host.
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
@@ -75,7 +75,7 @@ static void cast_by_host(struct cast_check *right, enum fp8_format format, enum 
             }
         }
 }
-// Whether two casts have equal codes and scales.
+// Whether two casts, both in the host's memory, have equal codes and scales.
 static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_granularity granularity) {
     bool equal =
         memcmp(a->rows, b->rows, sizeof a->rows) == 0 && memcmp(a->columns, b->columns, sizeof a->columns) == 0;
@@ -89,7 +89,7 @@ static bool cast_equal(const struct cast_check *a, const struct cast_check *b, e
         equal = equal && a->column_inverses[i] == b->column_inverses[i];
     return equal;
 }
-// Whether a cast on the device has the bits of the host's cast. memory: cast_bytes on the device.
+// Whether a cast on the device has the bits of the host's cast. memory: cast_bytes on the device, overwritten.
 static bool cast_is_right(enum fp8_format format, enum fp8_granularity granularity, char *memory, struct device *dev) {
     struct cast_check *const right = (struct cast_check *)calloc(2, sizeof *right), *const got = right + 1;
     struct cast_check *const there = (struct cast_check *)memory;
@@ -112,7 +112,7 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
 // The number of bytes of the device's memory that cast_is_right takes.
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
 // Ends the program where a cast as this run makes them has other bits on the GPU than on the host. memory: cast_bytes
-// on the device.
+// on the device, overwritten.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
@@ -123,8 +123,8 @@ static void check_casts(const struct fp8_state *f, char *memory, struct device *
     }
 }
 
-// Checks the casts and copies that this run uses, in the memory of activations, which is free before the first step, as
-// far as it has room. Ends the program where one is wrong. Every rank calls this.
+// Checks the casts and copies of this run, where --self-check asks for it, in the memory of activations, which is free
+// before the first step, as far as there is room. Ends the program where one is wrong. Every rank calls this.
 static void check_parts(struct run *r) {
     const size_t most_bytes = 1 << 20, alignment = 256;
     struct gpt *m = r->model;

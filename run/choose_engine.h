@@ -21,8 +21,8 @@ static engine_entry *cuda_engine(enum config_precision precision) {
 }
 // Returns why this machine can't use CUDA; "": it can.
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
-// Serves the request of a self-check, whose first word names the precision, as a child of a run. Returns the exit
-// status.
+// Serves the request of a self-check (run/self_check.cuh), whose first word names the precision, as a child of a run.
+// Returns the exit status.
 static int cuda_self_check(const char *request) {
     return strncmp(request, "fp32 ", 5) == 0 ? train_cuda_fp32_self_check(request)
                                              : train_cuda_bf16_self_check(request);
@@ -44,7 +44,7 @@ static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_re
 static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
-// Returns the index of the level that --instruction-set names. Ends the program where it can't be used here.
+// Returns the index in `levels` of the level `name`. Ends the program where --instruction-set can't be that level here.
 static int level_asked(const char *name) {
     char list[256];
     bool is_built = false;
@@ -60,8 +60,8 @@ static int level_asked(const char *name) {
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }
 // Returns the level of the cpu engines: what --instruction-set asks for, or the highest that this CPU can run, but none
-// above another rank's: only by the same instructions do the ranks' replicas of parameters stay equal to the bit. Every
-// rank calls this.
+// above another rank's: only by the same instructions do the ranks' replicas of parameters stay equal to the bit. Ends
+// the program where the level asked for can't be used here. Every rank calls this.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
     if (strcmp(config->device.instruction_set, "auto") != 0)
@@ -74,7 +74,7 @@ static const struct level *choose_level(const struct config *config) {
 
 // Replaces --precision auto: by bf16 where FP8 or parameters without master weights are asked for, else by what is
 // faster on every rank's device: bf16 on GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16.
-// Sets the reason. Every rank calls this.
+// Sets config->precision_reason for it. --device is chosen. Every rank calls this.
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
     const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);
@@ -148,7 +148,7 @@ static void check_programs(const struct config *config) {
 }
 
 // Chooses the engine for the options' target, precision and level; this machine and the other ranks' decide on auto.
-// Sets the options to what was chosen, and the reasons. Every rank calls this.
+// Sets the options to what was chosen, and the reasons. Ends the program where none can be used. Every rank calls this.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
     const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;

@@ -79,8 +79,8 @@ static void environment_check_ranks(struct parallel *parallel) {
     free(text);
 }
 
-// Lists the variables that are set, as "NAME=VALUE (what it decides)" with a comma between two; "": none is. The caller
-// frees the text.
+// Returns the variables that are set, as "NAME=VALUE (what it decides)" with a comma between two; "": none is. The
+// caller frees the text.
 static char *environment_describe(void) {
     char *text = NULL;
     size_t bytes = 0;

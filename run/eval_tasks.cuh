@@ -25,7 +25,8 @@ struct eval_tasks {
 
 // Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. White space that ends the
 // context goes to what is scored. Context and continuation are encoded together, and split after as many tokens as the
-// context is encoded to without the continuation. What exceeds --seq-length is cut off on the left (*cut).
+// context is encoded to without the continuation. What exceeds --seq-length is cut off on the left (*cut). Ends the
+// program where no token is to be scored, or more than --seq-length.
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -54,8 +55,8 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
     d->first = d->inputs - (int)(total - before);
 }
 
-// Encodes the texts of all items into the documents of `tasks`, a document for each text. Ends the job where the ranks'
-// items differ. Every rank calls this.
+// Encodes the texts of all items into the documents of `tasks`, a document for each text; close_tasks frees them. Ends
+// the job where the ranks' items differ. Every rank calls this.
 static void encode_items(struct run *r, struct eval_tasks *tasks) {
     int64_t count = 0;
     uint64_t hash = 0;
@@ -87,11 +88,11 @@ static void encode_items(struct run *r, struct eval_tasks *tasks) {
 
 // ---- opening ----
 
-// Compares two names, to which a and b point by a pointer each, as qsort and bsearch ask.
+// Compares two names, to which a and b point by a pointer each, for qsort and bsearch.
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
-// Sets tasks->names to the names of the items' tasks, each once and in byte order. The texts are the items'.
+// Sets tasks->names to the names of the items' tasks, each once and in byte order. close_tasks frees the array.
 static void find_names(struct eval_tasks *tasks) {
     const int64_t items = tasks->items.count;
     tasks->names = (const char **)calloc((size_t)items + 1, sizeof *tasks->names);
@@ -104,13 +105,13 @@ static void find_names(struct eval_tasks *tasks) {
         if (i == 0 || strcmp(tasks->names[i], tasks->names[tasks->names_count - 1]) != 0)
             tasks->names[tasks->names_count++] = tasks->names[i];
 }
-// Returns the index in tasks->names of an item's task, which must be there.
+// Returns the index of an item's task in tasks->names, which find_names has set.
 static int task_of(const struct eval_tasks *tasks, const struct eval_item *item) {
     const char *name = item->task;
     const void *found = bsearch(&name, tasks->names, (size_t)tasks->names_count, sizeof *tasks->names, compare_names);
     return (int)((const char *const *)found - tasks->names);
 }
-// Ends the program where a task mixes items with and without alternatives: its scores would be of neither.
+// Ends the program where a task of tasks->names mixes items with and without alternatives: scores would be of neither.
 static void check_kinds(const struct eval_tasks *tasks) {
     const struct eval_item **first =
         (const struct eval_item **)calloc((size_t)tasks->names_count, sizeof(struct eval_item *));
@@ -156,8 +157,8 @@ static void check_scores_file(const struct config *c) {
     }
 }
 
-// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer. The data,
-// if any, are open, since the tokenizer may be beside them. Every rank calls this.
+// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer, after the
+// data, which may have it beside them. Ends the program where a file is bad. Every rank calls this.
 static void open_tasks(struct run *r) {
     enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);
@@ -209,7 +210,7 @@ static void close_tasks(struct run *r) {
 struct item_choice {
     int by_sum, by_characters, by_bytes, by_tokens; // 0 of an item without alternatives
 };
-// Returns which text of item i, whose documents are scored, is the likeliest by each measure.
+// Returns which text of item i is the likeliest by each measure; score_documents has scored its documents.
 static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
     const struct scored_document *documents = &tasks->documents[tasks->first_document[i]];
@@ -326,7 +327,7 @@ static void write_task_scores(struct json *json, const struct task_scores *s) {
     }
     json_int(json, "cut", s->cut);
 }
-// Writes each task's scores as an object, as log_object calls it. context: a struct eval_tasks.
+// Writes each task's scores as an object of the open object; log_object calls this. context: a struct eval_tasks.
 static void write_log_scores(struct json *json, const void *context) {
     const struct eval_tasks *tasks = (const struct eval_tasks *)context;
     for (int k = 0; k < tasks->names_count; k++) {
@@ -369,8 +370,8 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     json_array_end(&json);
     json_object_end(&json);
 }
-// Writes, on rank 0, the items' scores in their order, then each task's, into the file of --eval-tasks-output. Ends the
-// program where the file can't be written.
+// Writes, on rank 0, the items' scores in their order, then each task's, as lines of JSON into the file of
+// --eval-tasks-output. Ends the program where the file can't be written.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
@@ -389,8 +390,9 @@ static void write_scores(const struct run *r) {
     report_file_close(&out);
 }
 
-// Scores the tasks and reports them, after `step` steps: prints them, logs them, and writes --eval-tasks-output.
-// Returns false where a signal stopped the scoring. Every rank calls this.
+// Scores the tasks of open_tasks and reports them, after `step` steps: prints them, logs them, and writes
+// --eval-tasks-output. Returns false where a signal stopped the scoring, and then reports nothing. Every rank calls
+// this.
 static bool score_tasks(struct run *r, int step) {
     struct eval_tasks *tasks = r->tasks;
     if (!score_documents(r, tasks->documents, tasks->documents_count))

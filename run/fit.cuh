@@ -21,7 +21,7 @@ struct fit {
 // may change meanwhile, but not what the shape of a layer depends on.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
-// Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before a choice is made, one that
+// Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that
 // recomputes nothing. Ends the program where options contradict each other.
 static struct recompute_policy fit_policy(const struct fit *f);
 
@@ -42,16 +42,16 @@ static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy p
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays
-// within the limits. 0: as planned, where fewer chunks than planned do not fit, the user named the tokens, on the CPU,
-// or where the device's limit is not known.
+// within the limits. Returns 0, which means as planned, where fewer chunks than planned do not fit, where the user
+// named the tokens, on the CPU, and where limits.device is SIZE_MAX.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to. How to
 // make a plan fit is fit_check's message.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
-// Ends the program, before the model's memory is allocated, where a plan exceeds the limits; the message lists the
-// options that would help, each with the peak it leads to.
+// Ends the program, before the model's memory is allocated, where a plan of peaks `need` exceeds the limits; the
+// message lists the options that would help, each with the peak it leads to.
 static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_limits limits);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ static void fit_check_options(const struct config *c) {
 }
 
 // Returns the policy of --recompute-granularity full, by the layers or the method that the options name; policy_free
-// frees it.
+// frees it. Ends the program where the list of layers is bad.
 static struct recompute_policy fit_full(const struct config *c) {
     if (*c->recompute.recompute_layers)
         return policy_of_layers(c->model.num_layers, c->recompute.recompute_layers);
@@ -217,7 +217,7 @@ static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_byt
                  fits ? ", which fits" : "");
     return fits;
 }
-// Plans with changed options, and their own policy, and calls fit_suggest. Returns whether the plan fits.
+// Plans with changed options, and their own policy, and adds the line of fit_suggest. Returns whether the plan fits.
 static bool fit_suggest_options(struct fit_advice *a, const char *option, const struct config *changed) {
     struct fit g = fit_of(changed, a->f->backend, a->f->dev);
     return fit_suggest(a, option, fit_peaks(&g, fit_policy(&g)));
@@ -241,7 +241,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
 }
 
 // Suggests what takes from the device's memory: offload, which adds to the host's, and moments in bf16. Where the
-// device's is not exceeded, suggests to offload less.
+// device's limit is not exceeded, suggests to offload less.
 static void fit_suggest_offload(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

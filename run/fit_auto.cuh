@@ -17,8 +17,8 @@ struct fit_chosen {
 };
 
 // Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits
-// allow; options that the user gave stay. Ranks choose together: all call this, and *rates become the lowest of any
-// rank. parallel: NULL where there is one rank. Ends the program where nothing fits.
+// allow; options that the user gave stay. rates->flops is not 0. Ranks choose together: all call this, and *rates
+// become the lowest of any rank. parallel: NULL where there is one rank. Ends the program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -44,7 +44,7 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
-// Sets the options of a choice in *config, but for recomputation.
+// Sets the options of a choice in *config, but for recomputation's.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
@@ -59,7 +59,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice, as fit_space has it, and predicts its time. context: a struct fit_auto.
+// Plans a choice and returns what it takes, for struct fit_space's `plan`. context: a struct fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
@@ -105,8 +105,8 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
-// Returns bytes that every choice takes of the device's memory, or, where the device's is the host's, of both. Before a
-// choice is made so much may be used without raising the run's peak.
+// Returns bytes that every choice takes of the device's memory, or, where the device's is the host's, of both: before a
+// choice is made so much may be used without raising the run's peak. The options have --recompute-granularity auto.
 static size_t fit_least_bytes(const struct fit *f) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)
@@ -132,8 +132,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// Sets the ranges of a choice: an option that the user gave has one value. The formats and the kinds of layers are
-// known.
+// Sets a->space.least and .most: an option that was given has one value. The formats and the kinds of layers are set.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
@@ -185,7 +184,7 @@ static double fit_outside_layers(const struct parameters *table) {
     }
     return outside / fit_larger(all, 1);
 }
-// Sets the estimates of formats i: bytes of gradients and states, seconds of the update.
+// Sets the estimates of a->formats[i]: bytes of gradients and states, seconds of the update.
 static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const struct fit_formats *formats = &a->formats[i];
     struct config config = *a->f->config;
@@ -231,7 +230,7 @@ static void fit_set_estimates(struct fit_auto *a) {
 
 // ---- words ----
 
-// Appends text to out (n bytes), behind the separator unless out is empty; cuts off what does not fit.
+// Appends text to out (n bytes), after the separator unless out is empty; cuts off what does not fit.
 static void fit_add_text(char *out, size_t n, const char *separator, const char *text) {
     text_add(out, n, "%s%s", *out ? separator : "", text);
 }
@@ -278,7 +277,7 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 
 // Writes to out (n bytes) that --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it
 // frees, as in models whose states are smaller than the pieces in which an update streams them; "": it does not.
-// without, with: the device's bytes.
+// without, with: the device's bytes without and with the offload.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -288,7 +287,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// Calls fit_forced_text for the choice that was found, which is planned once more without the offload.
+// Writes fit_forced_text's text on the best choice in *found, planned once more without the offload, to out (n bytes).
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -355,7 +354,7 @@ static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, 
     own->recompute.recompute_layer_modules = text_copy(list); // lives as long as the options
 }
 
-// Lowers the limits and each rate to the lowest of any rank. Every rank calls this.
+// Lowers the limits and each rate to the lowest of any rank. parallel: not NULL. Every rank calls this.
 static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct parallel *parallel) {
     struct values {
         struct fit_limits limits;

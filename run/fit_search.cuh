@@ -28,8 +28,8 @@ struct fit_found {
 };
 
 // Finds the best choice, and the best choices of other sets, which offload other kinds of buffers or have other
-// formats. Ties go to what is lossless, then to what offloads less. `known_formats`: how many formats there are
-// estimates for; those from space->most.formats + 1 on are only estimated, for `gain`.
+// formats; count 0: none fits. Ties go to what is lossless, then to what offloads less. `known_formats`: how many
+// formats there are estimates for; those from space->most.formats + 1 on are only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -99,15 +99,15 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Finds the factor of a micro-step's time: between the factors of no and of most offloaded layers, nearer the smaller.
+// Returns the factor of a micro-step's time: between factors of no and of most offloaded layers, nearer the smaller.
 static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Estimates the device's bytes: the formula's with what plans without offloaded layers have beside it, but no less than
-// with the most offloaded layers, when copies on the way count.
+// Returns an estimate of the device's bytes: the formula's with what plans without offloaded layers have beside it, but
+// no less than with the most offloaded layers, when copies on the way count.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -133,8 +133,8 @@ static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c,
         exposed += FIT_LAST_EXPOSED_SLACK / c->layers;
     return s->micro_steps * (FIT_TIME_SLACK * e->micro_step_s + exposed * e->exposed_s);
 }
-// Estimates a node's choice by what is known. The choice's own plan raises the bytes that its group leads to and never
-// lowers them: what a choice needs must not depend on which choices were planned.
+// Returns an estimate of a node's choice by what is known. The choice's own plan raises the bytes that its group leads
+// to and never lowers them: what a choice needs must not depend on which choices were planned.
 static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct fit_node *n) {
     const struct fit_space *s = q->space;
     const int k = n->c.recompute / s->num_layers;
@@ -164,7 +164,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     return o;
 }
 
-// Plans a choice of a group whose layers are all of one kind, once, and records how the plan exceeds the formulas.
+// Plans, once, a choice of a group with layers of one kind, and records how the plan exceeds the formulas.
 static void fit_learn(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
@@ -208,14 +208,14 @@ static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
 
-// Whether an outcome is within the limits, but for the limit of what is minimized; the limit of both memories together
-// counts only where the seconds are.
+// Whether an outcome is within the limits, except the limit of the memory that is minimized; the limit of both memories
+// together counts only where the seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// Returns what is minimized. A lossy format must gain 2 % of the time. Times that differ in the eighth digit only are
-// equal, so that rounding does not decide.
+// Returns the number that `objective` minimizes. A lossy format must gain 2 % of the time. Times that differ in the
+// eighth digit only are equal, so that rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {
     case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));
@@ -225,7 +225,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
     return INFINITY;
 }
 
-// Finds the least percentage in [least, most] that offloads `bytes` more than `least` does; most + 1: none does.
+// Returns the least percentage in [least, most] that offloads `bytes` more than `least` does; most + 1: none does.
 static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {
@@ -237,8 +237,8 @@ static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least,
     }
     return first;
 }
-// Sets the percentage in [least, most] with which a choice, by its estimate, fits: the least, or the largest where the
-// device's memory is minimized. Sets the estimate, and the value, which is INFINITY where no percentage fits.
+// Sets n->c.percent to a percentage in [least, most] with which the choice, by its estimate, fits: the least, or the
+// largest where the device's memory is minimized. Sets n->o, and n->value, INFINITY where no percentage fits.
 static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int least, int most) {
     const struct fit_space *s = q->space;
     const double *states_bytes = s->states_bytes[n->c.formats];
@@ -260,7 +260,7 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
         n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
-// Sets the percentage as fit_set_percent does, among the choice's set: 0, or all others.
+// Does what fit_set_percent does, in the range of the choice's set: 0 where n->c.percent is 0, else all others.
 static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     if (n->c.percent > 0)
@@ -274,13 +274,13 @@ static bool fit_same_set(const struct fit_choice *a, const struct fit_choice *b)
            (a->percent > 0) == (b->percent > 0) && (a->layers > 0) == (b->layers > 0);
 }
 
-// Returns the next of about `steps` values from least to most, both ends included; above most: `value` was the last.
+// Returns the next of about `steps` values from least to most, both included; more than most: `value` was the last.
 static int fit_next_value(int value, int least, int most, int steps) {
     const int step = (most - least + steps - 1) / steps, next = value + (step > 0 ? step : 1);
     return value < most && next > most ? most : next;
 }
 
-// Adds a choice, with a percentage of its own, unless it does not fit by its estimate.
+// Adds a choice to q->nodes, with a percentage that fits, unless by its estimate none does. c.percent: 0, or any other.
 static void fit_add(struct fit_queue *q, struct fit_choice c) {
     struct fit_node n;
     if (q->count == q->capacity) {
@@ -296,7 +296,7 @@ static void fit_add(struct fit_queue *q, struct fit_choice c) {
     if (n.value < INFINITY)
         q->nodes[q->count++] = n;
 }
-// Adds the choices of a set that differ in what is recomputed and in how many layers are offloaded.
+// Adds the choices of c's set, which differ in what is recomputed and in how many layers are offloaded.
 static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, layers = c.layers, steps = layers ? FIT_STEPS_OFFLOADED : FIT_STEPS_PLAIN;
@@ -310,7 +310,7 @@ static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
                     fit_add(q, c);
         }
 }
-// Adds the choices of all sets with formats [first, last].
+// Adds the choices of all sets with formats [first, last] to q->nodes.
 static void fit_add_sets(struct fit_queue *q, int first, int last) {
     const struct fit_space *s = q->space;
     struct fit_choice c;
@@ -326,7 +326,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The search
 
-// Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known then.
+// Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known after that.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_learn_all(q, &c);
@@ -351,7 +351,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node's choice, first unplaced, in a second call placed. Where it does not fit, sets another percentage.
+// Plans a node's choice, unplaced, in a second call placed. Where it does not fit, sets another percentage or drops it.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;
@@ -380,8 +380,8 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// Finds which of formats [first, last], which are not allowed, would gain most over `value`, by estimates of choices
-// whose groups are known. Replaces the queue's nodes.
+// Sets found->gain to which of formats [first, last], which are not allowed, would gain most over `value`, by estimates
+// of choices whose groups are known; leaves it where none gains. Replaces the queue's nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;

@@ -47,7 +47,7 @@ struct fit_space {
     void *context;
 };
 
-// Returns the seconds of an update that takes update_s without a bus and copies these bytes.
+// Returns the seconds of an update that takes update_s without a bus and copies to_host and to_device bytes.
 static double fit_update_on_bus_s(double update_s, double to_host, double to_device, const struct fit_bus *bus);
 
 // A choice's estimate. Plans differ from the formula in micro_step_s, of which exposed_s are spent waiting for the bus.
@@ -82,9 +82,9 @@ static double fit_exposed_s(const struct fit_space *s, int kind, int count, doub
     return count *
            (fit_larger(forward_bus_s - HIDES * forward_s, 0) + fit_larger(backward_bus_s - HIDES * backward_s, 0));
 }
-// Returns the seconds that what is outside the layers waits for the bus. weights, gradients: bytes of the whole model,
-// where they are offloaded. Only the device's own copying hides the arrival of weights before the embeddings and before
-// the head, the arrival of the head's gradient, and the departure of the embeddings' gradient at the end.
+// Returns the seconds that what is outside the layers waits for the bus. weights, gradients: bytes of the whole model;
+// 0: not offloaded. Only the device's own copying hides the arrival of weights before the embeddings and before the
+// head, the arrival of the head's gradient, and the departure of the embeddings' gradient at the end.
 static double fit_exposed_outside_s(const struct fit_space *s, double weights, double gradients) {
     const double a_byte_s = fit_larger(1 / s->bus.bytes_s - s->bus.copy_s, 0);
     return (s->tied ? 2 : 1) * s->outside * (weights + gradients) * a_byte_s;

@@ -23,11 +23,12 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// Predicts the time of a step of a planned model; 0 where it does not train.
+// Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // Returns the rates of this machine's device, or of the GPU that --plan-gpu names: a data sheet's, or measured by a
-// real run, in `room` bytes or fewer of memory, which are freed again. flops 0: nothing can be predicted.
+// real run, in `room` bytes or fewer of memory, which are freed again. flops 0: nothing can be predicted; with auto
+// that ends the program.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
     return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
-// Returns a GPU's rates by its data sheet, of whose flop/s matmuls are taken to reach FIT_OF_PEAK.
+// Returns a GPU's rates by its data sheet, which has flop/s; matmuls are taken to reach FIT_OF_PEAK of them.
 static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     struct fit_rates r;
     memset(&r, 0, sizeof r);
@@ -61,7 +62,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
     return r;
 }
-// Measures the flop/s of a matmul in at most `room` bytes; 0: the room is too small to tell.
+// Measures and returns the flop/s of a matmul in at most `room` bytes of the device's memory; 0: too small to tell.
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
@@ -69,8 +70,8 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures the bytes a second between the device's memory and the host's, of the slower direction, in at most `room`
-// bytes of both memories.
+// Measures and returns the bytes a second between the device's memory and the host's, of the slower direction, in at
+// most `room` bytes of both memories.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -131,8 +132,8 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the cost of all phases of a group and layer (-1: of no layer) in a micro-step, in flops a token. What the
-// groups of other regions cost is not asked.
+// Returns the cost of all phases of a group and layer (-1: of no layer) in a micro-step, in flops a token; 0 for the
+// groups of other regions.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -149,7 +150,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     }
     return 0;
 }
-// Returns seconds (end - first) of a micro-step's phases, equal shares of a layer's group; the caller frees them.
+// Returns seconds (end - first) of phases [first, end) of a micro-step, equal shares of a layer's group, for free().
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
     const int layers = m->shape.L + 1;     // place 0: of no layer
@@ -182,7 +183,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Plays phases [first, end) and returns their seconds. *compute_s: without copies.
+// Plays phases [first, end), all of a micro-step, and returns their seconds. *compute_s: without copies.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
@@ -220,7 +221,7 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     return clock_s;
 }
 
-// Sums the bytes that the update reads and writes in the device's memory: this rank's parameters, gradients (norm,
+// Returns the bytes that the update reads and writes in the device's memory: this rank's parameters, gradients (norm,
 // update) and states, and what Muon hands from pass to pass: an update written, summed up, scaled, read again.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;

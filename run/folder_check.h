@@ -16,15 +16,15 @@ struct folder_check {
     struct error_text error;
 };
 
-// Checks the files, as the function of a thread. argument: a struct folder_check.
+// Checks the files; a thread's function. argument: a struct folder_check.
 static inline void *folder_check_run(void *argument) {
     struct folder_check *const check = (struct folder_check *)argument;
     check->problem = checkpoint_verify_model(check->path, check->optimizer, &check->error);
     return NULL;
 }
 
-// Begins to check the folder at `path`, which must stay until folder_check_end. NULL, empty or no folder: nothing is
-// checked.
+// Begins to check the folder at `path`; folder_check_end must follow, and *check and `path` must stay until then. NULL,
+// empty or no folder: nothing is checked. Ends the program where no thread can be started.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;
@@ -36,7 +36,7 @@ static inline void folder_check_begin(struct folder_check *check, const char *pa
 }
 
 // Waits for the check. Returns what is wrong with the files, in `error`, since damage may have caused the caller's own
-// `problem` with them; else that problem.
+// `problem` (NULL: none) with them; else `problem`.
 static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
     if (!check->running)
         return problem;

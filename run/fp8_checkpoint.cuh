@@ -31,7 +31,7 @@ static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
     return (int64_t)fp8_num_tensors(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
 }
 
-// values (fp8_tensor_values) = a tensor of the open file. `name`: the file, for messages.
+// values (fp8_tensor_values) = a tensor of the open file, named `name` in messages. Returns NULL, or what is wrong.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;
@@ -48,7 +48,7 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
     return NULL;
 }
 // Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has them. Loads
-// nothing where this run's scales are not delayed. Waits for the device.
+// nothing where this run's scales are not delayed. Waits for the device. Returns NULL, or what is wrong.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
@@ -70,8 +70,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Drops all delayed scales; the caller has found that other options than this run's made the scales (fp8_scales_hold).
-// The next step casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
+// Drops all delayed scales, if there are any: other options than this run's made them (fp8_scales_hold). The next step
+// casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_num_tensors(f);
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

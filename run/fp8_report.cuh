@@ -33,7 +33,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Describes what is quantized, how, and what is not, in a run with --fp8-format. Returns `text`, or a constant.
+// Returns in words what is quantized, how, and what is not, in a run with --fp8-format: in `text`, or a constant.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
@@ -63,9 +63,9 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     }
     return 0;
 }
-// Computes the shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of
-// the first rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is counted in each
-// layer and micro-batch, of M tokens.
+// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS,
+// FP8_COUNTS) of the first rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is
+// counted in each layer and micro-step of a rank, of M tokens.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
@@ -87,8 +87,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
 
 enum { FP8_TENSOR_TEXT = 80 };
 // Finds the first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales:
-// writes its name and *value. Returns whether there is one. amaxes: of the first rank; `width` doubles from one rank's
-// to the next.
+// writes its name and *value. Returns whether there is one; false where scales are not delayed. amaxes: of the first
+// rank; `width` doubles from one rank's to the next.
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};

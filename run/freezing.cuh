@@ -5,7 +5,8 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether one of a list of patterns, separated by commas, matches a name. Sets used[i] where pattern i does.
+// Whether one of a list of patterns, separated by commas, matches a name. Sets used[i] where pattern i does. Ends the
+// program where a pattern has 256 bytes or more.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
@@ -21,8 +22,7 @@ static bool freezing_matches(const char *patterns, const char *name, bool *used)
     }
     return matches;
 }
-// Ends the program where a pattern has matched no name: used[i] is false for pattern i. example: a name, for the
-// message.
+// Ends the program where a pattern has matched no name: used[i] is false for pattern i. example: a name, for messages.
 static void freezing_check_used(const char *patterns, const bool *used, const char *example) {
     int i = 0;
     for (const char *at = patterns; *at; i++) {
@@ -48,8 +48,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// Marks in frozen (L + 1, PARAM_COUNT), whose last row is of no layer, the tensors that --freeze names, and the biases
-// of the weights among them. Ends the program where a pattern matches no tensor, or nothing is left to train.
+// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), which was false, the tensors that --freeze names, and the
+// biases of the weights among them. Ends the program where a pattern matches no tensor, or nothing is left to train.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));
@@ -92,7 +92,8 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     parameters_free(&table);
 }
 
-// Returns the frozen parameters of a model, as parameters_create takes them; the caller frees them. NULL: none.
+// Returns which parameters are frozen, (L + 1, PARAM_COUNT), for parameters_create; the caller frees them. NULL: none.
+// Ends the program where --freeze can't be followed.
 static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     if (!config_freezes(c))
         return NULL;

@@ -20,7 +20,7 @@ static void open_samples(struct run *r) {
 }
 
 // Generates and prints the samples of a training run, after `step` steps; prints nothing where a signal stops a single
-// rank meanwhile. open_samples was called. Every rank calls this.
+// rank meanwhile. open_samples was called, and no later update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
@@ -41,8 +41,8 @@ static void generate_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens r->tokenizer, with which --OPTION encodes texts: the model's tokenizer.json, or one token a byte. Ends the
-// program where there is none that fits.
+// Opens r->tokenizer, with which --OPTION encodes texts, from find_text_file's tokenizer.json, else, where the model
+// has 256 or 257 tokens, of bytes; close_run frees it. Ends the program where neither is there or the file is bad.
 static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -61,7 +61,7 @@ static void open_tokenizer(struct run *r, const char *option) {
 }
 
 // Encodes a prompt, with the tokens of the tokenizer's template. *ids: its tokens, which the caller frees. Returns
-// their number, 1 at least.
+// their number, 1 at least: an empty prompt becomes a token. Ends the program where a token is outside the vocabulary.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
     const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
@@ -85,8 +85,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// Fits --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too many
-// tokens end the program where positions are learned; with RoPE a warning says that training had fewer positions.
+// Fits c's --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too
+// many tokens end the program where positions are learned; with RoPE a warning says that training had fewer positions.
 static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
     const int positions = c->model.max_position_embeddings, left = positions - longest;
     if (c->evaluation.sample_tokens <= left)
@@ -105,9 +105,9 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more;
-// the tokenizer and the vocabulary are open. Sets the sizes in *c on which the plan depends, by the longest prompt and
-// its continuation.
+// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more,
+// and sets r->prompt_tokens; the tokenizer and the vocabulary are open. Sets the sizes in *c on which the plan depends,
+// by the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
@@ -142,7 +142,7 @@ static void read_prompts(struct run *r, struct config *c) {
 }
 
 // Generates and prints each prompt of read_prompts followed by at most new_tokens tokens, up to the end of the text.
-// Opens r's sampler. Returns the exit status. Every rank calls this.
+// Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;

@@ -35,7 +35,7 @@ static const struct level levels[] = {LEVELS(LEVEL_ROW)};
 enum { NUM_LEVELS = sizeof levels / sizeof *levels };
 
 static bool level_runs_here(const struct level *level) { return cpu_has_features(level->features); }
-// text = the names of the levels that this CPU can run, with a comma between two.
+// text (bytes) = the names of the levels that this CPU can run, with a comma between two, cut to what fits.
 static void levels_list_here(char *text, size_t bytes) {
     text[0] = 0;
     for (int i = 0; i < NUM_LEVELS; i++)
@@ -43,7 +43,7 @@ static void levels_list_here(char *text, size_t bytes) {
             text_add(text, bytes, "%s%s", *text ? ", " : "", levels[i].name);
 }
 
-// text = the instruction sets, beyond the architecture's first, that the level is compiled for, each after a space.
+// text (bytes) = the instruction sets that the level has beyond the architecture's first, each after a space; "": none.
 static void level_list_features(char *text, size_t bytes, const struct level *level) {
     text[0] = 0;
     for (const struct cpu_feature *f = level->features; f->name; f++)

@@ -25,8 +25,8 @@ static const int64_t LOAD_CHUNK = 1 << 20; // elements
 // The names of an output layer's weight.
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
 
-// Whether a file's tensor is to be ignored, as other readers do: the masks of GPT-2 and GPT-NeoX, rotary tables, a tied
-// head, whose values model_check_tied_head compares.
+// Whether a file's tensor is to be ignored, as other readers do: the masks of GPT-2 and GPT-NeoX, rotary tables and,
+// where `tied`, a head, whose values model_check_tied_head compares.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
                                           ".attention.masked_bias"};
@@ -36,7 +36,8 @@ static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     return strstr(name, ".rotary_emb.") ||
            (tied && (strcmp(name, head_names[0]) == 0 || strcmp(name, head_names[1]) == 0));
 }
-// Refuses a folder with a tensor that the model does not have, as another model's, or that two of its files have.
+// Refuses a folder with a tensor that the model lacks, or that two files have. tied: the head is the embedding. Returns
+// NULL, or what is wrong.
 static const char *model_folder_check_names(const struct model_folder *folder,
                                             const struct huggingface_tensors *tensors, bool tied,
                                             struct error_text *error) {
@@ -65,7 +66,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // Into the model
 
 // Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
-// weights, rounded into the parameters. `rounded` has room for 2 LOAD_CHUNK. Waits for the device.
+// weights and moving averages, rounded into the parameters. rounded: room for 2 LOAD_CHUNK. Waits for the device.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -96,7 +97,8 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
     loader->room = loader->raw && loader->values ? elements : 0;
     return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
 }
-// Creates a loader with room for LOAD_CHUNK elements. model_loader_free frees it, after an error too.
+// Creates a loader with room for LOAD_CHUNK elements, which model_loader_free frees, after an error too. Returns NULL,
+// or that memory is out.
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
@@ -110,7 +112,7 @@ static void model_loader_free(struct model_loader *loader) {
 }
 
 // loader->values = n elements of a file's tensor, from `first` on. Refuses types that are not floating-point and,
-// unless --check-weights is off, values that are not finite. Makes room where there is too little.
+// unless --check-weights is off, values that are not finite. Returns NULL, or what is wrong.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
@@ -125,8 +127,8 @@ static const char *model_read(struct model_loader *loader, const struct safetens
                : NULL;
 }
 
-// Loads what this rank holds of a tensor whose elements have other places in our parameter: transposed, with repeated
-// or permuted heads. The rows of the parameter that the tensor holds are assembled in host memory.
+// Loads what this rank holds of a tensor whose elements have other places in our parameter (huggingface_is_rearranged),
+// by way of host memory for the whole parameter. t->ours is not NULL. Returns NULL, or what is wrong.
 static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
                                     const struct safetensors *file, const char *file_name,
                                     const struct safetensors_tensor *tensor, struct error_text *error) {
@@ -149,7 +151,8 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
     return problem;
 }
 
-// Loads what this rank holds of a parameter, t->ours, from the folder's tensor of the name and the shape of `t`.
+// Loads what this rank holds of a parameter, t->ours, not NULL, from the folder's tensor of the name and the shape of
+// `t`. Returns NULL, or what is wrong: also that there is none. Waits for the device.
 static const char *model_load_tensor(struct model_loader *loader, const struct model_folder *folder,
                                      const struct huggingface_tensor *t, struct error_text *error) {
     int f;
@@ -173,7 +176,7 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
 }
 
 // Refuses a folder of a tied model that has an output layer's weight with other values than the embedding, tensor
-// `wte`: one of the two would be lost.
+// `wte`: one of the two would be lost. Returns NULL, or what is wrong. Overwrites loader->values.
 static const char *model_check_tied_head(struct model_loader *loader, const struct model_folder *folder,
                                          const struct huggingface_tensor *wte, struct error_text *error) {
     int at[2];
@@ -206,7 +209,7 @@ static const char *model_check_tied_head(struct model_loader *loader, const stru
     return problem;
 }
 
-// *a = the architecture of a folder, by its config.json.
+// *a = the architecture of a folder, by its config.json. Returns NULL, or what is wrong.
 static const char *model_folder_architecture(enum architecture *a, const char *path, struct error_text *error) {
     struct huggingface_config h;
     RETURN_PROBLEM(start_read_model(&h, path, error));
@@ -214,7 +217,8 @@ static const char *model_folder_architecture(enum architecture *a, const char *p
     huggingface_free(&h);
     return NULL;
 }
-// Loads what this rank holds of the parameters in `tensors`. Refuses a folder whose tensors are not these.
+// Loads what this rank holds of the parameters in `tensors`. Refuses a folder whose tensors are not these. Returns
+// NULL, or what is wrong.
 static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
                                       const struct huggingface_tensors *tensors, struct error_text *error) {
     const bool tied = loader->m->shape.tied;
@@ -229,7 +233,7 @@ static const char *model_load_tensors(struct model_loader *loader, const struct 
     return NULL;
 }
 // Loads what this rank holds of the parameters from a folder, whose config.json says of which architecture it is.
-// *exact: all tensors of its files are fp32. Waits for the device.
+// *exact: all tensors of its files are fp32. Waits for the device. Returns NULL, or what is wrong.
 static const char *model_load_folder(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -262,8 +266,8 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// Loads what this rank holds of a tensor's parameters from a state that has fp32 values of them: master weights, or
-// moving averages.
+// Loads what this rank holds of a trained tensor's parameters from a state that has fp32 values of them: `id` is
+// STATE_MASTER or STATE_AVERAGES. Returns NULL, or what is wrong.
 static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
                                       const char *file_name, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
@@ -292,7 +296,7 @@ struct stored_tensor {
     enum state_format format;
 };
 // Sets the values, the scales and the format of *s by what s->file has of a state of tensor t; s->file and s->file_name
-// are set.
+// are set. Returns NULL, or what is wrong.
 static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
     char name[STATE_NAME];
@@ -316,7 +320,8 @@ struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = n elements of a tensor, from `first` on, the first of a block.
+// room->from = n elements (at most LOAD_CHUNK) of a tensor, from `first` on, which begins a block, in the format of the
+// file. Returns NULL, or what is wrong.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -332,7 +337,8 @@ static const char *stored_tensor_read(struct state_room *room, const struct stor
     state_from_file(room->from, room->bytes, room->scales, s->format, n);
     return NULL;
 }
-// Loads what this rank holds of a moment of a parameter, and converts it to the format that the run stores it in.
+// Loads what this rank holds of a moment of a parameter, converted to the format that the run stores it in, as
+// *conversions then says; does nothing where the run has no such moment. Returns NULL, or what is wrong.
 static const char *model_load_moment(struct gpt *m, struct state_room *room, const struct safetensors *file,
                                      const char *file_name, enum optimizer_state id, const struct tensor *t,
                                      struct conversions *conversions, struct error_text *error) {
@@ -373,7 +379,8 @@ static bool state_comes_from_file(const struct gpt *m, const struct safetensors 
     }
     return false;
 }
-// Loads what this rank holds of all states that state_comes_from_file names, and notes in *conversions which were converted.
+// Loads what this rank holds of all states that state_comes_from_file names, and notes in *conversions, zeroed before,
+// which were converted. Returns NULL, or what is wrong.
 static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
                                       struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -394,7 +401,7 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
 
 // Loads the master weights, unless this run has none (--main-params-dtype bf16) or model.safetensors has them exactly
 // (model_is_exact). *converted: the conversion where only the run or only the file has master weights, for
-// report_conversions; NULL: none.
+// report_conversions; NULL: none. Returns NULL, or what is wrong.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -417,7 +424,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
-// Says in one line what was converted, on rank 0. masters: how master weights were; NULL: they were not.
+// Says in one line what was converted, on rank 0. masters: as model_load_all_masters sets *converted; NULL: none.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
                                const char *masters) {
     bool any = masters != NULL;
@@ -438,7 +445,7 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
 }
 
 // Loads what this rank holds of the optimizer's state and FP8's from a checkpoint's folder, and prints what was
-// converted and what is missing. model_is_exact: as model_load_folder found.
+// converted and what is missing. model_is_exact: *exact of model_load_folder. Returns NULL, or what is wrong.
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];
@@ -468,7 +475,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
 }
 
 // Loads the moving averages of a checkpoint into the parameters, as far as this rank holds them. Refuses a checkpoint
-// without averages.
+// without averages. Returns NULL, or what is wrong.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;
@@ -493,7 +500,7 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
 }
 
 // Loads what this rank holds of a checkpoint: the parameters, then the optimizer's state and FP8's. The folder is not
-// one of adapters.
+// one of adapters. Returns NULL, or what is wrong.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));
@@ -510,7 +517,7 @@ static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARA
                                             PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
 // Loads a tensor that begins at byte *at of the file and has stored_rows rows there, of which the model takes its
-// visible ones. Moves *at behind the tensor. bf16: the type of the file; else fp32.
+// visible ones. Moves *at behind the tensor. bf16: the type of the file; else fp32. Returns NULL, or what is wrong.
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
                                           const struct tensor *t, int64_t stored_rows, bool bf16,
                                           struct error_text *error) {
@@ -528,7 +535,7 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
     return NULL;
 }
 
-// Loads the parameters of an llm.c checkpoint. The file's vocabulary is padded to another multiple than ours.
+// Loads what this rank holds of the parameters of an llm.c checkpoint. Returns NULL, or what is wrong.
 static const char *model_load_llmc(struct gpt *m, const char *path, struct error_text *error) {
     struct llmc_header header;
     unsigned char bytes[LLMC_MODEL_HEADER];

@@ -17,13 +17,13 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
-// Whether the wait at hand has lasted as long as it may.
+// Whether the wait at hand has lasted as long as it may. The caller holds watch->mutex.
 static bool long_wait_is_over(const struct long_wait *watch) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
 }
-// Guards the waits until long_wait_close, as the function of a thread. argument: a struct long_wait.
+// Guards the waits until long_wait_close; a thread's function. argument: a struct long_wait.
 static void *long_wait_watch(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);
@@ -43,7 +43,7 @@ static void *long_wait_watch(void *argument) {
 }
 // Starts a watch, which the caller frees by long_wait_close. NULL: there is no memory or no thread for it, and nothing
 // is watched; all functions that follow take NULL. say_it: called by the watch's thread, once a wait that takes longer
-// than `seconds`.
+// than `seconds`; may call none of these functions.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
@@ -64,7 +64,7 @@ static struct long_wait *long_wait_open(double seconds, void (*say_it)(double se
     free(watch);
     return NULL;
 }
-// Ends the watch's thread and frees the watch.
+// Ends the watch's thread and frees the watch; does nothing for NULL.
 static void long_wait_close(struct long_wait *watch) {
     if (!watch)
         return;
@@ -77,7 +77,7 @@ static void long_wait_close(struct long_wait *watch) {
     pthread_mutex_destroy(&watch->mutex);
     free(watch);
 }
-// Tells the watch that a wait has begun, or ended.
+// Tells the watch (NULL: none) that a wait has begun, or ended.
 static void long_wait_set(struct long_wait *watch, bool waits) {
     if (!watch)
         return;
@@ -96,6 +96,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-// Begins a wait, in the place of one that is watched. One thread begins and ends all waits.
+// Begins a wait, which long_wait_end ends, in the place of one that is watched. One thread begins and ends all waits.
 static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
 static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }

@@ -57,7 +57,7 @@ static inline uint16_t merge_f16(float value) {
     const uint32_t kept = (bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1);
     return (uint16_t)(sign | (uint16_t)((kept >> 13) - (112 << 10)));
 }
-// raw = n values in a type of a file; false where this program does not round to the type.
+// raw = n values, rounded to a type of a file: F32, BF16 or F16; false, and raw is not set, for another type.
 static inline bool merge_round(unsigned char *raw, const float *values, enum safetensors_dtype dtype, uint64_t n) {
     uint16_t *const halves = (uint16_t *)raw;
     if (dtype == SAFETENSORS_F32)
@@ -84,7 +84,8 @@ static inline void merge_pair_free(struct merge_pair *pair) {
     free(pair->right);
     memset(pair, 0, sizeof *pair);
 }
-// *out (rows, cols), or its transpose, = tensor t of the adapters. The caller frees *out, after an error too.
+// *out (rows, cols), or its transpose, = tensor t of the adapters, which must have that shape. The caller frees *out,
+// NULL before, after an error too. Returns NULL, or what is wrong.
 static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
                                      uint64_t cols, bool transposed, struct error_text *error) {
     const struct safetensors *file = &m->adapters.files[0];
@@ -108,9 +109,9 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
     free(values);
     return problem;
 }
-// Finds a weight's lora_A or lora_B (ending) and marks it as used; NULL: none. GPT-2's older files leave a prefix out.
+// Returns a weight's lora_A or lora_B (ending), and marks it in m->used; NULL: none.
 static inline const struct safetensors_tensor *merge_find(struct merge *m, const char *weight, const char *ending) {
-    static const char *const prefixes[] = {"base_model.model.", "base_model.model.transformer."};
+    static const char *const prefixes[] = {"base_model.model.", "base_model.model.transformer."}; // [1]: older GPT-2
     const size_t length = strlen(weight), tail = strlen(".weight");
     char name[1024];
     if (length <= tail || strcmp(weight + length - tail, ".weight") != 0)
@@ -128,6 +129,7 @@ static inline const struct safetensors_tensor *merge_find(struct merge *m, const
     return NULL;
 }
 // *pair = the adapter of a tensor of the base; *has: the tensor has one. merge_pair_free frees it, after an error too.
+// base_file: for messages. Returns NULL, or what is wrong.
 static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair, bool *has,
                                         const struct safetensors_tensor *base, const char *base_file,
                                         struct error_text *error) {
@@ -147,7 +149,7 @@ static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair
     RETURN_PROBLEM(merge_read(m, m->transposed ? &pair->left : &pair->right, a, rank, inputs, m->transposed, error));
     return merge_read(m, m->transposed ? &pair->right : &pair->left, b, outputs, rank, m->transposed, error);
 }
-// values (n, cols) += the adapter's product for rows [first, first + n) of the weight.
+// values (n, cols) += `scale` times the adapter's product for rows [first, first + n) of the weight.
 static inline void merge_add(float *values, const struct merge_pair *pair, uint64_t first, uint64_t n, uint64_t cols,
                              uint64_t rank, float scale) {
 #pragma omp parallel
@@ -174,7 +176,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 // ---- files ----
 
 // Creates the file `name` in the folder of --lora-merge and opens it as m->out; merge_out_end ends it. A file that is
-// there is an error.
+// there is an error. Returns NULL, or what went wrong.
 static inline const char *merge_out_begin(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
@@ -199,8 +201,8 @@ static inline const char *merge_out_end(struct merge *m, const char *problem, st
            : written && closed ? NULL
                                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
 }
-// Copies the file `name` of the base's folder into the folder of --lora-merge, where there is one. Refuses a link to a
-// file elsewhere.
+// Copies the file `name` of the base's folder into the folder of --lora-merge; does nothing where the base has none.
+// Refuses a link to a file elsewhere. Returns NULL, or what went wrong.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
@@ -234,7 +236,7 @@ static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (!m->raw || !m->values)
         fail("out of memory for %llu elements of a file", (unsigned long long)elements);
 }
-// Writes a tensor of the base to the open file without change.
+// Writes a tensor of the base to the open file without change. Returns NULL, or what went wrong.
 static inline const char *merge_keep(struct merge *m, const struct safetensors *file,
                                      const struct safetensors_tensor *t, struct error_text *error) {
     merge_reserve(m, MERGE_CHUNK);
@@ -245,7 +247,7 @@ static inline const char *merge_keep(struct merge *m, const struct safetensors *
     }
     return NULL;
 }
-// Writes a tensor of the base to the open file with its adapter added.
+// Writes a tensor of the base to the open file with its adapter added. Returns NULL, or what went wrong.
 static inline const char *merge_tensor(struct merge *m, const struct safetensors *file, const char *file_name,
                                        const struct safetensors_tensor *t, const struct merge_pair *pair,
                                        struct error_text *error) {
@@ -269,8 +271,8 @@ static inline const char *merge_tensor(struct merge *m, const struct safetensors
     }
     return NULL;
 }
-// Writes the tensors of the base's file f, each with its adapter added where it has one, behind the header of the file
-// that is open. entries (the file's count): in the new file's order; id: the tensor's index in the base's file.
+// Writes the tensors of the base's file f, each with its adapter, if any, added, behind the open file's header. entries
+// (the file's count): in the new file's order; id: the tensor's index in the base's file. Returns NULL, or an error.
 static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
                                         struct error_text *error) {
     const struct safetensors *file = &m->base.files[f];
@@ -286,7 +288,8 @@ static inline const char *merge_tensors(struct merge *m, int f, const struct saf
     }
     return problem;
 }
-// Writes the base's file f with the adapters of its tensors added, under its name, into the folder of --lora-merge.
+// Writes the base's file f, with its tensors' adapters added and under its name, into the folder of --lora-merge.
+// Returns NULL, or what went wrong.
 static inline const char *merge_file(struct merge *m, int f, struct error_text *error) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};
     const struct safetensors *file = &m->base.files[f];
@@ -315,7 +318,7 @@ static inline const char *merge_file(struct merge *m, int f, struct error_text *
 
 // ---- the run ----
 
-// Creates the folder, which must be a new one, or empty.
+// Creates the folder, which must be a new one, or empty. Returns NULL, or what is wrong.
 static inline const char *merge_make_folder(const char *path, struct error_text *error) {
     if (mkdir(path, 0777) == 0)
         return NULL;
@@ -330,7 +333,7 @@ static inline const char *merge_make_folder(const char *path, struct error_text 
     return folder && names <= 2 ? NULL
                                 : error_format(error, "--lora-merge %s: is there already; name a new folder", path);
 }
-// Whether the weight is of a module that the adapters' settings list by a name.
+// Whether the weight is of a module that --lora-target-modules lists by a name.
 static inline bool merge_is_target(const struct merge *m, const char *weight) {
     char module[1024];
     const size_t length = strlen(weight), tail = strlen(".weight");
@@ -345,7 +348,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters of modules that the base lacks, and modules of the settings without an adapter.
+// Refuses adapters of modules that the base lacks, and listed modules without an adapter. Returns NULL, or an error.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {
@@ -362,8 +365,8 @@ static inline const char *merge_check_adapters(struct merge *m, struct error_tex
                                 m->config->checkpoints.init_from);
     return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
 }
-// Writes the whole folder of --lora-merge, once the adapters fit the base. The caller closes m->base and m->adapters,
-// and frees m's arrays.
+// Writes the whole folder of --lora-merge, once the adapters fit the base. Returns NULL, or what went wrong. The caller
+// closes m->base and m->adapters, and frees m's arrays, after an error too.
 static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
     struct huggingface_config model;
     RETURN_PROBLEM(start_read_model(&model, m->config->checkpoints.init_from, error));
@@ -385,7 +388,7 @@ static inline const char *merge_write_all(struct merge *m, struct error_text *er
     return merge_copy(m, "config.json", error);
 }
 // Runs --lora-merge, in the only process of the job, and prints what was merged. Returns the exit status; ends the
-// program where the model can't be written.
+// program where there are several ranks or the model can't be written.
 static inline int merge_adapters(const struct config *config) {
     struct merge m;
     struct error_text error;

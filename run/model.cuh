@@ -3,7 +3,7 @@
 #include "gpt.cuh"          // struct gpt
 #include "run/freezing.cuh" // freezing_of
 
-// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy.
+// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy. *dev must stay.
 static struct gpt *gpt_record(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     const struct model_shape shape =
@@ -21,7 +21,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     return m;
 }
 
-// Sets the bytes that a training step copies between device and host in each direction.
+// Sets the bytes that a training step copies between device and host each way, by the plan; 0 without training.
 static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
     const struct plan *plan = &m->timeline.plan;
     const int *first = m->timeline.region_first, update = first[REGION_UPDATE];
@@ -51,8 +51,9 @@ static void gpt_dry_run(struct gpt *m) {
     m->steps.micro_step = micro_step;
 }
 
-// Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
-// check whether the plan fits, and before gpt_allocate. Every rank calls this.
+// Opens the collectives of several ranks; after gpt_allocate gpt_connect must follow. collectives_close closes them.
+// They allocate device memory that is not in the plan, and so are opened before the check whether the plan fits, and
+// before gpt_allocate. Every rank calls this.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;

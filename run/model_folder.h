@@ -31,7 +31,7 @@ static inline void model_folder_close(struct model_folder *folder) {
     memset(folder, 0, sizeof *folder);
 }
 
-// Opens the file `name` of the folder as its next one, for which there is room.
+// Opens the file `name` of the folder as its next one, for which there is room. Returns NULL, or what is wrong.
 static inline const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
@@ -41,15 +41,15 @@ static inline const char *model_folder_add(struct model_folder *folder, const ch
     return NULL;
 }
 
-// Allocates room for so many files in an empty folder.
+// Allocates room for so many files in an empty folder. Returns NULL, or that memory is out.
 static inline const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
     folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
     folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
 }
 
-// Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained.
-// model_folder_close frees what was opened, after an error too. `path` must stay until then.
+// Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained. Returns NULL,
+// or what is wrong. model_folder_close frees what was opened, after an error too. `path` must stay until then.
 static inline const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
@@ -71,7 +71,7 @@ static inline const char *model_folder_open(struct model_folder *folder, const c
     return problem;
 }
 
-// Refuses values of a file's tensor that are no finite numbers; values[0] is element `first` of the tensor.
+// Refuses values (n) of a file's tensor, from element `first` on, that are not finite. Returns NULL, or what is wrong.
 static inline const char *model_check_finite(const float *values, int64_t n, int64_t first, const char *tensor,
                                              const char *file, struct error_text *error) {
     float all = 0;
@@ -85,8 +85,8 @@ static inline const char *model_check_finite(const float *values, int64_t n, int
     return NULL;
 }
 
-// Returns the tensor of that name, which is the folder's, and sets *file to its file's index; NULL: there is none.
-// GPT-2's older files leave the prefix "transformer." out.
+// Returns the tensor of that name, which is the folder's, and sets *file to its file's index; NULL: there is none, and
+// *file is no index. GPT-2's older files leave the prefix "transformer." out.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";
@@ -100,7 +100,8 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
     return NULL;
 }
 
-// Opens the file of a folder of peft's adapters, as model_folder_open opens a model's.
+// Opens the one file of a folder of peft's adapters. Returns NULL, or what is wrong. model_folder_close frees what was
+// opened, after an error too. `path` must stay until then.
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;
@@ -110,6 +111,7 @@ static inline const char *adapter_folder_open(struct model_folder *folder, const
 
 // digest = a hash of the names, types and shapes of a model's tensors and of the first bytes of each, by which another
 // model of the same shape is told apart without reading all of it. How the tensors are divided among files changes it.
+// Returns NULL, or what is wrong.
 static inline const char *model_folder_digest(char digest[HASH128_DIGITS + 1], const char *path,
                                               struct error_text *error) {
     enum { FIRST_BYTES = 4096 };

@@ -24,7 +24,7 @@ static void check_fp8(const struct run *r) {
         fail("%s", refusal);
 }
 // Says what to change where gcc's OpenMP could not start *threads threads and ended the process: OpenMP's own message
-// leaves that out. exit calls this. *threads: 0 once the threads have started.
+// leaves that out. exit calls this. *threads: an int, 0 once the threads have started.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -34,8 +34,8 @@ static void explain_threads(int status, void *threads) {
         *(const int *)threads);
     _exit(EXIT_USAGE);
 }
-// Starts OpenMP's threads; ends the program where they can't start, or where the environment gives them less of a stack
-// than kernels on the CPU need.
+// Starts OpenMP's threads, where the run computes on the CPU; ends the program where they can't start, or where the
+// environment gives them less of a stack than kernels on the CPU need. r->dev.threads is set.
 static void check_threads(const struct run *r) {
     const struct config *c = r->config;
     size_t least = SIZE_MAX;
@@ -52,8 +52,8 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
-// Starts the threads, and opens the device, except in a plan, and the matmul library. Ends the program where one of
-// them lacks what the run needs. close_run closes them.
+// Starts the threads, and opens the device, except in a plan, and the matmul library, as r->dev. Ends the program where
+// one of them lacks what the run needs. close_run closes them.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -68,7 +68,7 @@ static void open_device(struct run *r) {
     check_fp8(r);
 }
 
-// Converts --attention-backend to what attention_choose takes.
+// Returns --attention-backend as attention_choose takes it.
 static enum attention_backend backend_allowed(enum config_backend backend) {
     switch (backend) {
     case BACKEND_AUTO: return ATTENTION_AUTO;
@@ -78,7 +78,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-// Converts --flash-kernels to what attention_choose takes.
+// Returns --flash-kernels as attention_choose takes it.
 static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
     switch (kernels) {
     case KERNELS_AUTO: return FLASH_KERNELS_AUTO;
@@ -87,8 +87,8 @@ static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns a rank that has not chosen fused where others have, by what is installed on their machines; -1: ranks agree.
-// Every rank calls this. On flash against unfused they agree: options and environment decide, which are the same.
+// Returns the last rank that has not chosen fused where others have, by what is installed there; -1: ranks agree. On
+// flash against unfused they agree: options and environment, which are equal, decide. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -100,7 +100,7 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
     return without;
 }
 // Whether the self-check accepts a choice; else refused[] says why not. *judged: the last choice that was accepted,
-// which is not checked again. Every rank calls this.
+// which is not checked again; ATTENTION_AUTO: none. Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
@@ -109,8 +109,8 @@ static bool passes_self_check(struct run *r, enum attention_backend choice, enum
     *judged = choice;
     return true;
 }
-// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest. Every
-// rank calls this.
+// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest. Ends the
+// program where none is left. The device is open, except in a plan. Every rank calls this.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
@@ -161,7 +161,8 @@ static struct fit_limits limits_of_choice(struct run *r) {
         limits.both -= limits.both / VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto by what fits, or by none where the run does not train. Every rank calls this.
+// Replaces --recompute-granularity auto by what fits, as r->chosen, or by none where the run does not train. Ends the
+// program where nothing fits. Every rank calls this.
 static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
@@ -181,7 +182,7 @@ static void choose_loss_chunk(struct run *r) {
     if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
         own->memory.loss_chunk_tokens = (int)tokens;
 }
-// Sets the predicted times and bytes of r->model's plan by r->rates; nothing where the model does not train.
+// Sets the predicted times and bytes of r->model's plan, by r->rates of flops above 0; nothing where it does not train.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
@@ -203,7 +204,7 @@ static void create_model(struct run *r) {
     if (r->rates.flops > 0)
         predict_step(r);
 }
-// Writes the plan to the files of --plan-json and --plan-picture, if given.
+// Writes r->model's plan to the files of --plan-json and --plan-picture, if given. Ends the program where it can't.
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
     budgets_of(r, false, budget);
@@ -212,16 +213,16 @@ static void write_plan(struct run *r) {
     if (*r->config->memory.plan_picture)
         plan_write_svg(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
-// Chooses what the options leave to the run, by the memory that is free, and plans the model's memory. Every rank calls
-// this.
+// Chooses what the options leave to the run, by free memory, and plans the model as r->model. Every rank calls this.
 static void choose_plan(struct run *r) {
     if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);
     create_model(r);
 }
-// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture. With
-// --plan, ends the program where the plan exceeds the budgets. Every rank calls this.
+// Chooses attention's backend and plans the model's memory, allocating none, as r->model, after open_device; writes the
+// plan to the files of --plan-json and --plan-picture. With --plan, ends the program where the plan exceeds the
+// budgets. Every rank calls this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -252,8 +253,8 @@ static void plan_again(struct run *r) {
     r->planned_again = true;
     write_plan(r);
 }
-// Connects the ranks, then allocates the model's memory and fills in initial parameters. Where the plan exceeds what
-// the collectives have left free, ends the program and says what would help. Every rank calls this.
+// Connects the ranks, then allocates the memory of the model of plan_model and fills in initial parameters. Where the
+// plan exceeds what the collectives have left free, ends the program and says what would help. Every rank calls this.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     plan_again(r);
@@ -292,9 +293,9 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts.
-// Beside finetuning shards, data whose documents nothing tells apart count as one document a sample. The vocabulary is
-// open. Every rank calls this.
+// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts;
+// else does nothing. Beside finetuning shards, data whose documents nothing tells apart count as one document a sample.
+// The vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
@@ -318,8 +319,8 @@ static void separate_documents(struct run *r) {
              c->model.seq_length);
 }
 
-// Opens the token shards, as r->train and r->val, and allocates a micro-batch. Ends the job where the ranks don't read
-// the same shards. Every rank calls this.
+// Opens the token shards, as r->train and r->val (NULL: not used), and allocates a micro-batch; close_run frees all.
+// Ends the job where the ranks don't read the same shards. Every rank calls this.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
@@ -338,7 +339,7 @@ static void open_data(struct run *r) {
     check_same_data(r);
 }
 
-// Writes, on rank 0, the resolved options to config.json in the folder of --out, which exists.
+// Writes, on rank 0, the resolved options to config.json in --out, which exists. Ends the program where it can't.
 static void write_config(const struct config *c) {
     char path[PATH_MAX];
     if (c->rank > 0)
@@ -348,8 +349,8 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Sets the peak flop/s for utilization: the data sheet's where the GPU is a known one, else what a large matmul
-// reaches, which is measured in the memory of activations.
+// Sets r->peak_flops, for utilization: the data sheet's where the GPU is a known one, else what a large matmul reaches,
+// which is measured in the memory of activations; before the first step.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;

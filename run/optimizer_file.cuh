@@ -62,7 +62,7 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = the format of a moment whose tensor in a file is of this type; false: no format has it.
+// *format = the format of state `id`, a moment, whose tensor in a file is of this type; false: no format has it.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;
@@ -77,7 +77,7 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
 
 // The number of a tensor's elements without the padded rows.
 static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
-// The number of blocks of STATE_BLOCK that so many elements take.
+// The number of blocks of STATE_BLOCK that so many elements take, a last partial one included.
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
@@ -100,7 +100,7 @@ static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum 
 
 // ---- blocks as they are stored, and the bytes of a file ----
 
-// The number of elements in block b of n elements.
+// The number of elements in block b of n elements, of which b is one.
 static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
@@ -117,7 +117,7 @@ static void state_take_codes(unsigned char *out, const void *stored, int64_t n) 
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
 }
-// stored = whole blocks of n elements from a file's bytes, with `scales` where the format has some; 0 behind them.
+// stored (state_bytes) = whole blocks of n elements from a file's values (n) and scales, if any; 0 behind them.
 static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
                             int64_t n) {
     const size_t block = state_block_bytes(format);

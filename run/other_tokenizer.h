@@ -10,7 +10,7 @@ struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
-// Finds the files that belong to a shard, beside it.
+// Returns the paths of the files that belong to a shard, beside it.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
@@ -19,7 +19,7 @@ static struct token_texts token_texts_of_shard(const char *shard) {
         *texts.vocabulary = '\0';
     return texts;
 }
-// path = the file of that name in a folder, or "".
+// path = the file of that name in a folder; "" where it can't be read.
 static void token_texts_find(char path[PATH_MAX], const char *folder, const char *name) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX || access(path, R_OK) != 0)
         *path = '\0';
@@ -46,7 +46,7 @@ static bool has_same_bytes(const char *a, const char *b) {
 }
 
 // Opens the vocabulary of a tokenizer.json or a vocabulary.bin; vocabulary_close frees it. Its size is 0 where a
-// tokenizer.json can't be read, which whoever needs that file says.
+// tokenizer.json can't be read: whoever needs that file says so. A bad vocabulary.bin ends the program.
 static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     struct vocabulary vocabulary;
     struct tokenizer tokenizer;
@@ -71,7 +71,7 @@ static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b
 }
 
 // Prints a note on `out`, on rank 0, where more than one token in a hundred has another text beside the data than in
-// the folder of --init-from. A few may differ: users give the spare tokens of a model a meaning.
+// the folder of --init-from; nothing without them. A few may differ: users give the spare tokens of a model a meaning.
 static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct config *c = r->config;
     const struct dataloader *loader = r->train ? r->train : r->val;

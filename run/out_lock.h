@@ -26,8 +26,8 @@ static bool out_is_foreign(const char *folder) {
     return bytes > 0 && !strstr(text, "\"preset\"");
 }
 
-// Takes the lock as config->out_lock where the folder is there; warns where its file system has no locks. Returns NULL,
-// or why the run can't go on.
+// Takes the lock as config->out_lock, for all ranks, where the folder is there; warns where its file system has no
+// locks. Returns NULL, or why the run can't go on.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;
@@ -53,8 +53,8 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     return NULL;
 }
 
-// Takes the lock, unless this run has it or --out is missing: then out_lock_new does. Ends the job, all ranks with the
-// same status, where another run has the lock or the folder is another program's. Every rank calls this.
+// Takes the lock of --out, unless this run has it or --out is missing: then out_lock_new does. Ends the job, all ranks
+// with the same status, where another run has the lock or the folder is another program's. Every rank calls this.
 static void out_lock(struct config *config) {
     struct error_text error;
     const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;

@@ -13,9 +13,9 @@ struct scored_text {
     int count;
 };
 
-// Cuts the text into windows of at most --seq-length tokens, --perplexity-stride apart (0: half the length), which the
-// caller frees. A window scores the tokens behind the previous window's end, but not its own first token, before which
-// it sees nothing.
+// Cuts text->ids into text->windows of at most --seq-length tokens, --perplexity-stride apart (0: half the length),
+// which the caller frees. A window scores the tokens behind the previous window's end, but not its own first token,
+// before which it sees nothing.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;
     const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;
@@ -36,8 +36,8 @@ static void make_windows(struct scored_text *text, const struct config *c) {
     }
 }
 
-// Prints the perplexity of the text in the file at `path`. Returns false where a signal broke it off. Every rank calls
-// this.
+// Prints the perplexity of the text in the file at `path`; r->tokenizer is open. Returns false where a signal broke it
+// off. Ends the program where the file can't be read or scored. Every rank calls this.
 static bool score_text(struct run *r, const char *path) {
     enum { MAX_BYTES = 1 << 30 };
     struct scored_text text;
@@ -78,8 +78,8 @@ static bool score_text(struct run *r, const char *path) {
     free(text.windows);
     return scored;
 }
-// Scores the files of --perplexity, and opens r->tokenizer if it is not open. Returns false where a signal broke it
-// off. Every rank calls this.
+// Scores and prints the files of --perplexity, if any, and opens r->tokenizer if it is not open. Returns false where a
+// signal broke it off. Every rank calls this.
 static bool score_texts(struct run *r) {
     int count;
     char **paths = list_elements(r->config->evaluation.perplexity, &count);

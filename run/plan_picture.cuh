@@ -11,14 +11,14 @@
 #include <stdlib.h>            // free
 #include <string.h>            // strcmp, strlen
 
-// Draws the plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line. Ends the
-// program where the file cannot be written.
+// Draws the placed plan as SVG into the file at `path`. budget[memory]: bytes that the plan may take of it; SIZE_MAX:
+// not known, and no line. Ends the program where the file cannot be written.
 static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 #define PLAN_NO_COLOR "#333333"
-// Finds the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOR: it has no row. A
+// Returns the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOR: it has no row. A
 // test draws all categories and finds none without a row.
 static const char *plan_category_color(const char *category) {
     static const struct {
@@ -59,7 +59,7 @@ static const char *plan_category_color(const char *category) {
             return rows[i].color;
     return PLAN_NO_COLOR;
 }
-// Finds the color of an arena. An arena in the device's memory and its counterpart in the host's have one color.
+// Returns the color of an arena. An arena in the device's memory and its counterpart in the host's have one color.
 static const char *plan_arena_color(enum plan_arena arena) {
     switch (arena) {
     case ARENA_PARAMETERS:
@@ -84,17 +84,17 @@ struct plan_picture {
 };
 enum { PLAN_TEXT_WIDTH = 6, PLAN_TEXT_HEIGHT = 14 }; // pixels that a character of a label takes, about, and a line
 
-// Finds the x at which a phase begins.
+// Returns the x at which a phase begins.
 static double plan_x(const struct plan_picture *picture, int phase) {
     const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
     return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
 }
-// Finds the y of address `bytes` on a plot that is `most` bytes high.
+// Returns the y of address `bytes` on a plot that is `most` bytes high.
 static double plan_y_of(const struct plan_picture *picture, size_t bytes, size_t most) {
     const double span = picture->height - picture->top - picture->bottom;
     return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
 }
-// Finds the y of an address in the activations arena.
+// Returns the y of an address in the activations arena.
 static double plan_y(const struct plan_picture *picture, size_t bytes) {
     return plan_y_of(picture, bytes, picture->plan->arena_bytes[ARENA_ACTIVATIONS]);
 }
@@ -116,8 +116,8 @@ static void plan_svg_text(FILE *file, const char *text) {
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
 // Draws a memory's arenas as a bar from x on, to scale, up to the peak or the budget, whichever is more; a budget of
-// more than PLAN_FAR_BUDGET peaks is only named. Sets the y of the bottom and the top of the device's activations
-// arena.
+// more than PLAN_FAR_BUDGET peaks is only named. For MEMORY_DEVICE sets the y of the bottom and the top of the
+// activations arena.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;

@@ -10,13 +10,13 @@
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
 
-// Prints one row per category of the device's memory: its live bytes in the peak phase, and the most in any phase. The
-// rows sum up to the peak. Below them the host's arenas, and transfer_bytes: what a step copies each way.
-// one_memory: the device's memory is the host's.
+// Prints one row per category of the device's memory of a placed plan: its live bytes in the peak phase, and the most
+// in any phase. The rows sum up to the peak. Below them the host's arenas, and transfer_bytes, by
+// gpt_step_transfer_bytes: what a step copies each way. one_memory: the device's memory is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 
-// Writes the sizes of the plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
+// Writes the sizes of a placed plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
 // lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas
 // were adjacent, so that any two buffers of one memory may be compared and all end within its peak. Ends the program
 // where the file cannot be written.
@@ -133,7 +133,7 @@ static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_end(json);
 }
 
-// Begins an object of an array, on a line of its own.
+// Begins an object of an array, on a line of its own; plan_json_line_end ends it.
 static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;
@@ -143,7 +143,7 @@ static void plan_json_line_end(struct json *json) {
     json->pretty = true;
 }
 
-// Writes the sizes of a memory's arenas, and sets where each begins.
+// Writes the sizes of a memory's arenas, and sets where each begins in arena_offset; entries of the other memory stay.
 static void plan_json_arenas(struct json *json, const struct plan *plan, enum plan_memory memory,
                              size_t arena_offset[ARENA_COUNT]) {
     size_t end = 0;

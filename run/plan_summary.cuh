@@ -9,7 +9,7 @@
 #include "run/unused_options.h"       // report_unused_options
 #include "runtime/machine/text_add.h" // text_add
 
-// Prints the summary on stdout. The model is planned, and its step predicted.
+// Prints the summary on stdout. The model is planned, and its step, if it trains, predicted.
 static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Plans a run with the options `changed` and predicts its step. Where the run chose its chunk of logits, the chunk is
-// chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
+// Returns what a run with the options `changed` would take, by a plan. Where the run chose its chunk of logits, the
+// chunk is chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
@@ -115,7 +115,7 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
 
 // Prints the global batch size, larger by a power of two, at which the update takes at most SMALL_UPDATE of a step;
 // nothing if it takes at most SLOW_UPDATE now, or if the larger batch, whose micro-steps keep gradients between them,
-// does not fit and auto would not choose anew. Returns whether it printed.
+// does not fit `limit` and auto would not choose anew. Returns whether it printed.
 static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
@@ -144,7 +144,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Prints the peak without recomputation, if that fits and auto did not choose. Returns whether it printed.
+// Prints the peak without recomputation, if that fits `limit` and auto did not choose. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
@@ -163,7 +163,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the largest micro-batch that fits, of up to 16 times the size, unless auto chose. Returns whether it printed.
+// Prints the largest micro-batch that fits `limit`, up to 16 times the size, unless auto chose. Returns whether it did.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;
@@ -189,7 +189,7 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints the first advice above that applies. limit: as in summary_verdict; without one nothing can be said to fit.
+// Prints the first advice that applies. limit: bytes of the device's memory that a plan may take; SIZE_MAX: not known.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";

@@ -5,7 +5,7 @@
 #include "kernels/gpu_peak.cuh"    // gpu_peak_find
 #include "runtime/machine/error.h" // fail
 
-// Finds the row of the GPU that --plan-gpu names; NULL: none is named. Ends the program where the name is not known.
+// Returns the row of the GPU that --plan-gpu names; NULL: none is named. Ends the program where the name is not known.
 static const struct gpu_peak *planned_gpu(const struct config *c) {
     const struct gpu_peak *gpu = *c->memory.plan_gpu ? gpu_peak_find(c->memory.plan_gpu) : NULL;
     if (*c->memory.plan_gpu && gpu == NULL)
@@ -14,7 +14,7 @@ static const struct gpu_peak *planned_gpu(const struct config *c) {
              c->memory.plan_gpu);
     return gpu;
 }
-// Finds the compute capability of the GPU that --plan-gpu names; major 0: none is named.
+// Returns the compute capability of the GPU that --plan-gpu names; major 0: none is named.
 static struct compute_capability planned_capability(const struct config *c) {
     const struct gpu_peak *gpu = planned_gpu(c);
     struct compute_capability capability = {0, 0};

@@ -25,7 +25,7 @@ enum { TRAIT_DEVICE, TRAIT_MATMUL, TRAIT_LIBRARY, TRAIT_ATTENTION, TRAITS };
 struct rank_traits {
     char text[TRAITS][RANK_TRAIT];
 };
-// Sets the texts of this rank's traits.
+// Sets the texts of this rank's traits, once attention's backend is chosen.
 static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
     char library[LIBRARY_VARIANT];
     memset(traits, 0, sizeof *traits);
@@ -55,7 +55,7 @@ static void rank_range_add(struct rank_range *range, int64_t value) {
 }
 
 // Compares the ranks: the least and the most memory that they plan, and which rank's device, libraries or kernels
-// differ from rank 0's. Every rank calls this.
+// differ from rank 0's, once the model is planned. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

@@ -36,8 +36,8 @@ static int threads_to_take(const struct run *r) {
     return most;
 }
 // Returns the bytes that this rank may take: of its device's memory, of its share of the host's, and of both together
-// where they are one memory. The budgets lower them. With --plan only the budgets limit, and what auto chooses without
-// --memory-budget also fits the GPU that --plan-gpu names.
+// where they are one memory; SIZE_MAX: any. The budgets lower them. With --plan only the budgets limit, and what auto
+// chooses without --memory-budget also fits the GPU that --plan-gpu names.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -71,7 +71,7 @@ static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY
         budget[MEMORY_DEVICE] = host_available_bytes(1);
 }
 
-// Returns the exchange that COLLECTIVES_HOST uses, whether the ranks compute on CPUs or on GPUs.
+// Returns the kind of exchange that COLLECTIVES_HOST uses, whether the ranks compute on CPUs or on GPUs.
 static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
     switch (collectives) {
     case BY_MPI: return EXCHANGE_MPI;
@@ -82,7 +82,8 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
     __builtin_unreachable();
 }
 
-// Opens the collectives that --collectives asks for. Every rank calls this.
+// Opens the collectives that --collectives asks for; does nothing with one rank. gpt_connect follows. Ends the program
+// where they can't be opened. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
@@ -101,7 +102,7 @@ static void connect_ranks(struct run *r) {
     r->connected = true;
 }
 
-// Hashes a file's first, middle and last 64 KiB. Ends the program where they can't be read.
+// Returns a hash of a file's first, middle and last 64 KiB. Ends the program where they can't be read.
 static uint64_t sample_hash(const char *path) {
     enum { BYTES = 1 << 16 };
     unsigned char *data = (unsigned char *)calloc(3, BYTES);
@@ -145,7 +146,7 @@ static void check_same_data(struct run *r) {
 
 // ---- during the run ----
 
-// Hashes `bytes` of the device's memory, a chunk at a time on a GPU, and waits for them.
+// Returns a hash of `bytes` of the device's memory. Waits for the device.
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
@@ -161,8 +162,8 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// Hashes a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state. Waits for
-// the device.
+// Returns a hash of a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state.
+// Waits for the device.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -193,7 +194,7 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
 static const char *const replica_names[] = {"parameters", "frozen parameters", "frozen weights"};
 enum { REPLICA_PARAMETERS, REPLICA_FROZEN, REPLICA_STORED, REPLICA_STATES };
 // Ends the job where the ranks' replicas of unsharded parameters, stored weights or optimizer state differ in a bit.
-// Waits for the updates in flight. Every rank of several calls this.
+// Waits for the updates in flight and the device. Every rank of several calls this.
 static void check_replicas(struct run *r) {
     enum { BUFFERS = REPLICA_STATES + STATE_COUNT };
     struct gpt *m = r->model;
@@ -233,7 +234,7 @@ static int take_request(struct run *r) {
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Does what the request that reached rank `rank` asks: sets save_wanted, or sets `stopped` and says why.
+// Does what the request that reached rank `rank` asks (REQUEST_*): sets r->save_wanted, or r->stopped, and says why.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -256,7 +257,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Fills in the log entry's bytes and times of the collectives since the last finished step.
+// Sets the log entry's bytes and times of collectives since the last finished step, if any. slot: of the step, 0 or 1.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
@@ -271,8 +272,7 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank; 0: no rank was asked to stop.
-// Every rank calls this.
+// losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank; 0: none. Every rank calls this.
 static int share_losses(struct run *r, struct loss_sum *losses, struct loss_sum loss) {
     struct {
         struct loss_sum loss;

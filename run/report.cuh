@@ -82,7 +82,7 @@ static void report_formats(const struct run *r) {
             option_choice_name(CHOICES(MAIN_DTYPES), (int)c->states.main_grads_dtype, grads),
             c->states.main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
 }
-// Writes the tensors of a layer that Muon updates to text (n bytes): "qkv.weight, fc.weight".
+// Writes the tensors of a layer that Muon updates to text (n bytes): "qkv.weight, fc.weight"; "": none.
 static void muon_names(char *text, size_t n, const struct gpt *m) {
     int layer = -1;
     text[0] = 0;
@@ -118,7 +118,7 @@ static void report_environment(void) {
         log_row("environment", "%s", variables);
     free(variables);
 }
-// Prints how much is offloaded and what a step copies, if anything is. row: the row's name; kind: words behind the
+// Prints how much is offloaded and what a step copies, if anything is. row: the row's name; kind: words after the
 // bytes.
 static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;

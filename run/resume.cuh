@@ -14,7 +14,7 @@
 
 // ---- starting ----
 
-// Returns the digest of training shard i, which is computed once; 0: the file can't be read now.
+// Returns the digest of training shard i, above 0, which is computed once; 0: the file can't be read now.
 static uint64_t digest_of_shard(const struct run *r, int i) {
     struct token_file *const file = &r->train->files[i];
     struct error_text error;
@@ -22,7 +22,7 @@ static uint64_t digest_of_shard(const struct run *r, int i) {
         file->digest = 0;
     return file->digest;
 }
-// Fails unless the checkpoint's shards, by name, length and digest, are the first ones of --train-data.
+// Ends the program unless the checkpoint's shards, by name, length and digest, are the first ones of --train-data.
 static void check_data(const struct run *r, const struct trainer_state *state) {
     const int now = dataloader_num_files(r->train);
     for (int i = 0; i < state->num_files; i++) {
@@ -40,7 +40,8 @@ static void check_data(const struct run *r, const struct trainer_state *state) {
     }
 }
 
-// Sets the training data to the checkpoint's position. Shards that were added since then count from the next epoch on.
+// Sets the training data to the checkpoint's position; ends the program where they are other data. Shards that were
+// added since the checkpoint count from the next epoch on.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct data_change *changes = (struct data_change *)calloc((size_t)state->num_changes, sizeof *changes);
     if (!changes)
@@ -96,7 +97,8 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads what --init-from and, with LoRA, --lora-adapter name; with --init-from-ema the moving averages.
+// Loads what --init-from, a folder or an llm.c file, and, with LoRA, --lora-adapter name; with --init-from-ema the
+// moving averages as the parameters. Returns NULL, or what is wrong.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -109,7 +111,7 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
 // Loads the parameters of --init-from, if it is given, and with LoRA the adapters. One rank a host checks their files
-// (--check-weights).
+// (--check-weights). Returns NULL, or what is wrong.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -124,7 +126,7 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
 }
-// Loads the parameters and the optimizer state of a checkpoint, and the base model's parameters if it is of adapters.
+// Loads a checkpoint's parameters and optimizer state, of adapters the base model's, too. Returns NULL, or an error.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;
@@ -136,9 +138,9 @@ static const char *load_checkpoint(struct run *r, const struct trainer_state *st
     return model_load_optimizer(r->model, c->checkpoint, exact, error);
 }
 
-// Loads all state from a checkpoint, with the counts of steps and the position in the data, or the parameters from a
-// model; without either the model keeps its random initial parameters. Ends the program where something can't be
-// loaded.
+// Loads into the allocated model all state from a checkpoint, with the counts of steps and the position in the data, or
+// the parameters from a model; without either the model keeps its random initial parameters. Ends the program where
+// something can't be loaded.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -221,7 +223,8 @@ static void report_save_result(struct run *r, const char *problem, double second
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
 // Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Of several ranks only rank 0
-// says that all have written, and a rank that failed since rank 0 gave the checkpoint up is silent.
+// says that all have written, and a rank that failed after rank 0 gave the checkpoint up is silent. A rank that can't
+// tell rank 0 of its failure ends the job.
 static void finish_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -286,8 +289,8 @@ static void check_checkpoints_folder(const struct run *r) {
 }
 
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.
-// Removes what a killed run has left among the checkpoints, since this run may be at its last step and save no more.
-// Every rank calls this.
+// Removes what a killed run has left among the checkpoints, since this run may save no more. Ends the job where the
+// folder can't take checkpoints, or is not one folder for all ranks that write. Every rank calls this.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;
@@ -341,8 +344,8 @@ static bool begin_parts(struct run *r, pid_t writer, const char **problem, struc
     return false;
 }
 
-// Begins a checkpoint of the last finished step, once the previous save has ended. Without a copy of the state, returns
-// when it is written. Every rank calls this.
+// Begins a checkpoint of the last finished step, once the previous save has ended; no later step is enqueued. Without a
+// copy of the state, returns when it is written. finish_save prints how it ended. Every rank calls this.
 static void save(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;

@@ -4,7 +4,7 @@
 #include "kernels/random.cuh"      // random_uniform
 #include "kernels/vector_math.cuh" // vector_expf
 
-// Returns the k-th largest (k from 1) of values (n), by quickselect, which reorders them.
+// Returns the k-th largest (k from 1 to n) of values (n), by quickselect, which reorders them.
 static float kth_largest(float *values, int n, int k) {
     int low = 0, high = n - 1;
     while (low < high) {
@@ -31,8 +31,8 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Finds the smallest of the largest weights (V) that together reach `share` of the sum, by quickselect. scratch: V
-// floats.
+// Returns the smallest of the largest weights (V, none negative) that together reach `share` of the sum, by
+// quickselect; 0 where all are 0. scratch: V floats.
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
     double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
@@ -81,7 +81,7 @@ static double sum_of(const float *x, int n) {
     return sum;
 }
 
-// Draws index i with the probability weights[i] / sum; u is uniform in [0, 1).
+// Draws index i of weights (n, none negative) with the probability weights[i] / sum; u is uniform in [0, 1).
 static int draw(const float *weights, int n, double u) {
     enum { BLOCK_SIZE = 256 };
     double left = u * sum_of(weights, n);
@@ -107,9 +107,9 @@ static int draw(const float *weights, int n, double u) {
     return last;
 }
 
-// Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all) and, of these, over the
-// likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the
-// largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
+// Draws a token from softmax(logits / temperature), logits (V), over the top_k largest logits (0: all) and, of these,
+// over the likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0
+// takes the largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
     float largest = -INFINITY, threshold = -INFINITY;
@@ -166,7 +166,7 @@ static void sampler_close(struct sampler *sampler) {
 }
 
 // Draws the token of sequence b that follows position t. logits (sequences, Vp) are in the device's memory, for which
-// the function waits. stream: which random numbers, beside the seed.
+// the function waits. sampler: opened for m. stream: which random numbers, beside the seed.
 static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
                            uint64_t stream) {
     const struct config *c = &m->config;

@@ -52,7 +52,7 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
     free(data);
     return problem;
 }
-// Writes the files that only rank 0 writes.
+// Writes the files that only rank 0 writes. Returns what went wrong, or NULL.
 static const char *save_small_files(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
@@ -84,7 +84,7 @@ static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
-// Begins and writes a checkpoint of a single writer; save_run then commits or abandons it.
+// Begins and writes a checkpoint of a single writer; save_run then ends it. Returns what went wrong, or NULL.
 static const char *save_alone(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)
@@ -92,7 +92,7 @@ static const char *save_alone(struct save_job *job) {
     return problem ? problem : save_tensors_pass(&job->tensors, SAVE_ALONE);
 }
 // Writes, on rank 0, the small files and its part, and waits for the other ranks' parts; save_run then commits the
-// checkpoint or abandons it.
+// checkpoint or abandons it. Returns what went wrong, or NULL.
 static const char *save_with_others(struct save_job *job) {
     const char *problem = save_small_files(job);
     if (!problem)
@@ -131,7 +131,7 @@ struct saver {
     double begun_s;    // when, by seconds_now()
 };
 
-// Adds a file to copy into every checkpoint, if it exists and no file of that name was added before.
+// Adds a file to copy into every checkpoint as `name`, if it can be read and no file of that name was added before.
 static void saver_add_file(struct saver *saver, const char *path, const char *name) {
     struct save_job *job = &saver->job;
     int i = 0;
@@ -144,13 +144,13 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Sets the text of the algorithms' file that every checkpoint has. The saver frees it.
+// Sets the text of the algorithms' file that every checkpoint has, once. saver_close frees it.
 static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) {
     saver->job.algorithms = text;
     saver->job.algorithms_bytes = bytes;
 }
 
-// Lists the tensors of the model's files: all or, with LoRA, only the adapters', which are saved exactly.
+// Sets *tensors to the tensors of the model's files, all or, with LoRA, only the adapters', which are saved exactly.
 static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);
@@ -164,8 +164,8 @@ static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m
     }
 }
 
-// Opens the saver of this rank; saver_close closes it. Where the rank writes nothing, saver->m stays NULL. end_of_text:
-// -1: none is known.
+// Opens the saver of this rank; saver_close closes it. Where the rank writes nothing, saver->m stays NULL, and no save
+// may begin. end_of_text: -1: none is known. Ends the program where memory is out.
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     const struct config *c = &m->config;
     struct save_job *job = &saver->job;
@@ -192,7 +192,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
-// Sets the base model's folder that checkpoints of adapters name. The text must stay.
+// Sets the base model's folder that checkpoints of adapters name; "": none. The text must stay.
 static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
 
 // Waits for the save in progress, if any, and takes its result. Returns what went wrong, a text that stays until the
@@ -233,7 +233,7 @@ static const char *saver_begin(struct saver *saver, int64_t step, char *state_js
     return job->ranks > 1 ? save_lay_out(job) : NULL;
 }
 // Begins this rank's part of a step's checkpoint, which rank 0 has begun. writer: rank 0's process id. Returns what
-// went wrong, or NULL: saver_save then writes the part.
+// went wrong, or NULL: saver_save then writes the part, or saver_give_up ends it.
 static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t writer) {
     struct save_job *job = &saver->job;
     job->step = step;
@@ -248,7 +248,7 @@ static void saver_give_up(struct saver *saver) {
         checkpoint_abandon(&tensors->writer);
 }
 // Writes what was begun. With a copy of the state, returns when the copy is taken; without one, when all is written.
-// saver_wait has the result. Waits for the updates in flight.
+// saver_wait, which must follow, has the result. Waits for the updates in flight.
 static void saver_save(struct saver *saver) {
     struct save_job *job = &saver->job;
     saver->begun_s = seconds_now();

@@ -55,14 +55,15 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 
 // ---- values ----
 
-// Finds the next range of [*at, end) that this rank writes, as part_next does, in the frozen or the trained buffers.
+// Finds the next range of [*at, end) that this rank writes, in the frozen or the trained flat buffers: sets *at to the
+// first element, and *place to that element's place in this rank's buffer. Returns the length; 0: none is left.
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = the exact parameters [at, at + n) of the frozen or the trained flat buffers, a range that this rank writes.
-// n: at most SAVE_CHUNK - STATE_BLOCK, since whole blocks are fetched.
+// out (n) = the exact parameters [at, at + n) of the frozen or the trained flat buffers, in one range of save_next. n:
+// at most SAVE_CHUNK - STATE_BLOCK, since whole blocks are fetched.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -86,13 +87,13 @@ static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t 
         out[i] = low ? parameter_joined(rounded[i], low[i]) : to_float(rounded[i]);
 }
 
-// Writes `count` bytes at `offset` of the file; in SAVE_ALONE they are the file's next bytes.
+// Writes `count` bytes at `offset` of the file, in SAVE_ALONE its next ones. Returns NULL, or an error.
 static const char *save_bytes(struct save_tensors *s, uint64_t offset, const void *bytes, uint64_t count) {
     return s->pass == SAVE_ALONE ? checkpoint_file_write(&s->writer, bytes, count)
                                  : checkpoint_part_write(&s->part, offset, bytes, count);
 }
 // Writes values (n) as the elements from `first` on of a tensor of the file, in its type: F32, or BF16, to which they
-// are rounded as parameters are.
+// are rounded as parameters are. Returns NULL, or what went wrong.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
                                const float *values, int64_t n) {
     uint64_t offset = s->data_begin + entry->begin + (uint64_t)first * safetensors_dtype_bytes(entry->dtype);
@@ -111,7 +112,7 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
 }
 
 // Writes the exact parameters [begin, end) of the frozen or the trained flat buffers, as far as this rank owns them, to
-// a tensor of the file that holds the elements in this order.
+// a tensor of the file that holds the elements in this order. Returns NULL, or what went wrong.
 static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
                               int64_t begin, int64_t end) {
     const char *problem = NULL;
@@ -139,13 +140,13 @@ static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t e
     }
     return s->range.owned;
 }
-// Finds the element of the flat buffers that element (row, col) of a tensor comes from.
+// Returns the element of the flat buffers that element (row, col) of a tensor comes from; t->ours is not NULL.
 static int64_t save_element(const struct huggingface_tensor *t, int row, int col) {
     const int64_t width = t->ours->cols;
     return t->ours->offset +
            (t->transposed ? huggingface_row(t, col) * width + row : huggingface_row(t, row) * width + col);
 }
-// Writes what this rank owns of a row of a tensor. values (cols): the row.
+// Writes what this rank owns of a row of a tensor. values (cols): the row. Returns NULL, or what went wrong.
 static const char *save_row(struct save_tensors *s, const struct safetensors_tensor *entry,
                             const struct huggingface_tensor *t, int row, const float *values) {
     const int cols = t->cols ? t->cols : 1;
@@ -161,7 +162,7 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     }
     return problem;
 }
-// s->moved = the parameter, as far as this rank owns it. Returns whether it owns any.
+// s->moved = the exact parameter, as far as this rank owns it. Returns whether it owns any.
 static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) {
     int64_t at = ours->offset, place, n;
     bool any = false;
@@ -172,7 +173,8 @@ static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) 
     }
     return any;
 }
-// Writes what this rank owns of a tensor whose elements have other places, or of zeros, which the model does not have.
+// Writes what this rank owns of a tensor whose elements have other places, or of zeros, where t->ours is NULL. Returns
+// NULL, or what went wrong.
 static const char *save_moved(struct save_tensors *s, const struct safetensors_tensor *entry,
                               const struct huggingface_tensor *t) {
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
@@ -196,7 +198,7 @@ static const char *save_moved(struct save_tensors *s, const struct safetensors_t
 // Writes what this rank owns of a tensor of the file.
 typedef const char *save_entry(struct save_tensors *s, const struct safetensors_tensor *entry);
 
-// Calls `write` for each of the entries (count) in order, up to the first that fails.
+// Calls `write` for each of the entries (count) in order, up to the first that fails; returns its error, or NULL.
 static const char *save_entries(struct save_tensors *s, save_entry *write, const struct safetensors_tensor *entries,
                                 int count) {
     const char *problem = NULL;
@@ -204,7 +206,8 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does the pass over a file of tensors `entries` (count), which are sorted into the file's order. metadata (pairs).
+// Does s->pass over a file of tensors `entries` (count), which are sorted into the file's order. metadata (pairs).
+// Returns NULL, or what went wrong.
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -240,7 +243,7 @@ static const char *save_file(struct save_tensors *s, const char *name, const str
 
 // ---- model.safetensors ----
 
-// Writes what this rank owns of a tensor of the model's file. The entry's id is the index in s->model.
+// Writes what this rank owns of the tensor s->model.list[entry->id] of the model's file. Returns NULL, or an error.
 static const char *save_model_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const struct huggingface_tensor *t = &s->model.list[entry->id];
     if (!t->ours || huggingface_is_rearranged(t))
@@ -253,8 +256,8 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (s->bf16 ? 2 : 4);
 }
-// Divides the tensors, in order, into shards up to the limit of bytes: first[i] = the first tensor of shard i. Adapters
-// are one shard. Returns the number of shards; first[shards] is the number of tensors.
+// Divides the tensors, in order, into shards up to s->most_shard_bytes: first[i] (tensors + 1) = the first tensor of
+// shard i. Adapters are one shard. Returns the number of shards; first[shards] is the number of tensors.
 static int save_divide(const struct save_tensors *s, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
@@ -270,7 +273,7 @@ static int save_divide(const struct save_tensors *s, int *first) {
     return shards;
 }
 
-// Writes model.safetensors.index.json. first: as save_divide sets it; names: of the shards' files.
+// Writes model.safetensors.index.json. first: by save_divide; names: of the shards' files. Returns NULL, or an error.
 static const char *save_index(struct save_tensors *s, const int *first, int shards, char (*names)[48]) {
     struct safetensors_index_entry *entries =
         (struct safetensors_index_entry *)calloc((size_t)s->model.count, sizeof *entries);
@@ -321,7 +324,7 @@ static const char *save_shards(struct save_tensors *s, struct safetensors_tensor
     }
     return problem || shards == 1 || s->pass == SAVE_PART ? problem : save_index(s, first, shards, names);
 }
-// Does the pass over the model's files, and their index.
+// Does the pass over the model's files, and their index. Returns NULL, or what went wrong.
 static const char *save_model(struct save_tensors *s) {
     const size_t count = (size_t)s->model.count + 1;
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
@@ -336,7 +339,7 @@ static const char *save_model(struct save_tensors *s) {
 
 // ---- optimizer.safetensors ----
 
-// Writes what this rank owns of a state as it is stored: its elements, or its blocks' scales.
+// Writes what this rank owns of a state as stored: its elements, or its blocks' `scales`. Returns NULL, or an error.
 static const char *save_state(struct save_tensors *s, const struct safetensors_tensor *entry, enum optimizer_state id,
                               const struct tensor *t, bool scales) {
     struct optimizer *o = &s->m->optimizer;
@@ -361,8 +364,8 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
     return problem;
 }
 
-// Writes what this rank owns of an entry of optimizer.safetensors. The entry's id is (state * tensors of the table +
-// tensor) * 2, and 1 more for scales; from STATE_COUNT * tensors * 2 on ids are of FP8's state.
+// Writes what this rank owns of an entry of optimizer.safetensors. entry->id: (state * tensors of the table + tensor) *
+// 2, and 1 more for scales; from STATE_COUNT * tensors * 2 on, FP8's state. Returns NULL, or an error.
 static const char *save_optimizer_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const int tensors = s->m->table.num_tensors, fp8 = entry->id - 2 * STATE_COUNT * tensors;
     if (fp8 >= 0) {
@@ -378,7 +381,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
 }
-// Does the pass over optimizer.safetensors.
+// Does the pass over optimizer.safetensors. Returns NULL, or what went wrong.
 static const char *save_optimizer(struct save_tensors *s) {
     const struct gpt *m = s->m;
     const int most = 2 * STATE_COUNT * m->table.num_tensors;
@@ -409,7 +412,8 @@ static const char *save_optimizer(struct save_tensors *s) {
     return problem;
 }
 
-// Does a pass over the files of the model and the optimizer. In SAVE_PART the part has begun, else the writer.
+// Does a pass over the files of the model and the optimizer. In SAVE_PART the part has begun, else the writer. Returns
+// NULL, or what went wrong.
 static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass) {
     s->pass = pass;
     const char *problem = save_model(s);
@@ -418,8 +422,8 @@ static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass
 
 // ---- memory ----
 
-// Allocates the memory of all saves, which save_tensors_close frees. s->model is listed; the pointers to what is
-// allocated are NULL before.
+// Allocates the memory of all saves, which save_tensors_close frees, after an error too. s->model is listed; the
+// pointers to what is allocated are NULL before. Returns NULL, or that memory is out.
 static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, struct error_text *error) {
     int64_t widest = SAVE_CHUNK, moved = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {

@@ -32,14 +32,14 @@ static int compare_documents(const struct scored_document *a, const struct score
             return a->tokens[i] < b->tokens[i] ? -1 : 1;
     return (a->first > b->first) - (a->first < b->first);
 }
-// Compares the documents of two places, as qsort asks.
+// Compares the documents of two places, for qsort.
 static int compare_places(const void *a, const void *b) {
     return compare_documents(((const struct document_place *)a)->document,
                              ((const struct document_place *)b)->document);
 }
 
-// Packs sorted documents into rows of T by best fit: each into the fullest row, and of these the latest, that has room.
-// Sets each place; of equal documents only the first has a row. Returns the number of rows.
+// Packs documents, sorted by compare_places, into rows of T by best fit: each into the fullest row, and of these the
+// latest, that has room. Sets each place; of equal documents only the first has a row. Returns the number of rows.
 static int pack_documents(struct document_place *places, int count, int T) {
     int *newest = (int *)malloc(((size_t)T + 1) * sizeof *newest);   // by the room that is left: a row; -1: none
     int *below = (int *)malloc(((size_t)count + 1) * sizeof *below); // (rows) the next row with the same room
@@ -71,7 +71,7 @@ static int pack_documents(struct document_place *places, int count, int T) {
     return rows;
 }
 
-// Compares two places, to which a and b point by a pointer each, by row and column, as qsort asks.
+// Compares two places, to which a and b point by a pointer each, by row and column, for qsort.
 static int compare_rows(const void *a, const void *b) {
     const struct document_place *p = *(const struct document_place *const *)a,
                                 *q = *(const struct document_place *const *)b;
@@ -102,8 +102,8 @@ static void score_batch_free(struct score_batch *b) {
     free(b->losses);
 }
 
-// Fills the batch with the documents whose rows are [first, first + B); the rest of each row is a document of its own,
-// of which nothing counts.
+// Sets the batch to the documents (n) whose rows are [first, first + B), B a micro-batch's; the rest of each row is a
+// document of its own, of which nothing counts.
 static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
                        int first) {
     const int T = c->model.seq_length;
@@ -136,7 +136,7 @@ struct document_score {
     double log_likelihood;
     int32_t greedy, stop; // stop: stop_asked_here of the rank, in its first score of an exchange
 };
-// Returns the scores of a document in a batch that was computed. first: the batch's first row; T: the length of a row.
+// Returns a document's scores in a batch that gpt_score computed. first: the batch's first row; T: the length of a row.
 static struct document_score score_of(const struct score_batch *b, const struct document_place *p, int first, int T) {
     struct document_score score = {0, 1, 0};
     for (int t = p->document->first; t < p->document->inputs; t++) {
@@ -153,8 +153,8 @@ struct score_schedule {
     int *batch_first;                  // (batches + 1)
     int batches, most;                 // most: documents of the largest batch, at least 1
 };
-// Divides the packed places (count), of equal ones the first, into batches of B rows. The caller frees s.documents and
-// s.batch_first.
+// Divides the packed places (count; of `rows` rows), of equal ones the first, into batches of B rows. The caller frees
+// s.documents and s.batch_first.
 static struct score_schedule schedule_documents(struct document_place *places, int count, int rows, int B) {
     struct score_schedule s;
     int n = 0, batch = 0;
@@ -180,7 +180,7 @@ static struct score_schedule schedule_documents(struct document_place *places, i
 }
 
 // Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most): rank k scores batch `batch -
-// rank + k`, which has no documents behind the last batch. Returns the largest stop_asked_here of any rank. Every rank
+// rank + k`, which has no documents after the last batch. Returns the largest stop_asked_here of any rank. Every rank
 // calls this.
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
@@ -208,7 +208,7 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
 }
 
 // Scores documents (count), each of at least one input. Every rank calls this with equal documents, and has all scores
-// after it. Returns false where a signal stopped it.
+// after it. Returns false where a signal stopped it. Ends the program where a score is not finite.
 static bool score_documents(struct run *r, struct scored_document *documents, int count) {
     const struct config *c = r->config;
     struct document_place *places = (struct document_place *)calloc((size_t)count + 1, sizeof *places);

@@ -19,7 +19,7 @@ static char **list_elements(const char *list, int *count) {
 }
 
 // Encodes a text of `bytes`. special: the template's tokens (a beginning of text) are put around it. Returns the tokens
-// (*count), which the caller frees. where: the text's name in messages.
+// (*count), which the caller frees. where: the text's name in messages. A token that the model lacks ends the program.
 static int32_t *encode_scored(const struct run *r, const char *text, size_t bytes, bool special, int64_t *count,
                               const char *where) {
     const int V = r->config->model.vocab_size;
@@ -34,7 +34,8 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     return ids;
 }
 
-// Returns the token that stands before a text without context: the beginning of text, else the end of text.
+// Returns the token that stands before a text without context: the beginning of text, else the end of text. Ends the
+// program where there is neither.
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
@@ -44,8 +45,8 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes a text, its context included, as encode_scored: with the template's tokens, unless it begins with the
-// beginning of text or, where the tokenizer has none, with the end of text.
+// Encodes a text, its context included: with the template's tokens, unless it begins with the beginning of text or,
+// where the tokenizer has none, with the end of text. Returns as encode_scored does.
 static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;

@@ -1,6 +1,7 @@
 // --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
 // (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends
-// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
+// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See
+// docs/internals/self-check.md.
 //
 // A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a
 // second start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
@@ -40,7 +41,7 @@ static void self_check_write_request(char *text, const struct attention_check *c
         check->any_order, (double)check->dropout);
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
-// Whether attention takes the shape's heads.
+// Whether attention takes the shape's numbers and size of heads.
 static bool self_check_has_heads(const struct attention_shape *s) {
     return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
            s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
@@ -90,8 +91,8 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens the GPU of number `gpu` for a child of the process `parent`, and prints OPEN; self_check_shut closes it. The
-// child ends when the parent dies.
+// Opens the GPU of number `gpu` for a child of the process `parent`, and prints SELF_CHECK_OPEN; self_check_shut closes
+// it. The child ends when the parent dies.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -107,7 +108,7 @@ static void self_check_shut(struct device *dev) {
     attention_close(dev);
     device_close(dev);
 }
-// Serves a request: checks the backend and prints what it finds. Returns the exit status.
+// Serves a request, in a child: checks the backend and prints what it finds. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
@@ -161,6 +162,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
     return true;
 }
 // Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS in the environment, else SELF_CHECK_SECONDS.
+// Ends the program where the variable is no number of seconds.
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
     char *end = NULL;
@@ -191,7 +193,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes how a child that printed no verdict ended. Cuts off the newlines at the end of `output`.
+// Writes how a child that printed no verdict ended to text (size bytes). Cuts off the newlines at the end of `output`.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
@@ -205,8 +207,8 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
     }
     self_check_clean(text);
 }
-// Runs a child for the request and waits for its end, `limit` seconds at most from the start, and from OPEN on again;
-// `output` (size bytes) is what it printed.
+// Runs a child for the request and waits for its end, `limit` seconds at most from the start, and from SELF_CHECK_OPEN
+// on again; output (size bytes) = what it printed.
 static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
@@ -249,7 +251,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     free(output);
 }
 
-// Reads the driver's version, which CUDA's own functions don't tell; "": not known.
+// Writes the driver's version, which CUDA's own functions don't tell, to text (size bytes); "": not known.
 static void self_check_driver(char *text, size_t size) {
     FILE *const file = fopen("/proc/driver/nvidia/version", "r");
     text[0] = '\0';
@@ -282,7 +284,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Reads the verdicts in rank 0's file into r->self_check.known. Every rank calls this.
+// Sets r->self_check.known to rank 0's file of verdicts; a bad file ends the program. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -332,7 +334,7 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
     }
     return found;
 }
-// Adds a verdict to *lines (NULL: none yet), which are allocated anew.
+// Adds a verdict, RIGHT or WRONG, to *lines (NULL: none yet), which are allocated anew.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
@@ -351,7 +353,7 @@ static const char *self_check_name(enum attention_backend backend, const struct 
     }
     return "auto";
 }
-// Writes each backend that was refused, with the reason, as members of an object of log.jsonl. context: a struct run.
+// Writes the backends that were refused, with reasons, into the open object, for log_object. context: a struct run.
 static void self_check_log_refused(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -359,7 +361,7 @@ static void self_check_log_refused(struct json *json, const void *context) {
             json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
 // Adds rank 0's new verdicts to the file in --out, whose folder exists, and what was refused to log.jsonl, which is
-// open. Warns where the file can't be written. Frees the lines of verdicts.
+// open. Warns where the file can't be written. Frees the lines of verdicts; no check may follow.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -384,7 +386,7 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank asks for the check of `backend`: their environments may differ. Every rank calls this.
+// Whether any rank asks for the check of `backend`; false for fused, and without an open GPU. Every rank calls this.
 static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
@@ -461,9 +463,9 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless its verdict is known. Returns false where any rank found its backend wrong;
-// refused[the wrong one] (ATTENTION_BACKENDS_COUNT) then has the reason, which stays as long as the run. Every rank
-// calls this, with another backend where GPUs differ.
+// Checks a backend on this GPU, unless its verdict is known or no check is wanted. Returns false where any rank found
+// its backend wrong; refused[the wrong one] (ATTENTION_BACKENDS_COUNT) then has the reason, which stays as long as the
+// run. Every rank calls this, with another backend where GPUs differ.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];

@@ -30,7 +30,7 @@ struct measure_request {
 
 #define SELF_MEASURE_WORD FLOATX_NAME " measure "
 
-// Returns m->others as bits, of which bit i is backend i.
+// Returns m->others as bits, of which bit i is backend i; 0: there are none.
 static int measure_mask(const struct measure_request *m) {
     int mask = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -81,7 +81,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 
 // Prints that a backend's work begins; ATTENTION_AUTO: work of no backend.
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Writes why a backend beside the choice by rule is not timed; an empty text where it is right.
+// Writes to `reason` (size bytes) why a backend beside the choice by rule is not timed; empty where it is right.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;
@@ -105,7 +105,7 @@ static void measure_judge(char *reason, size_t size, const struct measure_reques
         snprintf(reason, size, "failed the self-check: %.200s", text);
     }
 }
-// Times what a request asks for and prints what it finds. Returns the exit status.
+// Times what a request asks for, in a child, and prints what it finds. Returns the exit status.
 static int measure_serve(const char *request) {
     struct measure_request m;
     struct attention_timing timing;
@@ -137,7 +137,7 @@ static int measure_serve(const char *request) {
     self_check_shut(&dev);
     return EXIT_SUCCESS;
 }
-// Serves a request of either kind. Returns the exit status.
+// Serves a request of either kind, in a child. Returns the exit status.
 static int self_serve(const char *request) {
     return strncmp(request, SELF_MEASURE_WORD, strlen(SELF_MEASURE_WORD)) == 0 ? measure_serve(request)
                                                                                : self_check_serve(request);
@@ -145,15 +145,14 @@ static int self_serve(const char *request) {
 
 // ---- The parent ----
 
-// Finds the backend whose work a child began last; ATTENTION_AUTO: none.
+// Returns the backend whose work a child began last, by the text that it printed; ATTENTION_AUTO: none.
 static enum attention_backend measure_last_at(const char *output) {
     int backend = ATTENTION_AUTO;
     for (const char *at = strstr(output, SELF_MEASURE_AT); at; at = strstr(at + 1, SELF_MEASURE_AT))
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Sets *verdict by a child's line of a backend: RIGHT with the time, WRONG with the reason; returns whether there is
-// one.
+// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. Returns whether there is one.
 static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
@@ -166,8 +165,8 @@ static bool measure_line(struct self_verdict *verdict, const char *output, int b
     return self_check_line(verdict->text, sizeof verdict->text, output, start);
 }
 // Starts a child for the request. Sets verdicts[backend] of each candidate: RIGHT with its time, WRONG with the reason
-// why it is not to be taken, UNKNOWN where the child did not come to it. Writes why nothing was measured to
-// s->measured.missing.
+// why it is not to be taken, UNKNOWN where the child did not come to it; of all others UNKNOWN. Writes why nothing was
+// measured to s->measured.missing, else "".
 static void measure_ask(struct self_verdict *verdicts, struct self_check *s, const struct measure_request *m,
                         char *request) {
     enum { OUTPUT = 1 << 16 };
@@ -206,8 +205,8 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets verdicts[backend] of all candidates, from the known ones or by a child. Where one is known to be wrong nothing
-// is timed, so that it is refused first. Returns whether the verdicts are complete.
+// Sets verdicts[backend] of all candidates, from the known ones or by a child; zeroed before. Where one is known to be
+// wrong nothing is timed, so that it is refused first. Returns whether the verdicts are complete.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -261,7 +260,7 @@ static bool measure_refuse(struct run *r, const struct self_verdict *verdict, en
     return true;
 }
 
-// Finds the backends beside `rule` that auto may take for this run.
+// Returns the request to time the backends that auto may take for this run beside `rule`, its choice.
 static struct measure_request measure_request_of(struct run *r, enum attention_backend rule,
                                                  const struct attention_demands *demands) {
     struct measure_request m;
@@ -286,8 +285,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
 }
 
 // Times what --attention-backend auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is
-// not to be taken. REFUSED: a candidate was refused before any was timed. Every rank calls this, and all get one
-// result.
+// not to be taken; NOTHING: leaves it. REFUSED: a candidate was refused before any was timed. Every rank calls this,
+// and all get one result.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -322,7 +321,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     return (enum self_measure_result)parallel_largest(r->parallel, (int)result, "the time of attention");
 }
 
-// Forgets which backend is the fastest, since it has turned out to be wrong, and that others are slower.
+// Resets demands->fastest, which has turned out to be wrong, and no longer refuses others for being slower.
 static void self_measure_forget(struct attention_demands *demands) {
     demands->fastest = ATTENTION_AUTO;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)

@@ -15,7 +15,7 @@ struct slow_steps {
 
 // Records the time of a step. Returns the median of the recorded times where this one is more than three times as long
 // and is to be reported, else 0. Not reported are times below 200 ms, which anything delays, and more than one in a
-// hundred steps.
+// hundred steps. *s is zeroed before the first.
 static inline double slow_steps_take(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;

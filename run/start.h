@@ -28,7 +28,7 @@ enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // Finds this process's rank and, except for a plan, opens the connections to the others, in *parallel, which
 // config->parallel then points to; NULL: one rank, or a plan. Only rank 0 keeps its stdout; every rank reports its own
-// errors.
+// errors. Ends the program where it can't.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem =
@@ -119,7 +119,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
 }
 
 // Takes over from the checkpoint, except what this command line gives: the options given to its run (not
-// CONFIG_THIS_START), what that run chose by itself, and all options that a resumed run can't change.
+// CONFIG_THIS_START), what that run chose by itself, and all options that a resumed run can't change. Ends the program
+// where the checkpoint has an unknown option.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -160,7 +161,7 @@ static bool start_had_delayed_scales(const struct trainer_state *state) {
     return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
            strcmp(checkpoint_resolved_option(recipe, state, CONFIG_ROW(fp8.fp8_recipe)), "delayed") == 0;
 }
-// Ends the run where the delayed scales of the checkpoint have histories of another length than this run's.
+// Ends the program where the delayed scales of the checkpoint have histories of another length than this run's.
 static void start_check_histories(const struct config *config, const struct trainer_state *state) {
     const int row = CONFIG_ROW(fp8.fp8_amax_history_len);
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT];
@@ -172,7 +173,7 @@ static void start_check_histories(const struct config *config, const struct trai
              config->checkpoint, json_show(then).text);
 }
 
-// Ends the run where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
+// Ends the program where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
 static void start_check(const struct config *config) {
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
@@ -197,11 +198,12 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Prints why a checkpoint was passed over, as checkpoint_listener has it.
+// Prints why a checkpoint was passed over; a checkpoint_listener's function.
 static void start_print_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
-// Finds the checkpoint of --resume, sets config->checkpoint and takes over the checkpoint's options; `auto` may find
-// none. Only rank 0 verifies the checkpoint, since that reads every byte. Every rank calls this.
+// Finds the checkpoint of --resume, sets config->checkpoint and takes over the checkpoint's options. `auto` may find
+// none; else a missing or damaged one ends the program. Only rank 0 verifies, which reads every byte. Every rank calls
+// this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -321,8 +323,8 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of --init-from's model. --seq-length, unless given: the presets', at most the model's
-// positions.
+// Takes over the options of --init-from's model; ends the program where it can't. --seq-length, unless given: the
+// presets', at most the model's positions.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
@@ -346,8 +348,8 @@ static void start_from_model(struct config *config) {
     }
 }
 
-// Takes over what finetuning shards ask for, where the run's data are such: the length of their rows, and that examples
-// packed into a row neither see each other nor share positions.
+// Takes over, except what is given, what finetuning shards ask for, where the run's data are such: the length of their
+// rows, and that examples packed into a row neither see each other nor share positions.
 static void start_take_rows(struct config *config) {
     const char *const patterns = config_trains(config) ? config->data.train_data : config->data.val_data;
     char path[PATH_MAX];
@@ -395,7 +397,7 @@ static void start_take_adapter(struct config *config, int row, const char *text)
     free(given);
 }
 // Takes over the options of --lora-adapter and of its base model, which is --init-from or, without it, the folder that
-// the adapters' settings name. --init-from may itself name adapters.
+// the adapters' settings name. --init-from may itself name adapters. Ends the program where it can't.
 static void start_from_adapters(struct config *config) {
     struct peft_config peft;
     struct error_text error;
@@ -433,8 +435,8 @@ static void start_from_adapters(struct config *config) {
     peft_config_free(&peft);
 }
 
-// Finds the checkpoint or the model that the run starts from, if any, and sets its options. Ends the program where a
-// new run would write among an older run's checkpoints. Every rank calls this.
+// Finds the checkpoint or the model that the run starts from, if any, and sets its options. Ends the program where it
+// is bad, or a new run would write among an older run's checkpoints. Every rank calls this.
 static void start_find(struct config *config) {
     enum architecture architecture;
     if (strcmp(config->checkpoints.checkpoint_architecture, "auto") != 0 &&

@@ -36,14 +36,14 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Finds the element of our head of D that a file has as element d, where RoPE rotates only the first R. We keep the
+// Returns the element of our head of D that a file has as element d, where RoPE rotates only the first R. We keep the
 // rotated elements as the head's first R / 2 pairs, (i, i + D / 2).
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
     return d < R ? d + (D - R) / 2 : d - R / 2;
 }
-// Finds the row of the parameter that output `row` of the tensor comes from.
+// Returns the row of the parameter that output `row` of the tensor comes from.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
     int ours = t->first_row + row;
     if (t->repeat > 1 && row >= t->q_rows) {
@@ -59,7 +59,7 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         return ours;
     return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
 }
-// Whether the tensor is not a run of the parameter's elements.
+// Whether the tensor is not a run of the parameter's elements in their order.
 static bool huggingface_is_rearranged(const struct huggingface_tensor *t) {
     return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
 }
@@ -72,8 +72,8 @@ struct huggingface_builder {
     int rotary_dims;    // elements of a head that RoPE rotates
 };
 
-// Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model
-// does not have it. The result points into the list and is valid until the next call.
+// Adds the tensor PREFIX[LAYER.]NAME (layer -1: no LAYER), of rows [first_row, first_row + rows) of a parameter, or
+// zeros where the model does not have it. The result points into the list and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;
@@ -97,8 +97,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Repeats each KV head for every query head that uses it, if the model has fewer KV heads: GPT-2's file has one per
-// head.
+// Repeats each KV head for every query head that uses it, where the model has fewer: GPT-2's file has one per head.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -177,7 +176,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// Adds the norms of a layer. "post_attention_layernorm" is the norm before the MLP, except in models that also have a
+// Adds the norms of layer l. "post_attention_layernorm" is the norm before the MLP, except in models that also have a
 // norm behind attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
@@ -189,7 +188,7 @@ static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     huggingface_add_norm(b, l, PARAM_QNORM_W, "self_attn.q_norm.weight");
     huggingface_add_norm(b, l, PARAM_KNORM_W, "self_attn.k_norm.weight");
 }
-// Lists the tensors of Llama and of models like it. fused: q, k and v are one tensor, as gate and up are.
+// Lists the tensors of Llama and of models like it. fused: q, k and v are one tensor, and gate and up are one.
 static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
     const struct layer_shape *s = &b->shape->layer;
     const int q = s->H * s->D, kv = s->G * s->D;
@@ -240,7 +239,7 @@ static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "gpt_neox.final_layer_norm.bias");
     huggingface_add_head(b, "embed_out.weight");
 }
-// Adds our own tensors under their own names, without padding.
+// Lists our own tensors under their own names, without padding and adapters.
 static void huggingface_list_ours(struct huggingface_builder *b) {
     for (int i = 0; i < b->table->num_tensors + b->table->num_frozen; i++) {
         const struct tensor *ours = &b->table->tensors[i];
@@ -258,7 +257,7 @@ static int huggingface_rows_held(const struct huggingface_tensor *t) {
         return t->q_rows + 2 * t->kv_rows;
     return t->transposed ? t->cols : t->rows;
 }
-// Ends the process unless the list holds every row of every parameter exactly once.
+// Ends the program unless the list holds every row of every parameter but the adapters' exactly once.
 static void huggingface_tensors_check(const struct huggingface_tensors *tensors, const struct parameters *table,
                                       enum architecture a) {
     const int count = table->num_tensors + table->num_frozen;
@@ -279,8 +278,8 @@ static void huggingface_tensors_check(const struct huggingface_tensors *tensors,
     free(held);
 }
 
-// Lists all tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
-// rotary_dims: elements of a head that RoPE rotates.
+// Lists all tensors of the model's folder, without adapters, in the order in which they are written;
+// huggingface_tensors_free frees them. They point into *table. rotary_dims: elements of a head that RoPE rotates.
 static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
                                                          const struct model_shape *shape, enum architecture a,
                                                          int rotary_dims) {
@@ -338,8 +337,8 @@ static void huggingface_gather(float *out, const struct huggingface_tensor *t, c
                 row[c] = ours[huggingface_row(t, c) * width + r];
     }
 }
-// Inverts huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor, `in`,
-// hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
+// Inverts huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor, in (n,
+// cols), hold of it. t->ours is not NULL. Repeated heads are taken to be equal, as huggingface_gather makes them.
 static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     const int64_t width = t->ours->cols;

@@ -2,9 +2,9 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Finds the file `name`: beside the shards of training, else of validation, under their prefix; else in the folder of
-// the checkpoint or model that the run starts from, the only place of a model's generation_config.json. Siblings of a
-// tokenizer.json beside the shards are only looked for there. Returns false where there is no such file.
+// path (size bytes) = the file `name`: beside the shards of training, else of validation, under their prefix; else in
+// the folder of the checkpoint or model that the run starts from, the only place of a model's generation_config.json.
+// Siblings of a tokenizer.json beside the shards are only looked for there. Returns false where there is no such file.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};
@@ -29,8 +29,8 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
     return false;
 }
 
-// Opens the vocabulary that tokens are printed with: from vocabulary.bin, else from tokenizer.json, else of single
-// bytes where the model's vocabulary has that size.
+// Opens r->vocabulary, which tokens are printed with: from vocabulary.bin, else tokenizer.json, else of single bytes
+// for that size, else without text. close_run closes it. A bad file ends the program.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

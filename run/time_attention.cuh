@@ -20,7 +20,7 @@ struct timed_attention {
     size_t qkv_bytes, out_bytes, rotary_bytes, saved_bytes, workspace_bytes;
 };
 
-// Sets the sizes of the operands of all candidates.
+// Sets the bytes of the operands, enough for each of the timed candidates; zeroes all else in *a.
 static void timed_sizes(struct timed_attention *a, const struct attention_timing *timing, struct device *dev) {
     const struct attention_shape s = timing->shape;
     const size_t rows = (size_t)s.B * (size_t)s.T, dim = (size_t)s.head_dim * sizeof(floatX);
@@ -37,8 +37,8 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
-// Returns memory of the device that holds judge_numbers, a block of them again and again: with zeros a GPU would draw
-// less power, and run faster.
+// Returns `bytes` of the device's memory, which device_free frees, filled with judge_numbers, a block of them again and
+// again: with zeros a GPU would draw less power, and run faster. Waits for the device.
 static floatX *timed_numbers(size_t bytes, struct device *dev) {
     const size_t block_bytes = 1 << 20, first = bytes < block_bytes ? bytes : block_bytes;
     floatX *const numbers = (floatX *)device_allocate(bytes), *const block = judge_numbers(first, 1);

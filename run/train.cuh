@@ -15,8 +15,8 @@
 
 // ---- enqueueing a step ----
 
-// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued. In
-// the first step of a start, checks graphs. Every rank calls this.
+// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued;
+// enqueue_update follows. In the first step of a start, checks graphs. Every rank calls this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -34,8 +34,8 @@ static void enqueue_gradients(struct run *r) {
         long_wait_end(r->device_watch);
     }
 }
-// Enqueues the update, and the fetch of the step's results, and counts the step as enqueued. AdamW's step number counts
-// only steps that updated, so the results of all earlier steps must be known.
+// Enqueues the update, and the fetch of the step's results, and counts the step as enqueued; finish_step waits for
+// them. AdamW's step number counts only steps that updated, so the results of all earlier steps must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
     r->model->io.request = 0;
@@ -57,7 +57,7 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 // ---- the results of a step ----
 
 // Reports a step that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`, in the
-// `samples` samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
+// `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more such step.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->training.skip_nonfinite;
@@ -74,15 +74,15 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
-// Reports a step that updated nothing, since no target of its batch counts.
+// Reports a step that updated nothing, since no target of its batch counts, and counts it as skipped.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
     r->empty++;
     log_event(&r->log, "step %d: no token of its batch has loss; nothing was updated", step + 1);
 }
 
-// Returns the peak bytes of the device's memory. A GPU's driver takes longer to answer than the host takes to enqueue
-// many kernels, so it is asked in the first steps, which load kernels and record graphs, and then seldom.
+// Returns the peak bytes of the device's memory, as last asked. A GPU's driver takes longer to answer than the host
+// takes to enqueue many kernels, so it is asked in the first steps, which load kernels and record graphs, then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
     enum { FIRST_STEPS = 4, STEPS = 32 };
     const bool ask =
@@ -90,17 +90,17 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Fills in the log entry's model flops utilization of one rank, at its tokens per second. The peak is the start's: a
-// peak that steps could raise would call the fastest step 100 %.
+// Sets the log entry's model flops utilization of one rank, at its tokens per second. The peak is the start's: a peak
+// that steps could raise would call the fastest step 100 %.
 static void measure_utilization(const struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// *mean = the mean loss of a step of `micro_batches`, over the targets that count, from all ranks' `reports`: summed in
-// the data's order, so that its bits don't depend on the number of ranks. *targets: how many counted. Returns the
-// first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none.
+// *mean = the mean loss of a step of `micro_batches`, over the targets that count, from all ranks' reports (ranks,
+// report_width): summed in the data's order, so that its bits don't depend on the number of ranks. *targets: how many
+// counted. Returns the first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
                      double *nonfinite) {
     const int ranks = r->config->ranks, width = report_width(r->model);
@@ -120,7 +120,7 @@ static int mean_loss(const struct run *r, const double *reports, int micro_batch
     return first;
 }
 
-// Fills in the log entry's shares of values that FP8 changed by more than rounding.
+// Sets the log entry's shares of values that FP8, if on, changed by more than rounding. reports: all ranks'.
 static void measure_fp8(struct run *r, struct log_step *entry, const double *reports, int micro_steps) {
     const struct gpt *m = r->model;
     if (!fp8_is_on(&m->fp8))
@@ -133,7 +133,7 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
 }
 
 // Waits for the oldest step in flight and fills in its log entry. Returns false where the step updated nothing: it met
-// a NaN or Inf, of which --skip-nonfinite allows some, or no target of its batch counted.
+// a NaN or Inf, of which --skip-nonfinite allows some before it ends the program, or no target of its batch counted.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
@@ -188,7 +188,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 
 // ---- between steps ----
 
-// Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
+// Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total` (0: not so).
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
 // Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step.
@@ -254,7 +254,8 @@ static bool must_finish_now(const struct run *r) {
            replicas_check_due(r);
 }
 
-// Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
+// Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint; the last
+// save may still be in progress (finish_save). Every rank calls this.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.

@@ -35,7 +35,7 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof((struct matmul_algorithm *)
 
 // ---- Choices to and from the file's form ----
 
-// Converts a row of the file to a choice.
+// Returns a row of the file as a choice.
 static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     struct matmul_choice choice;
     memcpy(&choice.key, row->key, sizeof choice.key);
@@ -85,8 +85,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text, if the GPU and the library are the same; else `note` says so. Choices for
-// products that this run lacks go to `others`. name: the file's. Returns what is wrong with the text, or NULL.
+// Keeps the choices of a file's text, if the GPU and the library are the same; others = the choices for products that
+// this run lacks. note = which are not used, and why, if any are. name: the file's. Returns what is wrong, or NULL.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
@@ -115,7 +115,7 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Keeps the choices of the checkpoint's file or, without one, of the file in --out; `others` gets the choices for other
+// Keeps the choices of the checkpoint's file or, without one, of the file in --out; others = the choices for other
 // products. path: the file's; "": there is none. A broken file ends the program.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
@@ -153,7 +153,7 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-// Times the products that have no choice. Returns how many were timed.
+// Times the products, listed before, that have no choice. Returns how many were timed.
 static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     int timed = 0;
@@ -168,7 +168,7 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Verifies every product against sums in double. Ends the program where one is wrong.
+// Verifies every listed product against sums in double. Ends the program where one is wrong.
 static void tune_prove(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -176,7 +176,7 @@ static void tune_prove(struct run *r) {
         matmul_prove(library, &library->products[i], &noise, &r->dev);
     tune_end(r, &noise);
 }
-// Writes what was found to r->tuning, for the start-up report. path: the file of the choices that were not timed.
+// Sets r->tuning to what was found, for the start-up report. path: the file of the choices that were not timed.
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
     const struct matmul_library *library = r->dev.matmul;
     double first_us = 0, us = 0, most = 0;
@@ -203,8 +203,8 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
     if (unproven > 0)
         text_add(r->tuning, size, "; %d by the heuristics' first, since no algorithm could be proven", unproven);
 }
-// Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns 0, or
-// what failed as errno has it.
+// Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns an
+// errno, or 0.
 static int tune_replace_file(const char *path, const char *text, size_t bytes) {
     char temporary[PATH_MAX];
     int problem = 0;
@@ -259,7 +259,7 @@ static void tune_share(struct run *r) {
     free(others);
 }
 // Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and
-// before the first step. Every rank calls this.
+// before the first step. With --self-check proves them: a wrong one ends the program. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";

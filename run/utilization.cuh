@@ -17,7 +17,7 @@ struct flops_per_token {
 struct layer_flops {
     double matmuls, attention;
 };
-// Sums a layer's flops by the table of activations (recompute.cuh), by which time is predicted too.
+// Returns a layer's flops by the table of activations (recompute.cuh), by which time is predicted too.
 static struct layer_flops layer_flops_of(const struct layer_shape *s) {
     struct layer_flops flops = {0, activation_row(ACT_ATT, s).flops_per_token};
     for (int id = 0; id < ACT_COUNT; id++)
@@ -25,7 +25,7 @@ static struct layer_flops layer_flops_of(const struct layer_shape *s) {
             flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
     return flops;
 }
-// Sums the flops per token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
+// Returns the flops per token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
 static double head_flops(const struct gpt *m, bool padded) {
     double flops = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
@@ -36,7 +36,7 @@ static double head_flops(const struct gpt *m, bool padded) {
     }
     return flops;
 }
-// Counts the flops that a token costs in forward and backward, by both measures.
+// Returns the flops that a token costs in forward and backward, by both measures.
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     const struct layer_flops layer = layer_flops_of(s);
@@ -62,7 +62,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
-// operands (count) = noise, made a piece at a time, since this memory is beside what is planned.
+// operands (count), on the device, = noise, made a piece at a time, since this memory is beside what is planned.
 static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct device *dev) {
     const int64_t PIECE = 1 << 16;
     floatX *noise = (floatX *)host_allocate((size_t)PIECE * sizeof *noise, dev);
@@ -75,11 +75,11 @@ static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct 
     }
     host_free(noise);
 }
-// Measures the rate, in flop/s, of the largest square matmul that fits `bytes` of device memory, which are overwritten:
-// the peak for MFU where the hardware's own is not known, as on every CPU. The result is a lower bound of the peak:
-// other work may have slowed the matmul, little memory allows only a small one, and attention's kernels may be faster
-// where bf16 matmuls convert their operands. The operands are noise, since zeros multiply faster. Returns 0 where the
-// memory is too small to tell.
+// Measures and returns the rate, in flop/s, of the largest square matmul that fits `bytes` of device memory, which are
+// overwritten: the peak for MFU where the hardware's own is not known, as on every CPU; 0: too small to tell. The
+// result is a lower bound of the peak: other work may have slowed the matmul, little memory allows only a small one,
+// and attention's kernels may be faster where bf16 matmuls convert their operands. The operands are noise, since zeros
+// multiply faster.
 static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct device *dev) {
     int n = DEVICE_PEAK_MATMUL;
     while (n > 128 && measured_matmul_bytes(n, dev) > bytes)
@@ -99,8 +99,8 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     }
     return best;
 }
-// Measures the matmul peak, in flop/s, in the activations arena, which is overwritten, before the first step or between
-// steps; 0: the arena is too small. Waits for the device.
+// Measures and returns the matmul peak, in flop/s, in the activations arena, which is overwritten, before the first
+// step or between steps; 0: the arena is too small. Waits for the device.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
                           m->config.training.seed, m->dev);

@@ -3,17 +3,17 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
-// The number of batches of --micro-batch-size that validation takes, of all ranks together: at most --val-steps. What does
-// not fill a batch is left out, except of examples to finetune on and where samples are fewer than one batch: the last
-// batch then has rows beyond the last sample.
+// The number of batches of --micro-batch-size that validation takes, of all ranks together: at most --val-steps. What
+// does not fill a batch is left out, except of examples to finetune on and where samples are fewer than one batch: the
+// last batch then has rows beyond the last sample.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads the next batch of the validation data, the `number`th of all, into r's memory, as read_batch does. In rows
-// beyond the last sample no target counts.
+// Reads the next batch of the validation data, the `number`th of all from 0 on, into r's memory, as read_batch does. In
+// rows beyond the last sample no target counts.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -23,9 +23,9 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// Computes the mean loss over the first --val-steps batches of the validation data, always the same, added in an order
-// that does not depend on the number of ranks. *targets: how many counted. NAN where a signal stopped the validation.
-// Every rank calls this.
+// Returns the mean loss over the first --val-steps batches of the validation data, always the same, added in an order
+// that does not depend on the number of ranks; NAN where a signal stopped the validation (r->stopped) or a loss is.
+// *targets: how many counted; if none, ends the program. Every rank calls this.
 static double validate(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
@@ -52,8 +52,8 @@ static double validate(struct run *r, double *targets) {
     return stop ? NAN : loss_mean(loss);
 }
 
-// Validates after step `done`, and keeps the best loss so far. Returns false where a signal stopped the validation: a
-// resumed run then repeats it. Every rank calls this.
+// Validates after step `done`, with the result in *loss, and keeps the best loss so far. Returns false where a signal
+// stopped the validation: a resumed run then repeats it. Every rank calls this.
 static bool validate_step(struct run *r, int done, double *loss) {
     double targets;
     *loss = validate(r, &targets);
@@ -82,7 +82,8 @@ static void repeat_validation(struct run *r) {
     }
 }
 
-// Validates and prints the loss, for --eval-only. Returns the exit status. Every rank calls this.
+// Validates and prints the loss, for --eval-only. Returns the exit status; ends the program where the loss is not
+// finite. Every rank calls this.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

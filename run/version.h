@@ -14,7 +14,7 @@ static void version_levels(void) {
     }
 }
 
-// Prints all rows except those for the cuda target's libraries.
+// Prints all rows of --version except those for the cuda target's libraries.
 static void version_print(void) {
     log_row("commit", "%s", build_commit);
 #ifdef __clang__
