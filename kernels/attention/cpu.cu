@@ -100,7 +100,7 @@ static inline void flash_rescale(float *blocks, const float *rescale, int steps)
     }
 }
 
-// out = O / l and lse = ln 2 * m + ln l of one finished strip; lse NULL: not written
+// Writes out = O / l and, unless NULL, lse = ln 2 * m + ln l of one finished strip. blocks: O^T; state: m and l.
 static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip,
                                const float *blocks, const struct flash_strip *state) {
     float inverse[BLOCK];
@@ -468,8 +468,8 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over the segments that reached the panel, in
-// order.
+// Writes dK and dV of one panel, and merges their amax: `sums` (segments, 2, panels, steps) over the segments that
+// reached the panel, in order.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;

@@ -157,7 +157,7 @@ static inline void flash_mask(float *scores, const struct flash_sight *sight, in
         }
 }
 
-// scores (count) = softcap * tanh(scale scores / softcap). slopes (count) or NULL: the derivatives by scale scores.
+// scores (count, whole vecs) = softcap tanh(scale scores / softcap). slopes, or NULL: the derivatives by scale scores.
 static void flash_cap(float *scores, float *slopes, int count, const struct flash *f) {
     const float inner = f->shape.scale / f->shape.softcap, softcap = f->shape.softcap;
     for (int i = 0; i < count; i += LANES) {
@@ -172,7 +172,7 @@ static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }
 
-// factors = dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
+// factors = dropout's factors of `panels` <= FLASH_PANELS blocks of P^T, from panel `first` on, of strip `strip`.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
@@ -186,7 +186,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// rows = one strip's out^T or dQ^T, (D, 32) in blocks, transposed; row q is scaled by factor[q].
+// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges the rows' amax.
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
                              const struct flash *f) {
     const int D = f->D;

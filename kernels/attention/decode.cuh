@@ -14,7 +14,7 @@
 __BEGIN_DECLS
 // Stores the k and v of (B, T) tokens, out of their qkv rows, in the caches, at positions starts[b] to starts[b] +
 // T - 1. Of these, only positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring,
-// and where prompts differ in length, the rows behind a shorter one are no tokens, which must not push its own out.
+// and where prompts differ in length, the rows after a shorter one are no tokens, which must not push its own out.
 void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      floatX *values,        // (B, Hkv, capacity, D)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -36,7 +36,7 @@ void attention_decode(floatX *out,              // (B, H * D)
                       int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 __END_DECLS
 
-// Returns the slot of row `row` of (B, T) tokens; -1: the row is not stored.
+// Returns the slot of row `row` of (B, T) tokens, -1: the row is not stored. starts, ends: as kv_cache_append has them.
 HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
     const int position = (int)position_of(starts, row, T);
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);

@@ -14,9 +14,10 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the backend can't take the shape; an empty text where it can.
+// Writes to `reason` (size bytes) why the backend can't take the shape, its features aside; an empty text where it can.
 void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev);
-// Writes a reason as flash_unavailable_reason does. Asks the driver, which takes its time: not for each launch.
+// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on this GPU, or on the one that is
+// planned for; an empty text where they can. Asks the driver, which takes its time: not for each launch.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
@@ -24,14 +25,15 @@ const char *flash_describe(const struct device *dev);
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = ln(sum of e^s) of each row's masked, scaled scores s.
+// out = dropout(softmax(scale Q K^T + causal mask)) V, scores also capped and keys hidden as the shape says; lse =
+// ln(sum of e^s) of each row's masked, scaled scores s.
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                    struct device *dev);
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Computes the gradient of flash_forward. Writes all of dqkv.
+// Computes the gradient of flash_forward, whose shape, dropout, qkv, out and lse these are. Writes all of dqkv.
 void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -40,20 +42,22 @@ void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev);
 
-// Returns the workspace of sm90_forward, also for a shape whose first_key is not there yet.
+// Returns the bytes of workspace of sm90_forward, also for a shape whose first_key is not there yet.
 size_t sm90_forward_workspace_bytes(struct attention_shape shape);
-// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
+// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full, with which first_key ends the program;
+// lse = log2(sum of e^s) of each row's masked, scaled scores s.
 void sm90_forward(floatX *out,       // (B, T, H * D)
                   float *lse,        // (B, H, T); NULL: not written
                   const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                   struct attention_shape shape, uint32_t *amax,
                   void *workspace, // used where shape.first_key is given
                   struct device *dev);
-// The number of runs of rows over which backward sums dqkv's columns.
+// The number of runs of rows over which backward sums dqkv's columns, the rows of options.bias_partial.
 int64_t sm90_bias_chunks(struct attention_shape shape);
-// Returns the workspace of sm90_backward.
+// Returns the bytes of workspace of sm90_backward.
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
-// Computes the gradient of sm90_forward, and undoes RoPE on it where options.rotary is given. Writes all of dqkv.
+// Computes the gradient of sm90_forward, whose shape, qkv, out and lse these are, and undoes RoPE on it where
+// options.rotary is given. Writes all of dqkv. With shape.full, tables or positions in use end the program.
 void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const floatX *dout, // (B, T, H * D)
                    const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)

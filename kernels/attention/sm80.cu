@@ -57,7 +57,7 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns the arguments that the kernel of a plan takes. spans: the table of the kernel's rows; NULL: causal.
+// Returns the arguments of a plan's kernel, and lets it have its shared memory. spans: the rows' table; NULL: causal.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -136,7 +136,7 @@ static void flash_choose(const struct flash_any_arguments &a, struct attention_s
         flash_choose_plan<launcher, 256>(a, shape, dev);
 }
 
-// Returns the arguments without the pointers besides qkv. Ends the program where the shape is not taken, or a pointer
+// Returns the arguments; of the pointers only qkv is set. Ends the program where the shape is not taken, or a pointer
 // in `aligned` is not aligned to 16 bytes; NULL is.
 static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
                                                      struct attention_shape shape, struct dropout dropout) {
@@ -192,7 +192,7 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 
 #else
 
-// Fails. Never reached: flash_unavailable_reason says so.
+// Ends the program. Never reached: flash_unavailable_reason says so.
 void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
                    uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes only bf16: --precision bf16");

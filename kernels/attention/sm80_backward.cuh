@@ -58,7 +58,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Computes delta = rowsum(dO O) of this lane's rows, a row by its quad; lse log2(e) and delta go to the other kernel.
+// Computes delta = rowsum(dO O) of this lane's rows, a row by its quad; a.rows gets lse log2(e) and delta.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -391,7 +391,8 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
         backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);
 }
 
-// Computes dK and dV of plan::KEYS keys of one KV head per block. The blocks with the most queries start first.
+// Computes dK and dV of plan::KEYS keys of one KV head per block, after flash_backward_query_kernel, which fills
+// a.rows. The blocks with the most queries start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     flash_backward_key_kernel(const typename plan::arguments a) {

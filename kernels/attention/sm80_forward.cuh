@@ -39,7 +39,7 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Updates the online softmax: s = exp2((s - maximum) scale_log2), with o and sum rescaled to the new maximum.
+// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled to the new, finite maximum.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -133,8 +133,8 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// Adds a tile of keys; `lowest` is the last. On entry the copies of this tile's K, and all earlier copies, are in
-// flight; on return the next K's is. K and V have a buffer each: V arrives while S is made, the next K while O is.
+// Adds a tile of keys, `lowest` the last, by all threads. On entry this tile's K and all earlier copies are in flight;
+// on return the next K's copy is. K and V have a buffer each: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,

@@ -266,18 +266,20 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
 
-// Returns the first key that a query sees: past T the last row's, so that a query there sees a key of its first tile.
+// Returns the first key that a query sees: 0, as there are no spans.
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
+// Returns the first key that a query sees: past T the last row's, so that a query there sees a key of its first tile.
 template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
 }
-// Returns the last query that sees a key: past T the last key's.
+// Returns the last query that sees a key: the last of all, as there are no spans.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
+// Returns the last query that sees a key: past T the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
@@ -298,7 +300,7 @@ template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_argume
 DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
 // Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
-// tanh(x) = 1 - 2 / (e^2x + 1), to about 1e-7, where tanh.approx errs by 5e-4: by 0.02 of a score of 50.
+// Returns tanh(x), x = scale s / softcap: 1 - 2 / (e^2x + 1), to 1e-7. tanh.approx errs by 5e-4, 0.02 of a score of 50.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
     return fmaf(-2.0f, reciprocal_approx(exp2_approx(s * factor) + 1.0f), 1.0f);
 }

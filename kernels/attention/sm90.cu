@@ -29,7 +29,7 @@ void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape s
     else
         snprintf(reason, size, "takes only bf16 on a GPU");
 }
-// Fails. Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
+// Ends the program. Never reached, since a run has the device at hand: sm90_unavailable_reason says so.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes only bf16 on a GPU");

@@ -7,7 +7,7 @@
 //   permuted or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written;
 //   the causal mask keeps a query below T from every key past it, so that it needs no other test of T.
 // - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head),
-//   one behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
+//   one after the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which
 //   multiply by wgmma; they synchronize by full and empty mbarriers. setmaxnreg divides the registers among them.
 // - Only instances of their own (the plan's SPANS) pay for the tables of first keys. There tiles that nobody sees are
@@ -58,7 +58,7 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
     return offset ^ ((offset >> 7 & (uint32_t)(sm90_layout<D>::SPAN / 16 - 1)) << 4);
 }
 
-// Returns a tile as an operand of wgmma that is multiplied along its rows (K-major), in steps of 16 columns.
+// Returns wgmma's descriptor of a tile that is multiplied along its rows (K-major), in steps of 16 columns.
 template <int D> DEVICE_FUNCTION uint64_t sm90_along_rows(uint32_t tile) {
     return matrix_descriptor(tile, 16, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
@@ -67,7 +67,7 @@ template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_step_right(uint64_t des
     constexpr int STEPS = sm90_layout<D>::COLUMNS / 16;
     return descriptor + (uint64_t)((k / STEPS * ROWS * sm90_layout<D>::SPAN + k % STEPS * 32) >> 4);
 }
-// Returns a tile as an operand that is multiplied along its columns (MN-major), in steps of 16 rows.
+// Returns wgmma's descriptor of a tile that is multiplied along its columns (MN-major), in steps of 16 rows.
 template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_along_columns(uint32_t tile) {
     return matrix_descriptor(tile, ROWS * sm90_layout<D>::SPAN, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
 }
@@ -77,7 +77,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
 }
 
 // Starts the copies of ROWS rows of a head from row `first` on, with a policy of the L2 cache; the box of `map` has
-// ROWS rows. One thread calls.
+// ROWS rows. One thread calls; `barrier` already expects the bytes.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -104,7 +104,7 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
 }
 
 // Starts the copies of this warp's 16 rows, as sm90_put_rows has stored them, of the tile of 64 whose first row is
-// `first`; the box of `map` has 16 rows. One thread of the warp calls, after all have fenced.
+// `first`; the box of `map` has 16 rows. One thread of the warp calls, after all have fenced, and commits the copies.
 template <int D>
 DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
     typedef sm90_layout<D> layout;
@@ -122,15 +122,15 @@ DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (in
 // Returns the thread's part of an accumulator's column.
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
-// Returns the maximum of `largest` and the magnitudes of eight elements.
+// Returns the maximum of `largest` and the magnitudes, as fp32's bits, of eight elements.
 DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 &words) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
         largest = amax_larger(largest, amax_larger(words.x[i] << 16 & 0x7fff0000u, words.x[i] & 0x7fff0000u));
     return largest;
 }
-// Returns the largest magnitude in the first `left` of the calling warp's rows of a tile of 64, as sm90_put_rows has
-// stored them. It is read again: taken from the accumulators, it made the loop before up to 7 % longer.
+// Returns the largest magnitude in this lane's part of the warp's first `left` rows of a tile of 64, as sm90_put_rows
+// has stored them; amax_merge_warp joins lanes. Taken from the accumulators, it made the loop before up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;
@@ -187,7 +187,7 @@ template <int STAGES> struct sm90_pipeline {
         }
     }
 };
-// Says that this warp has read a buffer, by one arrival a warp.
+// Says that this warp has read a buffer, by one arrival a warp. All lanes call. empty: the barrier.
 DEVICE_FUNCTION void sm90_release(uint32_t empty) {
     if (elect_one())
         mbarrier_arrive(empty);
@@ -220,7 +220,7 @@ static void sm90_check(const void *const aligned[], int count, struct attention_
             fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");
 }
 
-// Calls launcher::launch<D> for the shape's heads.
+// Calls launcher::launch<D> for the shape's heads, which sm90_check takes.
 template <class launcher, class arguments>
 static void sm90_choose(const arguments &a, struct attention_shape shape, struct device *dev) {
     switch (shape.head_dim) {

@@ -91,7 +91,8 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts the copies of a tile. again: whether others will read these rows too, which the L2 cache is to keep then.
+// Starts the copies of a tile, by one thread; `barrier` already expects the bytes. columns: of a box of `map`. again:
+// whether others will read these rows too, which the L2 cache is to keep then.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -105,7 +106,7 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     }
 }
 
-// Loads K, then Q, lse, delta and dO of each step, by one thread. V comes behind Q: the first S does not wait for it.
+// Loads K, then Q, lse, delta and dO of each step, by one thread. V comes after Q: the first S does not wait for it.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                         const struct sm90_backward_block &block, uint32_t shared) {
@@ -267,7 +268,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
-// Turns S^T into P^T.
+// Turns S^T, this thread's s (N / 2), into P^T. pairs: by sm90_load_first, from the lse at `lse`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -279,7 +280,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// Turns dP^T into dS^T.
+// Turns dP^T, this thread's dp (N / 2), into dS^T. pairs: by sm90_load_first, from the delta at `delta`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
@@ -339,9 +340,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
     }
 }
 
-// The products of one step are begun here; the caller waits for them. Each has a fence of its own.
-
-// acc (64 x PART) = A B^T, over D, of the tiles at a and b
+// Begins acc (64 x PART) = A B^T, over D, of the tiles at a and b; the caller waits. Each product has its own fence.
 template <class plan, class left, class right>
 DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) {
     const uint64_t first = left::along_rows(a), second = right::along_rows(b);
@@ -351,14 +350,14 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
     wgmma_commit();
 }
-// Brings this warp's 16 rows of V to registers.
+// Brings this warp's 16 rows of V, which has arrived, to registers.
 template <class plan> DEVICE_FUNCTION void sm90_backward_take_values(struct sm90_backward_state<plan> &state) {
     const int lane = (int)(threadIdx.x % 32), row = 64 * state.warpgroup + (int)(threadIdx.x / 32 % 4 * 16) + lane % 16;
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
         state.v[k] = ldmatrix_x4(plan::values::at(state.shared + plan::VALUES_AT, row, 16 * k + lane / 16 * 8));
 }
-// dP^T = V dO^T, of this warpgroup's rows or columns.
+// Begins dP^T (64 x PART) = V dO^T; the caller waits. values: not read with VALUES_IN_REGISTERS, which takes state.v.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backward_state<plan> &state, uint32_t values,
                                             uint32_t dout) {
@@ -373,7 +372,8 @@ DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backwar
         wgmma_registers<plan::PART, false>(dp, state.v[k].x, plan::queries::step_right(right, k), k > 0);
     wgmma_commit();
 }
-// dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
+// Begins acc (64 keys x COLUMNS), dV or dK, += P or dS (64 x QUERIES) . this warpgroup's columns of the tile; the
+// caller waits. P or dS is `left` with SPLIT_KEYS, else at `scores` in shared memory; the other is not read.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
                                                int warpgroup) {
@@ -393,7 +393,7 @@ DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 
     }
     wgmma_commit();
 }
-// dQ = dS K, this warpgroup's rows or columns.
+// Begins dQ = dS K, this warpgroup's rows or columns; the caller waits. scores: dS in shared memory.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t keys, int warpgroup) {
     const uint32_t row = plan::SPLIT_ROWS ? (uint32_t)(warpgroup * 64 * plan::scores::SPAN) : 0;
@@ -409,7 +409,7 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
 }
 
 // Begins S of a step, a tile of queries of one head: the step's first part. With EARLY it is called within the third
-// part of the previous step, so that the tensor cores find S queued behind dK.
+// part of the previous step, so that the tensor cores find S queued after dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
@@ -420,8 +420,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
-// Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. diagonal: the
-// first query less the first key of the block.
+// Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. Both warpgroups
+// call. diagonal: the first query less the first key of the block.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
@@ -512,7 +512,7 @@ template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct s
     state.step++;
 }
 
-// Stores a warpgroup's dK or dV, as bf16, where K or V was.
+// Stores a warpgroup's dK or dV, times `factor`, as bf16, where K or V was.
 template <class operand, int COLUMNS>
 DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_column, const float *acc, float factor) {
     const int lane = (int)(threadIdx.x % 32), row = first_row + (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16);
@@ -526,8 +526,8 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
     }
 }
 // Returns the largest magnitude, as fp32's bits, in this thread's part of the first `rows` rows of a tile in shared
-// memory: BYTES bytes, laid out as `operand`. The two warpgroups from thread 128 on divide the tile's bytes between their
-// threads; amax_merge_warp joins what the threads return.
+// memory: BYTES bytes, laid out as `operand`. The two warpgroups from thread 128 on divide the tile's bytes between
+// their threads; amax_merge_warp joins what the threads return.
 template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
     uint32_t largest = 0;
 #pragma unroll 1
@@ -572,8 +572,8 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
         sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
     return sum;
 }
-// Sums the columns of dK and dV of the block, which lie where K and V did, by way of the place of dS. The sums of all
-// of the block's keys go to its first tile of queries; a second tile gets zeroes.
+// Sums the columns of the block's dK and dV, which lie where K and V did, by way of the place of dS. The sums of all
+// keys go to the block's first tile of queries in a.bias_partial, zeroes to a second. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -592,8 +592,8 @@ DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, cons
             sm90_bias_at<plan>(a, block.b, first + tile, head)[column] = tile == 0 ? sum : 0;
     }
 }
-// Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
-// shared memory that held the queries.
+// Undoes RoPE on dK; a.rotary is not NULL. All threads of both warpgroups call, after their last read of the queries:
+// at head dim 256 each holds half of the columns, and they exchange these through the queries' shared memory.
 template <class plan>
 DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state,
                                             const struct sm90_backward_arguments &a,
@@ -640,7 +640,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
         }
     }
 }
-// Starts the copies of a tile to global memory, at row `first` of a head. One thread calls.
+// Starts the copies of a tile to global memory, at row `first` of a head. One thread calls, and commits the copies.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -649,8 +649,8 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
-// Brings the last queries of the block's keys to shared memory: registers are too few. Keys past T, which the diagonal
-// hides, have none.
+// Brings the last queries of the block's keys to shared memory: registers are too few. Both warpgroups call. Keys past
+// T, which the diagonal hides, have the last key's.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
                                                     const struct sm90_backward_block &block, uint32_t shared) {
@@ -787,7 +787,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Sums the columns of dQ of a tile and head, which lies in shared memory by rows. All threads call.
+// Sums the columns of dQ of a tile and head, by rows in shared memory, into a.bias_partial. All threads call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {
@@ -816,7 +816,7 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
 // memory in 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of
 // their own. A thread has both halves of a head's columns: where each half was one warpgroup's, the first 128 threads
 // take one half of each warpgroup's quads, the last 128 the other. AMAX: a.amax is given. Sums of columns are made
-// there too: behind the rows lie the sums of SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
+// there too: after the rows lie the sums of SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {

@@ -171,7 +171,7 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
 struct sm90_angles {
     float2 cosine, sine;
 };
-// Loads the angles of elements i and i + 1 of a head, i < D / 2 and even, at a position.
+// Returns the angles of elements i and i + 1 of a head, i < D / 2 and even, at a position.
 template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *rotary, int position, int i) {
     const float *from = rotary + (int64_t)position * D + i;
     struct sm90_angles angles;
@@ -211,10 +211,10 @@ static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what p
 // group from which on gangs alternate. SM90_BACKWARD_L2_SHARE: of the L2 cache, what a section's Q, dO and dQ may take.
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
-// Orders the work in sections of about the same number of KV heads, and gangs of as many blocks as run at the same
-// time. The smaller a gang, the less its blocks wait for each other's turns at dQ, but the more of Q, dO and dQ lies
-// between two blocks that come to the same tile: 8 bytes for each element of a query head. So a section has as many
-// heads as the L2 cache holds or, where that is fewer, as many as make a gang of SM90_GANG.
+// Orders the work in sections of about the same number of KV heads, and gangs of as many blocks as run at the same time
+// (a.blocks, section, gang, by_*). The smaller a gang, the less its blocks wait for each other's turns at dQ, but the
+// more of Q, dO and dQ lies between two blocks at the same tile: 8 bytes for each element of a query head. So a section
+// has as many heads as the L2 cache holds or, where that is fewer, as many as make a gang of SM90_GANG.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
                                 int multiprocessors, double l2_bytes) {
     const int units = shape.B * shape.num_query_groups;

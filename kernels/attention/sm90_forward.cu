@@ -117,7 +117,7 @@ template <class plan> struct sm90_forward_state {
     float factor[2];                // of what was summed before the last tile
 };
 
-// Waits for this warpgroup's turn to start products, which the previous warpgroup passes to barrier 1 + warpgroup.
+// Waits, with TURNS, until the previous warpgroup passes the turn to start products to barrier 1 + warpgroup.
 template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
@@ -128,8 +128,8 @@ template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
 }
 
-// Starts S = Q K^T. Each product has a fence of its own: the compiler puts one after a wait for a barrier, and then,
-// unless there is one already, runs the products one by one.
+// Starts S = Q K^T; the caller waits. Each product has a fence of its own: the compiler puts one after a wait for a
+// barrier, and then, unless there is one already, runs the products one by one.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
     const uint64_t right = sm90_along_rows<plan::D>(keys);
@@ -140,7 +140,7 @@ DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, 
                                                sm90_step_right<plan::D, plan::KEYS>(right, k), k > 0);
     wgmma_commit();
 }
-// Starts O += P V.
+// Starts O += P V; the caller waits.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state, uint32_t values) {
     const uint64_t right = sm90_along_columns<plan::D, plan::KEYS>(values);

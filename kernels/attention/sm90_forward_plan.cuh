@@ -63,7 +63,7 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
-// Sets what divides rounds into sections.
+// Sets what divides rounds into sections, by a's section_heads, heads, blocks and full.
 static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
     a.pairs = a.section_heads > 0 && !a.full;

@@ -6,7 +6,7 @@
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
-// Fills both tables, for every token, as the file's head says.
+// Fills both tables (device memory): the first key that the query at t sees, the last query that sees the key at t.
 static void
 attention_spans(int32_t *first_key,             // (B, T)
                 int32_t *last_query,            // (B, T)
@@ -14,12 +14,12 @@ attention_spans(int32_t *first_key,             // (B, T)
                 int window,                     // keys that a query sees, its own included; 0: all
                 int B, int T, struct device *dev);
 
-// Returns the first key that query t sees. sequence: the row of the sequence's first token.
+// Returns the first key that query t sees. sequence: the row of its sequence's first token; others: attention_spans.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;
 }
-// Returns the last query that sees key t. As first_key never falls, a search by halves finds it.
+// Returns the last query that sees key t, found by halves, as first_key never falls. sequence: attention_first_key's.
 HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int window, int64_t sequence, int t, int T) {
     int low = t, high = T; // query `low` sees key t; query `high` does not, or is the end
     while (high - low > 1) {

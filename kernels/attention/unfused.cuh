@@ -12,8 +12,8 @@
 
 __BEGIN_DECLS
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// out = dropout(P) V. P is kept for backward, without the dropout. Writes all of out and P. amax: kernels/amax.cuh's,
-// of out, in backward of dqkv; NULL: not taken.
+// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and hidden keys; out = dropout(P) V. Writes all
+// of out and, for backward and without the dropout, of P. amax: kernels/amax.cuh's, of out; NULL: not taken.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -21,7 +21,8 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Computes the gradient of unfused_forward. Writes all of dqkv.
+// Computes the gradient of unfused_forward, whose shape, dropout, qkv, out and probabilities these are. Writes all of
+// dqkv. amax: of dqkv; NULL: not taken.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
@@ -30,8 +31,8 @@ void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
 
-// Returns the first key that query t of sequence b sees. With a table only code that can read the device's memory
-// calls.
+// Returns the first key that query t of sequence b sees; 0 without a table. With a table only code that can read the
+// device's memory calls.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }

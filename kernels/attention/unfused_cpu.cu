@@ -131,7 +131,7 @@ ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums,
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// x = softcap tanh(scale x / softcap) of a block of scores.
+// block = softcap tanh(scale block / softcap), of a block of scores.
 static void unfused_cap(float *block, float scale, float softcap) {
     const float inner = scale / softcap;
 #pragma omp simd
@@ -342,7 +342,7 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
 }
 
 // Computes dV = dropout(P)^T dO and dK = scale dS^T Q of one panel, summed over all strips that see the panel, of all
-// heads of the group.
+// heads of the group; their dS is stored before.
 ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
                                           const floatX *probabilities, const struct unfused *u, int64_t kv_head,
                                           int panel) {

@@ -34,7 +34,8 @@ DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
 // Returns the thread's first column in the tile.
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns, the columns as rows of shared memory. Neighboring threads read neighbors in memory.
+// Loads 64 rows of 16 columns, the columns as rows of shared memory; then the caller synchronizes. All threads call.
+// Neighboring threads read neighbors in memory.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -114,7 +115,7 @@ enum unfused_scores {
 DEVICE_FUNCTION int unfused_first_tile_key(const struct unfused &u, int64_t b, int first) {
     return unfused_first_key(u.shape, b, first) / TILE * TILE;
 }
-// Returns the end of the queries that see one of 64 keys from `first` on.
+// Returns the end of the queries that see one of 64 keys from `first` on. The shape has a last_query.
 DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int first) {
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
@@ -154,9 +155,10 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
     return result;
 }
 
-// P = softmax(scale Q K^T) of 64 queries of a head. The scores are computed twice, for the rows' sums and for P, so
-// that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first. At least 3 blocks
-// have to fit on a multiprocessor, 2 where tanh takes more registers; plain causal, the compiler fits 4 by itself (0).
+// P = softmax(scale Q K^T) of 64 queries of a head, 0 at hidden keys. The scores are computed twice, for the rows' sums
+// and for P, so that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first. At
+// least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, the compiler fits 4 by
+// itself (0).
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL  ? 0
                                                        : SCORES == UNFUSED_SPANS ? 3

@@ -241,7 +241,7 @@ static inline uint64_t cudnn_installed(void) {
     return (uint64_t)file.st_size * 1000003u + (uint64_t)file.st_mtim.tv_sec;
 }
 // Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list) and its
-// functions. Returns whether all are there; if not, writes the reason. The library stays loaded until the program ends.
+// functions. Returns false, with the `reason` (size bytes), unless all are there. The library stays loaded to the end.
 static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, size_t size) {
     static const char *const names[] = {"cudnnGetVersion",
                                         "cudnnGetErrorString",

@@ -14,7 +14,8 @@
 
 // ---- the library ----
 
-// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's limit, or its variable's.
+// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's limit, or its variable's. A
+// variable that is no number ends the program.
 static double fused_most_dp_bytes(void) {
     static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
     const char *text = getenv(variable);
@@ -176,7 +177,7 @@ static void fused_make_plan(const struct fused_library *library, struct fused_pl
 }
 
 // Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
-// the key, its `plan` is NULL.
+// the key, its `plan` is NULL. library->handle is not NULL.
 static struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key) {
     for (int i = 0; i < library->planned; i++)
         if (memcmp(&library->plans[i].key, key, sizeof *key) == 0)

@@ -21,36 +21,37 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Frees the library and its plans; before device_close. May be called where nothing was opened.
+// Frees the library and its plans, which no recorded graph may hold, before device_close. Nothing need be open.
 void fused_close(struct device *dev);
-// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without a GPU and in a build
-// without it. The text is the library's.
+// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without a GPU and in a build for
+// fp32 or the CPU. The text is the library's.
 const char *fused_describe(struct device *dev);
-// Returns a number that tells the installed library from another one, without calling it; 0: none is installed.
+// Returns a number that tells the installed library from another, without calling it; 0: none, or none in this build.
 uint64_t fused_installed(void);
-// Whether fused is by published figures faster than our kernels on this GPU. own: our kernels for compute capability
-// 9.0 take the shape. On 10.x cuDNN's kernels are written for the GPU's tensor cores, ours for 8.0's; on 9.0 cuDNN is
-// twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
+// Whether fused is by published figures faster than our kernels on this GPU; false where none is open. own: our kernels
+// for compute capability 9.0 take the shape. On 10.x cuDNN's kernels are written for the GPU's tensor cores, ours for
+// 8.0's; on 9.0 cuDNN is twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
 // (docs/internals/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
-// Names the GPU for a message: its compute capability, in `text` (size bytes), or that none is open.
+// Names the GPU, open or planned for, by its compute capability, in `text` (size bytes), or says that none is open.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
 // Whether fused computes forward of this shape. Every call asks: prompts and windows have shapes of their own.
 bool fused_takes(struct attention_shape shape, struct device *dev);
-// The number of bytes of workspace that fused_forward needs.
+// The number of bytes of workspace of fused_forward, for a shape that it takes; without an open GPU an estimate.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
-// The number of bytes of workspace that fused_backward needs. any_order: its bits may differ from run to run.
+// The number of bytes of workspace of fused_backward, for a shape that it takes; without an open GPU an estimate.
+// any_order: its bits may differ from run to run.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
 // Describes what the plans take and whether forward gives the same bits again, in `text` (size bytes) or a constant.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
-// masked, scaled scores s. amax: kernels/amax.cuh's, of out; NULL: not taken.
+// masked, scaled scores s. Ends the program where there is no plan. amax: kernels/amax.cuh's, of out, or NULL.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
-// Writes the gradient of fused_forward, all of dqkv. amax: of dqkv; NULL: not taken.
+// Writes to all of dqkv the gradient of fused_forward, whose shape, qkv, out and lse these are. amax: dqkv's, or NULL.
 void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -61,7 +62,8 @@ void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
 // Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at
-// a shape like this one; an empty text where it does not differ, or where no flash takes the shape. Where forward is
-// wrong as one operation, it is asked for as a graph of operations from then on.
+// a shape like this one; an empty text where it does not differ, no GPU is open or no flash takes the shape. Where
+// forward is wrong as one operation, drops all plans, so that no graph may be recorded yet, and forward is a graph of
+// operations from then on. Does nothing in a build for fp32 or the CPU.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
 __END_DECLS

@@ -41,7 +41,7 @@ static floatX *fused_check_floats(size_t bytes, uint32_t seed) {
     }
     return x;
 }
-// Returns fused_check_floats in memory of the device, for device_free.
+// Returns fused_check_floats in memory of the device, which the caller frees by device_free with the same `bytes`.
 static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev) {
     void *memory = device_allocate(bytes);
     floatX *host = fused_check_floats(bytes, seed);
@@ -89,7 +89,7 @@ static floatX *fused_check_download(const floatX *memory, size_t bytes, struct d
     device_download(host, memory, bytes, dev);
     return host;
 }
-// Returns forward's output, which the caller frees. The GPU's is cleared before: what the pass leaves out shows.
+// Returns forward's output, fused's or flash's, which the caller frees. The GPU's is cleared before, so that gaps show.
 static floatX *fused_check_forward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->out, c->out_bytes, dev);
     if (fused)
@@ -142,7 +142,7 @@ static void fused_compare(char *reason, size_t size, const struct fused_check *c
     }
 }
 
-// Writes what is wrong with one form of fused on this GPU, for heads as the shape's; an empty text where it is right.
+// Writes to `reason` (size bytes) what is wrong with fused, as it is asked now, for the shape's heads; empty: nothing.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     struct fused_library *library = fused_library_of(dev);

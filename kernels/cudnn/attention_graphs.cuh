@@ -74,7 +74,7 @@ static struct cudnn_tensor fused_index(struct cudnn_builder *b, struct cudnn_ten
     cudnn_pointwise_to(b, index, scores, NULL, NULL, y);
     return y;
 }
-// Returns the scores with FUSED_HIDDEN in place of those whose key a query does not see.
+// Returns the scores with FUSED_HIDDEN in place of those whose key a query does not see; as they are where k->full.
 static struct cudnn_tensor fused_masked(struct cudnn_builder *b, const struct fused_key *k,
                                         struct cudnn_tensor scores) {
     const struct cudnn_function not_later = {CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, 0};
@@ -113,7 +113,7 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_matmul_to(b, p, v, out);
 }
 
-// Builds forward as one operation, with the mask as a graph within it.
+// Builds forward as one operation, with the mask as a graph within it, in a builder without operations.
 static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
@@ -141,7 +141,7 @@ static void fused_forward_operation(struct cudnn_builder *b, const struct fused_
     cudnn_operation(b, operation, "attention");
 }
 
-// Adds the transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, with each group's heads added.
+// Appends the transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, summed over a group's heads.
 static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                  struct cudnn_tensor scores, struct cudnn_tensor x) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

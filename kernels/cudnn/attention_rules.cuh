@@ -20,10 +20,11 @@ static inline size_t fused_wide_from(int major) {
     return SIZE_MAX;
 }
 
-// Writes why cuDNN of a version can't take a shape on a GPU of compute capability major.x; an empty text where it may.
-// The conditions are the stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0,
-// nvte_get_fused_attn_backend and pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no
-// deterministic backward on 8.x and 12.x; on 11.x NVIDIA's frontend names no engine for it.
+// Writes to `reason` (size bytes) why cuDNN of a version can't take a shape on compute capability major.x; an empty
+// text where it may. any_order: backward may give other bits in another run, or is not wanted. The conditions are the
+// stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
+// pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no deterministic backward on 8.x and 12.x;
+// on 11.x cudnn-frontend names no engine for it.
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                                  bool any_order) {
     const size_t wide_from = fused_wide_from(major);
@@ -84,7 +85,7 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 // Whether cuDNN is by published figures faster than our kernels on compute capability major.x; own: our kernels for 9.0
 // take the shape.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
-// Writes why the newest version can't take a shape on the GPU that memory is planned for; an empty text where it may.
+// Writes why the newest version can't take a shape on the planned GPU, or on 9.x where none is named; empty: it may.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,
                                          const struct device *dev) {
     fused_refuses(reason, size, SIZE_MAX, dev->planned.major > 0 ? dev->planned.major : 9, s, any_order);

@@ -139,7 +139,7 @@ static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t 
 
 // ---- operations: each writes a tensor that the caller describes, and computes in fp32 if it is not said ----
 
-// Finishes an operation and appends it to the builder's; what: its name in a refusal.
+// Finishes an operation and appends it to the builder's, CUDNN_MAX_OPERATIONS at most; what: its name in a refusal.
 static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descriptor *operation, const char *what) {
     cudnn_finish(b, operation, what);
     if (*b->reason)
@@ -199,7 +199,7 @@ static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_func
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
     cudnn_operation(b, operation, what);
 }
-// Computes f(x) or f(x, with), in fp32, into a virtual tensor of x's shape and of `type`.
+// Returns f(x) or, unless `with` is NULL, f(x, with), computed in fp32, as a virtual tensor of x's shape and of `type`.
 static inline struct cudnn_tensor cudnn_pointwise(struct cudnn_builder *b, enum cudnn_pointwise_mode mode,
                                                   struct cudnn_tensor x, const struct cudnn_tensor *with,
                                                   enum cudnn_data_type type) {
@@ -222,7 +222,7 @@ static inline void cudnn_reduce_to(struct cudnn_builder *b, enum cudnn_reduction
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor);
     cudnn_operation(b, operation, "a reduction");
 }
-// Reduces rows: (.., n) to (.., 1).
+// Reduces rows, (.., n) to (.., 1), into a virtual fp32 tensor, which it returns.
 static inline struct cudnn_tensor cudnn_reduce_rows(struct cudnn_builder *b, enum cudnn_reduction reduction,
                                                     struct cudnn_tensor x) {
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[2], 1};
@@ -231,7 +231,7 @@ static inline struct cudnn_tensor cudnn_reduce_rows(struct cudnn_builder *b, enu
     return y;
 }
 
-// Transposes x, whose strides are given, as another type.
+// Returns x with its last two dimensions exchanged, as a virtual tensor of `type`. strides: x's.
 static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, struct cudnn_tensor x,
                                                    enum cudnn_data_type type, const int64_t strides[CUDNN_RANK]) {
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[3], x.dims[2]};
@@ -245,7 +245,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     return y;
 }
 
-// Builds a graph of the operations after the first `before`, which leave the builder, for an operation that has it.
+// Returns a graph of the operations after the first `before`, which leave the builder, for an operation that has it.
 static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
@@ -268,7 +268,7 @@ struct cudnn_engine {
     int knob_count;
 };
 
-// Builds the graph of all the builder's operations.
+// Returns the graph of all the builder's operations; it may be refused.
 static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builder *b, struct cudnn_context *handle) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count,
@@ -278,7 +278,7 @@ static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builde
     return graph;
 }
 
-// Creates the configuration of the wanted engine for a graph; it may be refused.
+// Returns the configuration of the wanted engine, of 8 knobs at most, for a graph; it may be refused.
 static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                                               const struct cudnn_engine *wanted) {
     struct cudnn_descriptor *knobs[8];
@@ -339,7 +339,7 @@ static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descri
             return true;
     return false;
 }
-// Creates the execution plan of a configuration; it may be refused.
+// Returns the execution plan of a configuration; it may be refused.
 static inline struct cudnn_descriptor *cudnn_plan_of(struct cudnn_builder *b, struct cudnn_context *handle,
                                                      struct cudnn_descriptor *configuration) {
     struct cudnn_descriptor *plan = cudnn_make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -35,7 +35,7 @@ struct fused_library {
 
 __BEGIN_DECLS
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
-// Returns the device's library, opened at the first call. Where it can't be opened its handle is NULL.
+// Returns the device's library, opened at the first call, until fused_close. Its handle is NULL if it can't be opened.
 struct fused_library *fused_library_of(struct device *dev);
 // Destroys all plans, which no recorded graph may hold; they are made again when they are asked for.
 void fused_forget_plans(struct fused_library *library);
@@ -47,7 +47,7 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
 // where it can.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// The number of bytes of workspace for a key; 0 where the library has no plan for it.
+// The number of bytes of workspace for a key; 0 where the library, whose handle is not NULL, has no plan for it.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
 // Does fused_backward with dQ summed in this order.
 void fused_backward_by(enum fused_order order,

@@ -6,7 +6,7 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
-// round: A (depth, rows), B (cols, depth).
+// round: A (depth, rows), B (cols, depth). workspace: only sgemm_plain reads it.
 typedef void sgemm_function(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
                             const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
                             void *workspace, const struct device *dev);
@@ -34,6 +34,6 @@ struct matmul_library {
 extern const struct matmul_backend matmul_backends[]; // (matmul_backends_count)
 extern const int matmul_backends_count;
 __BEGIN_DECLS
-// Creates a library as matmul_create does, by one backend. Returns NULL where this machine does not have it.
+// Creates a library as matmul_create does, by one backend. Returns NULL where this machine does not have the backend.
 struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend);
 __END_DECLS

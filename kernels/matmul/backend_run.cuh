@@ -5,7 +5,7 @@
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include <omp.h>                      // omp_set_num_threads
 
-// Runs a gemm by the device's backend, with OpenMP's number of threads, which libraries take, set to the device's.
+// Runs a gemm, as gemm_run, by the device's backend, in a call for which OpenMP has as many threads as the device.
 static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);
@@ -16,7 +16,7 @@ static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *worksp
 // Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
 enum { DBIAS_ROWS = 256 };
 
-// dbias = column sums of dout (M, N), or += where `add`
+// dbias (N) = the sums of the columns of dout (M, N), or += where `add`. workspace: dbias_workspace_bytes.
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
                        const struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)

@@ -37,7 +37,7 @@ static uint32_t matmul_noise_word(uint64_t i) {
     }
     return word;
 }
-// Enqueues the filling of `bytes` of the device's memory with the noise's words, again and again.
+// Enqueues the filling of `bytes` of the device's memory with the noise's words, repeated.
 static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
     device_upload(to, noise->words, bytes < block ? bytes : block, dev);
@@ -58,7 +58,7 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Fills an operand (rows, cols), where it lies in the noise's memory: an earlier product may have overwritten it.
+// Enqueues the filling of an operand (rows, cols), with its blocks' scales, with noise, if it is in the noise's memory.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
@@ -84,7 +84,7 @@ struct matmul_candidates {
     int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether an algorithm keeps to what is allowed: reductions that add in a fixed order, and the size of the workspace.
+// Whether a plan may use an algorithm: it adds partial sums in a fixed order, and its workspace_bytes are not too many.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -93,7 +93,8 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
-// Adds the algorithms that the heuristics rank first, with or without the epilogue; none where they know none.
+// Adds the allowed algorithms that the heuristics rank first, not timed yet; none where they know none. fused: with the
+// epilogue, only where matmul_may_fuse, and after the call without it.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -117,9 +118,9 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
-// Whether an epilogue can do what comes with the product. BGRADB's sums need the second half of the workspace. DGELU
-// demands of its other input what packed accesses do; fp32 results would have its exponential's error. The sums that
-// follow DGELU are timed in the workspace.
+// Whether an epilogue can do what comes with the product, dbias or GELU's derivative; false where neither does.
+// BGRADB's sums need the second half of the workspace. DGELU demands of its other input what packed accesses do; fp32
+// results would have its exponential's error. The sums that follow DGELU are timed in the workspace.
 static bool matmul_may_fuse(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     if (product->dbias)
@@ -127,7 +128,8 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Runs a product by a candidate, and what comes with it. The sums after GELU's derivative overwrite the workspace.
+// Enqueues a product by a candidate, with its dbias or, where an epilogue could apply it, GELU's derivative and the
+// sums of columns that follow, which overwrite the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -147,8 +149,8 @@ static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, c
 struct matmul_clock {
     cudaEvent_t begin, end;
 };
-// Returns the microseconds of a run, the mean of `runs` behind one that isn't counted, so that the host is ahead of the
-// GPU when the clock starts. INFINITY: the library refuses to run the candidate.
+// Returns the microseconds of a run, the mean of `runs` after one that isn't counted, so that the host is ahead of the
+// GPU when the clock starts. Waits for the runs. INFINITY: the library refuses to run the candidate.
 static double matmul_time_runs(struct matmul_candidate *candidate, const struct matmul_product *product, int runs,
                                const struct matmul_clock *clock, struct device *dev) {
     float milliseconds = 0;
@@ -163,7 +165,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Times all candidates, in turns, and sets their `us`. The host waits for the GPU.
+// Times all candidates, in turns, and sets their `us`, INFINITY before and where the library refuses. The host waits.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -189,7 +191,7 @@ static void matmul_drop_untimed(struct matmul_candidates *candidates) {
             candidates->of[kept++] = candidates->of[i];
     candidates->count = kept;
 }
-// Returns the index of the fastest candidate, or 0 where it saves less than MATMUL_LEAST_GAIN of the first's time.
+// Returns the index of the fastest candidate, or 0 where it saves less than MATMUL_LEAST_GAIN of candidate 0's time.
 static int matmul_fastest(const struct matmul_candidates *candidates) {
     int best = 0;
     for (int i = 1; i < candidates->count; i++)
@@ -214,7 +216,8 @@ static struct matmul_sample matmul_sample_of(const struct matmul_product *produc
     sample.bytes = sample.out_bytes + (product->dbias ? (size_t)gemm->rows * sizeof(float) : 0);
     return sample;
 }
-// Runs a candidate, whose output is overwritten, and brings its sample to the host. Returns false where it is refused.
+// Runs a candidate and brings its sample to `to` (sample.bytes) on the host. Overwrites the product's output, also
+// where the product adds, its dbias and the workspace. Returns false where the library refuses.
 static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struct matmul_candidate *candidate,
                                     const struct matmul_product *product, struct device *dev) {
     struct matmul_product once = *product;
@@ -228,8 +231,8 @@ static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struc
         device_download(to + sample.out_bytes, once.dbias, sample.bytes - sample.out_bytes, dev);
     return true;
 }
-// Whether an epilogue's results (a) are our kernels' (b) but for rounding: of the bias gradient, in fp32; else of
-// GELU's derivative, where ours rounds twice to bf16.
+// Whether an epilogue's sample (a) is our kernels' (b) but for rounding: of the bias gradient, in fp32; else of GELU's
+// derivative, where ours rounds twice to bf16.
 static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sample sample,
                                  const struct matmul_product *product) {
     double difference = 0, magnitude = 0;
@@ -244,7 +247,7 @@ static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sam
     }
     return difference <= (product->dbias ? 1e-4 : 0x1p-8) * magnitude;
 }
-// Whether a sample has a finite number beside 0: zeros are the same by any algorithm.
+// Whether a sample's output has a finite number other than 0: zeros are the same by any algorithm.
 static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     for (size_t i = 0; i < sample.elements; i++) {
         const float x =
@@ -257,7 +260,8 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
 // Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: all are 0, as with an adapter's second
 // matrix at first.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// Checks that two runs have the same bits, and that an epilogue's results are right. plain: one without an epilogue.
+// Checks that two runs of a candidate have the same bits and, if it has an epilogue, agree with a run of `plain`, which
+// has none. Overwrites what matmul_sample_candidate does.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

@@ -78,8 +78,8 @@ struct matmul_library {
     char description[64];
 };
 
-// The numbers that operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2. As an fp32 number a pair has such
-// a magnitude too; as FP8 codes of either format no byte is a NaN or infinity.
+// The numbers that operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2. As an fp32 number a
+// pair has such a magnitude too; as FP8 codes of either format no byte is a NaN or infinity.
 struct matmul_noise {
     uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
     char *memory;    // device memory that may be filled
@@ -94,27 +94,30 @@ struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 // Returns the choice that is kept for a key; NULL: none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
-// Begins to list products in place of computing them; matmul_list_end ends it.
+// Empties the list of products. Until matmul_list_end gemm_run lists a product, if its key is new and there is room, in
+// place of computing it.
 void matmul_list_begin(struct matmul_library *library);
 
 // Ends the listing: products are computed from here on, and the list stays.
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice that was made before, if the library can compute a listed product by it. Returns whether it did.
+// Keeps a choice that was made before. Returns false, and keeps nothing, unless a listed product has its key, no choice
+// yet, and can be computed by it.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Times a product's algorithms and keeps the choice: where no algorithm is found to hold, the heuristics' first, with
-// times of 0. Overwrites the product's output and dbias, and the noise's memory where its operands are. Returns false,
-// without a choice, where the library has no algorithm for the product.
+// Times a listed product's algorithms and keeps the choice: where none multiplies right and gives the same bits twice,
+// the heuristics' first, with times of 0. Overwrites the product's output, dbias and workspace, and the noise's memory
+// where its operands are. Returns false, without a choice, where the library has no algorithm for the product. Ends the
+// program where the heuristics' first and others multiply wrongly.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Checks the algorithm by which a product is computed from here on, unless its epilogue is fused, against sums in
-// double; ends the program where it is wrong. Overwrites what matmul_tune does. Nothing is enqueued when it returns.
+// Checks the algorithm by which a product is computed from here on against sums in double, and waits for the result;
+// ends the program where it is wrong. Does nothing where its epilogue is fused. Overwrites what matmul_tune does.
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
-// Creates noise for operands in `memory`, and fills all of it. matmul_noise_close frees the noise.
+// Creates noise for operands in `memory` (bytes, the device's), which it fills. matmul_noise_close frees the noise.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
 // Waits for the device, then frees the noise, but not the memory that it filled.

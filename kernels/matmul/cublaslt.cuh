@@ -49,7 +49,7 @@ static void cublas_check_at(cublasStatus_t status, const char *call, const char 
 }
 #define cublas_check(call) cublas_check_at(call, #call, __FILE__, __LINE__)
 
-// Returns the library's handle, created at the first call, which asks for a GPU.
+// Returns the library's handle, created at the first call, which needs a GPU and ends the program without one.
 static cublasLtHandle_t matmul_handle(struct matmul_library *library) {
     if (library->handle == NULL)
         cublas_check(cublasLtCreate(&library->handle));
@@ -139,8 +139,8 @@ static bool matmul_sums_bias(const struct matmul_plan *plan) { return plan->fuse
 // Whether the epilogue applies GELU's derivative.
 static bool matmul_has_dgelu(const struct matmul_plan *plan) { return plan->fused && plan->key.gelu != MATMUL_NO_GELU; }
 
-// Sets the pointers that come with each call. Their values matter to the heuristics too, which see their alignment.
-// bias_sums: where the epilogue writes the bias gradient, if the plan has that.
+// Sets the pointers that come with each call; the heuristics see their alignment. bias_sums (gemm->rows): where the
+// epilogue writes the bias gradient; not read where it makes none.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
     if (matmul_has_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
@@ -233,7 +233,7 @@ static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                   : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
-// Creates the preference that the heuristics are asked with: the plan's workspace, reductions and alignments.
+// Sets *preference, which the heuristics are asked with: the plan's workspace, reductions and alignments.
 static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_plan *plan) {
     const uint32_t reductions = matmul_reductions(plan);
     const uint64_t workspace_bytes = matmul_library_bytes(plan);
@@ -255,8 +255,8 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found algorithms that the library's heuristics rank first. Returns
-// CUBLAS_STATUS_NOT_SUPPORTED where they have none.
+// Fills results (most) with the *found algorithms that the library's heuristics rank first. Returns the library's
+// status, CUBLAS_STATUS_NOT_SUPPORTED where they have none.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -270,8 +270,7 @@ static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *re
     return *found == 0 || results[0].state != CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED
                                                                     : CUBLAS_STATUS_SUCCESS;
 }
-// Puts the algorithm that the library's heuristics rank first into the plan. Returns CUBLAS_STATUS_NOT_SUPPORTED where
-// they have none.
+// Puts the algorithm that the library's heuristics rank first into the plan. Returns as matmul_rank_algorithms does.
 static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t best;
     int found;
@@ -299,8 +298,8 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Writes which product the library refused, and what to change. The widths of a layer's input and output are multiples
-// of 8 in any usual model, for FP8 of 16; where they are, the number of tokens is what the library refuses.
+// Writes to `text` (n bytes), and returns, which product was refused and what to change. The widths of a layer are
+// multiples of 8 in any usual model, for FP8 of 16; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
     const int multiple = gemm->a.fp8 ? 16 : 8;
@@ -325,8 +324,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// Returns the plan of this product, from the table or made now. In a full table the new plan replaces the oldest,
-// which, when it is made again, is the same. Ends the program where the library refuses the product.
+// Returns the plan of this product, from the table or made now, in a full table in place of the oldest, which, when it
+// is made again, is the same. Ends the program where the library refuses the product.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
                                            struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -393,7 +392,7 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan and, unless dbias is NULL, the sums that gemm_run puts in dbias (gemm->rows). workspace:
+// Enqueues a product by its plan and, unless dbias is NULL, gemm_run's sums in dbias (gemm->rows). workspace:
 // gemm_workspace_bytes or, with dbias, dbias_workspace_bytes where that is more. Returns the library's status.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
@@ -475,8 +474,8 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granul
 
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Returns the gemm of a b^T: + bias to `out`, or to `sum`, whichever is not NULL. Ends the program unless M, N and K
-// are multiples of 16.
+// Returns the gemm of a b^T: + bias to `out`, or to `sum`, whichever is not NULL. a and b must stay as long as the
+// gemm. Ends the program unless M, N and K are multiples of 16.
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
                             const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {
     if (M % 16 || N % 16 || K % 16)

@@ -13,11 +13,11 @@
 #endif
 
 #ifdef HAVE_ONEDNN
-// Calls oneDNN's BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and 3, and
-// nothing to plan or keep. No fp32 primitive of oneDNN's is faster by more than a few percent, and its matmul with
-// plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best
-// of each; "packed" is a matmul whose second operand is reordered to the format it asks for at each call, "inner" an
-// inner product's backward:
+// Multiplies as sgemm_function says, by oneDNN's BLAS function, without a workspace; ends the program where oneDNN
+// refuses. No fp32 primitive of oneDNN's is faster by more than a few percent, and its matmul with plain tags is far
+// slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best of each; "packed"
+// is a matmul whose second operand is reordered to the format it asks for at each call, "inner" an inner product's
+// backward:
 //
 //    K x N       forward                         dX                              dW
 //                sgemm matmul packed OpenBLAS    sgemm matmul packed OpenBLAS    sgemm matmul packed inner OpenBLAS
@@ -36,7 +36,7 @@ static void sgemm_onednn(bool a_transposed, bool b_transposed, int64_t rows, int
         fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
              (long long)depth);
 }
-// Opens the backend, as struct matmul_backend says: only the description is to be written.
+// Opens the backend, as struct matmul_backend says: writes only the description. Returns true.
 static bool onednn_fp32_open(struct matmul_library *library, const struct device *dev) {
     const dnnl_version_t *const version = dnnl_version();
     snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
@@ -55,7 +55,7 @@ static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, i
                 c, (blasint)ldc);
 }
 // Opens the backend, as struct matmul_backend says: sets OpenBLAS's threads to the device's, and writes the
-// description.
+// description. Returns true.
 static bool openblas_open(struct matmul_library *library, const struct device *dev) {
     openblas_set_num_threads(dev->threads);
     snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
@@ -63,7 +63,7 @@ static bool openblas_open(struct matmul_library *library, const struct device *d
 }
 #endif
 
-// Opens the backend, as struct matmul_backend says: only the description is to be written.
+// Opens the backend, as struct matmul_backend says: writes only the description. Returns true.
 static bool plain_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "plain C fp32");
     return true;
@@ -106,8 +106,8 @@ static void block_from_floats(floatX *out, const float *in, const floatX *bias, 
     }
 }
 
-// Runs a product on the CPU by the backend's sgemm; bf16 operands become fp32 block by block. dbias (g->rows) = the
-// column sums of a as stored, or += where g->add; NULL: none. workspace: gemm_fp32_workspace_bytes.
+// Runs a product by the backend's sgemm, bf16 operands in blocks of fp32. dbias (g->rows) = or, where g->add, += the
+// column sums of a as stored; NULL: none. workspace: the larger of gemm_fp32_workspace_bytes and dbias_workspace_bytes.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;
@@ -144,8 +144,8 @@ static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct devic
     return sgemm_plain_workspace_bytes(dev);
 }
 
-// Runs a product on the CPU by the backend's sgemm. dbias (g->rows) = the column sums of a as stored, or += where
-// g->add; NULL: none.
+// Runs a product by the backend's sgemm. dbias (g->rows) = or, where g->add, += the column sums of a as stored; NULL:
+// none. workspace: the larger of gemm_fp32_workspace_bytes and dbias_workspace_bytes.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result

@@ -20,7 +20,7 @@ static int64_t fp8_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, F
 // The number of elements of the depth that scratch memory holds, a multiple of 32.
 static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
-// sum (rows, cols) += a (rows, depth) b (cols, depth)^T, the product of one block.
+// Returns the gemm of one block: sum (rows, cols) += a (rows, depth) b (cols, depth)^T.
 static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_t rows, int64_t cols, int64_t depth) {
     const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, cols, NULL,
                               sum,  true, false};
@@ -44,7 +44,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// Returns the scale of elements [k, k + FP8_BLOCK) of a row, k a multiple of FP8_BLOCK; 1 where blocks have none.
+// Returns the inverse of a row's elements [k, k + FP8_BLOCK), k a multiple of FP8_BLOCK; 1: the matrix has only one.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {
@@ -55,7 +55,7 @@ static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t dep
     return 1;
 }
 
-// out (count, steps) = rows [row, row + count) and depth [k, k + steps) of x (rows, depth).
+// out (count, steps) = rows [row, row + count) and depth [k, k + steps) of x (rows, depth), times fp8_inverse_at.
 static void fp8_decode_block(floatX *out, const struct fp8_matrix *x, int64_t rows, int64_t depth, int64_t row,
                              int64_t count, int64_t k, int64_t steps, const struct device *dev) {
     float values[256];
@@ -84,7 +84,7 @@ struct fp8_product {
     bool add;
 };
 
-// Returns what multiplies the sums: the two matrices' scales, or 1 where blocks have scales.
+// Returns what multiplies the sums: the two matrices' inverses, or 1 where blocks have scales.
 static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }

@@ -29,7 +29,8 @@ struct gemm {
 };
 
 __BEGIN_DECLS
-// Creates the library's handles; the caller frees them with matmul_destroy.
+// Creates the matmul library, never NULL, which the caller puts into dev->matmul and frees with matmul_destroy. Ends
+// the program where memory is short or cuBLASLt fails.
 struct matmul_library *matmul_create(struct device *dev);
 // Frees the library's handles and the library; does nothing for NULL.
 void matmul_destroy(struct matmul_library *library);
@@ -40,32 +41,33 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
-// its columns; where the gemm adds, += these. Ends the program where the library has no algorithm for the product.
+// Computes the gemm or, after matmul_list_begin, only lists it. dbias (rows of the gemm) or NULL: the sums of A, which
+// is dout^T without a gap between rows, over its columns; where the gemm adds, += these. Ends the program where the
+// library has no algorithm for the product.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
-// Whether gemm_run applies GELU's derivative, too.
+// Whether gemm_run multiplies this gemm's output by GELU's derivative; else the caller does.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
 __END_DECLS
 
-// out = in weight^T + bias
+// Returns the gemm of out (M, N) = in (M, K) weight (N, K)^T + bias (N); bias NULL: none.
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                        int64_t M, int N, int K) {
     const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, N, bias, NULL, false, false};
     return gemm;
 }
-// out = in weight^T, or += where `add`; ld_*: elements from one row to the next
+// Returns the gemm of out (M, N) = in (M, K) weight (N, K)^T, or += where `add`; ld_*: elements from row to row.
 static inline struct gemm gemm_forward_strided(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in,
                                                const floatX *weight, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, add, false};
     return gemm;
 }
-// din = dout weight, or += where `add`
+// Returns the gemm of din (M, K) = dout (M, N) weight (N, K), or += where `add`.
 static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
                                               const floatX *weight, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
     return gemm;
 }
-// dweight = dout^T in, or += where `add`
+// Returns the gemm of dweight (N, K) = dout (M, N)^T in (M, K), or += where `add`.
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
                                                int64_t ld_in, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};

@@ -8,7 +8,7 @@
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     return gemm_workspace_bytes(gemm, dev);
 }
-// Computes a gemm that has neither bias nor dbias.
+// Computes a gemm that has neither bias nor dbias. workspace: gemm_strided_workspace_bytes.
 static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
     gemm_run(gemm, NULL, workspace, dev);
 }
@@ -90,7 +90,7 @@ void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct dev
         gemm_run_backend(gemm, dbias, workspace, dev);
 }
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return false; }
-// Whether gemm_thin computes a product that has neither bias nor dbias.
+// Whether gemm_run_strided computes a gemm, which has neither bias nor dbias, by gemm_thin.
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }
@@ -99,7 +99,7 @@ static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct
     return gemm_takes_thin(gemm, dev) && !device_is_gpu(dev) ? thin_workspace_bytes(gemm)
                                                              : gemm_workspace_bytes(gemm, dev);
 }
-// Computes a gemm that has neither bias nor dbias: by gemm_thin where that takes it, else as gemm_run.
+// Computes a gemm without bias and dbias, by gemm_thin or gemm_run. workspace: gemm_strided_workspace_bytes.
 static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
     if (gemm_takes_thin(gemm, dev))
         gemm_thin(gemm, workspace, dev);

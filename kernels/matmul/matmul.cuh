@@ -1,5 +1,6 @@
 // Matrix products of a linear layer, forward and backward, with shapes and names as torch.nn.Linear has them. Sums are
-// fp32 over the whole depth and are rounded once.
+// fp32 over the whole depth and are rounded once. Calls need dev->matmul (matmul_create). On a GPU they enqueue, and
+// end the program where cuBLASLt has no algorithm for the sizes.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
 #include "kernels/fp8/fp8.cuh"     // struct fp8_matrix
@@ -7,28 +8,29 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Returns the bytes of scratch that any of the three calls below needs, aligned to 64 bytes, on a GPU to 256.
+// Returns the bytes of scratch that any of the four calls below needs, aligned to 64 bytes, on a GPU to 256.
 size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
 
-// out = in weight^T + bias
+// out = in weight^T + bias. workspace: matmul_workspace_bytes.
 void matmul_forward(floatX *out,          // (M, N)
                     const floatX *in,     // (M, K)
                     const floatX *weight, // (N, K)
                     const floatX *bias,   // (N); NULL: none
                     int64_t M, int N, int K, void *workspace, struct device *dev);
-// din = dout weight
+// din = dout weight. workspace: matmul_workspace_bytes.
 void matmul_backward_input(floatX *din,          // (M, K)
                            const floatX *dout,   // (M, N)
                            const floatX *weight, // (N, K)
                            int64_t M, int N, int K, void *workspace, struct device *dev);
-// din = dout weight, for a layer whose input is gelu(pre). On a GPU whose library was found to do both faster, din is
-// also multiplied by gelu'(pre); returns whether it was. sums: the sums of the result's columns are wanted next.
+// din = dout weight, for a layer whose input is gelu(pre). Returns whether din was multiplied by gelu'(pre), too: on a
+// GPU where tuning found that faster; else the caller multiplies. sums: the caller will sum din's columns, which counts
+// in tuning; this call makes no sums. workspace: matmul_workspace_bytes.
 bool matmul_backward_input_gelu(floatX *din,          // (M, K)
                                 const floatX *dout,   // (M, N)
                                 const floatX *weight, // (N, K)
                                 const floatX *pre,    // (M, K)
                                 bool sums, int64_t M, int N, int K, void *workspace, struct device *dev);
-// dweight = dout^T in, dbias = column sums of dout; or, where `add`, += these.
+// dweight = dout^T in, dbias = column sums of dout; or, where `add`, += these. workspace: matmul_workspace_bytes.
 void matmul_backward_weight(float *dweight,     // (N, K)
                             float *dbias,       // (N); NULL: none
                             const floatX *dout, // (M, N)
@@ -44,39 +46,39 @@ void matmul_backward_weight(float *dweight,     // (N, K)
 // Returns the bytes of scratch that any of the three calls below needs, by ld_in of in and din and ld_out of out and
 // dout; aligned to 64 bytes, on a GPU to 256.
 size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K, struct device *dev);
-// out = in weight^T, or += where `add`
+// out = in weight^T, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
                             const floatX *in, int64_t ld_in, // (M, K)
                             const floatX *weight,            // (N, K)
                             int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
-// din = dout weight, or += where `add`
+// din = dout weight, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_backward_input_strided(floatX *din, int64_t ld_din,         // (M, K)
                                    const floatX *dout, int64_t ld_dout, // (M, N)
                                    const floatX *weight,                // (N, K)
                                    int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
-// dweight = dout^T in, or += where `add`
+// dweight = dout^T in, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_backward_weight_strided(float *dweight,                      // (N, K)
                                     const floatX *dout, int64_t ld_dout, // (M, N)
                                     const floatX *in, int64_t ld_in,     // (M, K)
                                     int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once. Where both operands have one scale the sum over the depth is
-// multiplied by the inverses at its end; scales of blocks are applied block by block. Sizes are multiples of 16; codes
-// and scales of blocks begin at multiples of 16 bytes. fast: on a GPU tensor cores may keep the sum over the whole
-// depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+// Products of FP8 matrices, with fp32 sums, rounded once. Where each operand has one scale the sum over the depth is
+// multiplied by the inverses at its end; else both operands have scales of blocks, which are applied block by block.
+// Sizes are multiples of 16 (on a GPU others end the program); codes and scales of blocks begin at multiples of 16
+// bytes. fast: on a GPU tensor cores may keep the sum over the whole depth in fewer bits.
 
-// Returns the bytes of scratch that either call below needs for a (M, K) and b (N, K).
+// Returns the bytes of scratch that matmul_fp8 and matmul_fp8_sum need for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
 // Returns NULL where the device and its library multiply FP8 matrices of this granularity; else why not, written to
-// `text` (n bytes), with the option to change. A GPU that is neither open nor planned for refuses only fp32.
+// `text` (n bytes), with the option to change. A GPU neither open nor planned for is refused only in a build of fp32.
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev);
-// out = a b^T + bias
+// out = a b^T + bias. workspace: matmul_fp8_workspace_bytes.
 void matmul_fp8(floatX *out,         // (M, N)
                 struct fp8_matrix a, // (M, K)
                 struct fp8_matrix b, // (N, K)
                 const floatX *bias,  // (N); NULL: none
                 int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
-// sum = a b^T, or += where `add`
+// sum = a b^T, or += where `add`. workspace: matmul_fp8_workspace_bytes.
 void matmul_fp8_sum(float *sum,          // (M, N)
                     struct fp8_matrix a, // (M, K)
                     struct fp8_matrix b, // (N, K)

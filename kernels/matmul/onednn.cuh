@@ -40,7 +40,7 @@ static dnnl_status_t onednn_layout_make(dnnl_memory_desc_t *made, const dnnl_dim
     return dnnl_memory_desc_create_with_strides(made, 2, sizes, type, strides);
 }
 static void onednn_layout_free(dnnl_memory_desc_t *made) { dnnl_memory_desc_destroy(*made); }
-// Appends the addition of what the output holds.
+// Appends to a primitive's operations the addition of what the output holds.
 static dnnl_status_t onednn_append_sum(dnnl_post_ops_t operations) {
     return dnnl_post_ops_append_sum(operations, 1, 0, dnnl_data_type_undef);
 }
@@ -100,7 +100,7 @@ static struct onednn_key onednn_key_of(const struct gemm *g, const struct device
 struct onednn_layouts {
     dnnl_memory_desc_t of[ONEDNN_ARGUMENTS];
 };
-// Makes the layouts of a product's matrices, which onednn_layouts_free frees.
+// Makes the layouts of a product's matrices, which onednn_layouts_free frees. Ends the program where oneDNN fails.
 static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) {
     const struct {
         enum onednn_argument which;
@@ -126,7 +126,8 @@ static void onednn_layouts_free(struct onednn_layouts *x) {
         onednn_layout_free(&x->of[made[i]]);
 }
 
-// Creates a primitive's attributes, which the caller destroys. Scratch memory is the caller's.
+// Creates the attributes, which the caller destroys, of a primitive whose scratch memory the caller gives. Ends the
+// program where oneDNN fails.
 static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t operations;
@@ -150,7 +151,7 @@ static const char *onednn_instruction_set(const_dnnl_primitive_desc_t descriptio
     return strncmp(implementation, "brg", 3) == 0 ? strchr(implementation, ':') : NULL;
 }
 
-// Creates the product's arguments, which name no memory yet, and sets its scratch_bytes.
+// Creates the product's arguments, which name no memory yet, for onednn_product_free, and sets its scratch_bytes.
 static void onednn_make_arguments(struct onednn_product *product, const struct onednn_layouts *layouts,
                                   const_dnnl_primitive_desc_t description, const struct gemm *g, dnnl_engine_t engine) {
     static const int names[ONEDNN_ARGUMENTS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD,
@@ -166,7 +167,8 @@ static void onednn_make_arguments(struct onednn_product *product, const struct o
     }
 }
 
-// Creates the product's primitive, where there is a fast one. text, unless NULL: gets its instruction set's name.
+// Fills in *product with its primitive, NULL where there is no fast one; onednn_product_free frees it. text (n bytes),
+// unless NULL: gets the instruction set's name where there is a primitive.
 static void onednn_product_make(struct onednn_product *product, const struct gemm *g, dnnl_engine_t engine,
                                 const struct device *dev, char *text, size_t n) {
     struct onednn_layouts layouts;
@@ -200,7 +202,8 @@ static void onednn_product_free(struct onednn_product *product) {
         dnnl_memory_destroy(product->arguments[i].memory);
 }
 
-// Returns the product with its primitive, found or made now.
+// Returns the product, found or made now, in a full table in place of the oldest. Its primitive is NULL where oneDNN
+// has no fast one.
 static struct onednn_product *onednn_product_for(const struct gemm *g, const struct device *dev) {
     struct onednn *const onednn = (struct onednn *)dev->matmul->state;
     const struct onednn_key key = onednn_key_of(g, dev);
@@ -229,7 +232,7 @@ static void onednn_close(struct matmul_library *library) {
     free(onednn);
 }
 
-// Whether oneDNN is of use here: a product of usual size has a fast primitive.
+// Opens the backend, as struct matmul_backend says: returns whether a product of usual size has a fast primitive.
 static bool onednn_open(struct matmul_library *library, const struct device *dev) {
     struct onednn *onednn = (struct onednn *)calloc(1, sizeof *onednn);
     if (onednn == NULL)
@@ -254,14 +257,14 @@ static bool onednn_open(struct matmul_library *library, const struct device *dev
     return true;
 }
 
-// Returns the bytes of workspace of gemm_onednn. Creates the product's primitive, unless there is one.
+// Returns the bytes of workspace of gemm_onednn without dbias. Creates the product's primitive, unless there is one.
 static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const struct onednn_product *product = onednn_product_for(g, dev);
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
-// Computes a gemm by its primitive, or where there is none by gemm_fp32. dbias (g->rows) = the column sums of a as
-// stored, or += where g->add; NULL: none. workspace: onednn_workspace_bytes.
+// Computes a gemm by its primitive, or where there is none by gemm_fp32. dbias (g->rows) = or, where g->add, += the
+// column sums of a as stored; NULL: none. workspace: the larger of onednn_workspace_bytes and dbias_workspace_bytes.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;
     struct onednn_product *product = onednn_product_for(g, dev);

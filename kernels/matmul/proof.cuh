@@ -23,7 +23,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// Returns the element of an operand at (i, k): i of the output's rows or columns, k of the depth. depth_is_rows: of B.
+// Returns an operand's element at (i, k), i of the output's rows or columns, k of the depth. depth_is_rows: it is B's.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
@@ -76,7 +76,7 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
     return o;
 }
 // Whether a candidate without an epilogue multiplies right; true also where the library refuses to run it, which is no
-// wrong result. The product's output and workspace are overwritten. Nothing is enqueued when it returns.
+// wrong result. Overwrites the product's output, dbias and workspace; waits for the result.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -31,7 +31,7 @@ enum {
 #define THIN_ALIGN __attribute__((aligned(64)))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)
 
-// Whether gemm_thin computes this gemm.
+// Whether a gemm, which has no bias, is one that gemm_thin computes.
 static inline bool gemm_is_thin(const struct gemm *g) {
     return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MAX;
 }
@@ -96,7 +96,7 @@ static inline void thin_copy_row(word out[THIN_WORDS], const floatX *row, int64_
     memcpy(out, row + k, (size_t)(depth - k) * sizeof *row);
 }
 
-// Packs words [from, to) of the right operand's depth: packed (words, width), zeros behind the last column.
+// Packs words [from, to) of the right operand's depth: packed (words, width), zeros after the last column.
 static void thin_pack(word *packed, const struct gemm *g, int64_t from, int64_t to) {
     const struct gemm_operand *b = &g->b;
     const int64_t width = thin_width(g->cols), whole = gemm_min(to, g->depth / XVEC_PARTS);
@@ -227,7 +227,7 @@ struct thin_gradient {
     int64_t narrow_cols, wide_cols;
     float *sums; // (tiles of THIN_COLUMNS wide columns, lines, THIN_COLUMNS), in the order of thin_column
 };
-// Returns which operand of a weight gradient is the narrow one. workspace: of its sums; NULL: only sizes are wanted.
+// Returns a weight gradient's narrow and wide operand. workspace: thin_workspace_bytes; NULL: only sizes are wanted.
 static struct thin_gradient thin_gradient_of(const struct gemm *g, void *workspace) {
     const bool a_is_narrow = g->rows <= g->cols;
     const struct thin_gradient x = {g,
@@ -293,7 +293,7 @@ ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *w
     EACH(i, THIN_LINES) EACH(v, 2) { vec_store(sums + i * THIN_COLUMNS + v * LANES, sum[i][v]); }
 }
 
-// Writes a tile's sums, or adds them.
+// Writes a tile's sums to g->sum, or adds them where g->add.
 static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     const struct gemm *g = x->g;
     const bool lines_are_rows = x->narrow == &g->a;

@@ -138,8 +138,8 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
     }
 }
 
-// Packs lines x depth, both multiples of 32 except at the end of x: block (i, k) goes to tiles + i*line_stride +
-// k*1024. Walks along the rows as they are stored, 32 of them at a time. `sums` (by line) is added to.
+// Packs `lines` lines x `depth` steps, multiples of 32 except at the end of x: block (i, k) goes to tiles +
+// i*line_stride + k*1024. Walks along rows as they are stored, 32 at a time. sums (lines) or NULL: as tiles_pack's.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,
@@ -191,8 +191,8 @@ static inline void tiles_prefetch_step(struct tiles_ahead *x) {
     tiles_prefetch_lines(&x->target);
 }
 
-// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each. With
-// prefetches between the dots, unlike block_product_amx. Not inlined, the loop keeps all it needs in registers.
+// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a, b: `steps` packed blocks each. Called after
+// blocks_begin. Prefetches between the dots, unlike block_product_amx. Not inlined, the loop keeps all in registers.
 __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
                                                       struct tiles_ahead ahead) {
     enum { ROW_BYTES = TILES_BLOCK * sizeof(float), TILE = 512 };
@@ -367,7 +367,7 @@ struct tiles_product {
     char *thread_memory;
 };
 
-// Packs all of A, each thread some of the rows, before the product.
+// Packs the rows of A that are `thread`'s of `threads`, before the product, and sums them into x->a_sums, unless NULL.
 static void tiles_pack_a(const struct tiles_product *x, int thread, int threads) {
     const int64_t from = x->plan.rows * thread / threads, to = x->plan.rows * (thread + 1) / threads;
     const int64_t stride = x->plan.depth * (TILES_PAIR_BYTES / (int64_t)sizeof(bf16));
@@ -431,7 +431,8 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
     return ahead;
 }
 
-// Sums 32 rows of C x the columns of a panel of B (cols blocks from col), over the panel's depth (from k, in blocks).
+// Sums 32 rows of C x `cols` blocks of columns from col, over a panel of B (`depth` blocks from k), in the blocks at c,
+// which the last panel's call writes to the output. room: for a slice of A. next_c: blocks to prefetch, or NULL.
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
@@ -562,7 +563,7 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
 
 // ---- the two backends ----
 
-// Opens the backend, as struct matmul_backend says: whether there is AMX.
+// Opens the backend, as struct matmul_backend says: returns whether there is AMX.
 static bool amx_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own AMX bf16");
     return amx_available();
@@ -570,7 +571,7 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
-// Opens the backend, as struct matmul_backend says: whether vec_dot is an instruction.
+// Opens the backend, as struct matmul_backend says: returns whether vec_dot is an instruction.
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;

@@ -15,7 +15,7 @@ void matmul_list_begin(struct matmul_library *library) {
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice, which all later calls of its product take. Plans are dropped, as one may have been made without it.
+// Keeps a choice, unless MATMUL_PLANS are kept, for all later calls of its product. Drops the plans made before it.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
         return;
@@ -42,7 +42,8 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the fastest candidate that holds; NULL: none does, or results tell nothing. Drops those that do not hold.
+// Returns the fastest candidate that multiplies right and gives the same bits twice; NULL: none does, or results tell
+// nothing. Drops candidates that fail.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
