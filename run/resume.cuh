@@ -144,12 +144,14 @@ static const char *load_checkpoint(struct run *r, const struct trainer_state *st
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
-    const char *problem = NULL;
+    const char *problem;
     r->best_val_loss = NAN;
     if (*c->checkpoint) {
         struct trainer_state state = trainer_state_read(c->checkpoint);
         problem = load_checkpoint(r, &state, &error);
-        if (!problem && !fp8_scales_hold(c, &state))
+        if (problem)
+            fail("%s", problem);
+        if (!fp8_scales_hold(c, &state))
             fp8_forget_scales(&r->model->fp8, &r->dev);
         resume_data(r, &state);
         if (state.step > INT_MAX)
@@ -162,10 +164,11 @@ static void load_model(struct run *r) {
         r->best_val_step = (int)state.best_val_step;
         r->validation_due = state.validation_due;
         trainer_state_free(&state);
-    } else
+    } else {
         problem = load_parameters(r, &error);
-    if (problem)
-        fail("%s", problem);
+        if (problem)
+            fail("%s", problem);
+    }
 }
 
 // ---- checkpoints ----
