@@ -42,7 +42,7 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
-// Returns the bytes of attention_backward's workspace. any_order: as in attention_backward's options.
+// Returns the bytes of attention_backward's workspace. any_order: dQ's bits may differ between calls.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
 // Computes the gradient of attention_forward, whose backend, shape, dropout, qkv, out and saved these are, and, where

@@ -480,10 +480,9 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank
-// is expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when
-// asked for. option: the option that gave the pattern, for messages; it outlives the loader. Ends the program where the
-// files can't be used.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: samples that a rank is
+// expected to take at a time. batches_ahead: a thread reads that many times B samples ahead; 0: no thread does. option:
+// the pattern's option, for messages; it outlives the loader. Ends the program where files can't be used.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -567,7 +566,8 @@ struct token_batch {
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Fills row b of a batch from a sample, tokens (T+1). documents (T+1): reader_read's; unused with BOUNDARY_NONE.
+// Fills row b of a batch from a sample, tokens (T+1); a target that does not count becomes -1. documents (T+1): where
+// each token's document begins, as reader_read sets it; unused with BOUNDARY_NONE.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -594,7 +594,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
-// Reads B samples from the files into a batch, without the thread; the position stays. A bad sample ends the program.
+// Reads this rank's next B samples from the files, where no thread runs; position stays. A bad sample ends the program.
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;

@@ -400,7 +400,8 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
-// Waits for all updates, then copies this rank's part of the state where the model keeps a copy for checkpoints.
+// Waits for all updates and the device, also where no copy is kept; then copies this rank's part of the state into the
+// copy for checkpoints, in host memory, if the model keeps one. Returns when the copy is done.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);

@@ -356,7 +356,7 @@ enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
 // kept = the sets of activations that a layer of shape s may keep in the search for a policy within a budget; returns
 // their number. The candidates drop each subset of the modules, or all but the output. Returned are the candidates on
 // the lower convex hull of bytes and cost, which no mixture of two others beats in both, by falling bytes and rising
-// cost. The first keeps all. flops_per_byte: as in activation_cost.
+// cost. The first keeps all. flops_per_byte: the machine's balance.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {

@@ -138,7 +138,8 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Prints each prompt of --generate and at most new_tokens tokens that continue it. Returns the exit status.
+// Allocates and loads the planned model, then prints each of read_prompts' prompts and at most new_tokens tokens that
+// continue the prompt. Returns the exit status. Every rank calls this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

@@ -132,7 +132,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-// Checks that a file of that name may begin now. Returns NULL; else the save fails, and its text is returned.
+// Checks that a file of that name may begin now. Returns NULL, or the text of checkpoint_fail: the save has failed.
 static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;

@@ -128,8 +128,8 @@ static void split_copy_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Copies a code point after its letter: {41} of \x{41}, 0041 of \u0041, as \x{...}; sets r->problem where the digits
-// are not so many.
+// Writes the code point at r->in, after its letter, as \x{...}: with `braces` {1 to 6 hex digits}, as of \x, else four
+// digits, as of \u. Sets r->problem where these are not there.
 static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';

@@ -43,7 +43,7 @@ enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK 
 // Five blocks a multiprocessor, each thread with two loads in flight, have 5 MB in flight on an H200. Left to itself
 // ptxas takes six, and registers for one load at a time.
 #define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
-// Returns the grid of backward with sums of columns: chunks of rows, strips of columns.
+// Returns the grid of backward with sums of columns: x chunks of ACTIVATION_BIAS_ROWS rows, y strips of columns.
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
 }

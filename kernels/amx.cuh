@@ -72,7 +72,7 @@ static inline void amx_begin(void) {
 }
 // Releases this thread's tiles.
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
-// Own asm: the loads of gcc's intrinsics don't say that they read memory, so gcc may move a store behind a later load.
+// Own asm: the loads of gcc's intrinsics don't say that they read memory, so gcc may move a store after a later load.
 #define AMX_TILE(tile) "%%tmm" #tile
 #define amx_load(tile, base, stride_bytes)                                                                             \
     __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))      \

@@ -33,6 +33,7 @@ void averages_update(struct averages_range r, float decay, const struct gradient
         LAUNCH(dev, averages_update_kernel, blocks_for(r.n, 4 * FLAT_THREADS), FLAT_THREADS, 0, r, decay,
                (float)(1 - (double)decay), check);
 }
+// Does averages_swap, four elements a thread.
 static __global__ void averages_swap_kernel(struct averages_range r) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;

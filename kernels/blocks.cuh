@@ -261,6 +261,7 @@ static inline void block_product(enum block_unit unit, float *c, const void *a, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Packing: rows of floatX to the blocks of an operand, with zeros beyond the last row and column
 
+// Returns x in bf16: unchanged in a bf16 build, else rounded to nearest, ties to even.
 static inline bf16 floatX_to_bf16(floatX x) {
 #ifdef PRECISION_BF16
     return x;

@@ -38,6 +38,7 @@ DEVICE_FUNCTION void embedding_add(struct packed_floats *sum, const struct packe
         sum->x[i] += d.x[i];
 }
 
+// Does embedding_forward, a pack of a row a thread.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_forward_kernel(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe,
                              struct token_positions positions, int T, int C, float scale, struct dropout dropout) {

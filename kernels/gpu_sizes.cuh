@@ -85,7 +85,7 @@ static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
 }
-// The number of runs of tokens of qk_norm_backward, a block's each; as norm_backward's it depends only on the sizes.
+// The number of runs of tokens of qk_norm_backward, a block's each; it depends only on the sizes.
 static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;

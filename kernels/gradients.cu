@@ -152,6 +152,7 @@ void add_gradients(void *store, enum state_format format, const float *in, int64
         LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, begin, n, tensors, add);
 }
 
+// Does gradient_check, by one warp.
 static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
                                              int num_losses, double targets, double clip) { // one warp
     float broken = 0;

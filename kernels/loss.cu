@@ -165,6 +165,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     if (backward)
         softmax_gradient<KIND>(row, softmax, target, dloss, z_loss, V, Vp, transform);
 }
+// Enqueues cross_entropy_kernel, with cross_entropy's arguments.
 template <enum logit_kind KIND>
 static void cross_entropy_launch(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss,
                                  int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
@@ -189,6 +190,7 @@ void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float 
     }
 }
 
+// Does logits_transform, a row a block.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     logits_transform_kernel(floatX *logits, int V, int Vp, struct logit_transform transform) {
     floatX *row = logits + (int64_t)blockIdx.x * Vp;
@@ -227,6 +229,7 @@ void losses_sum(struct loss_sum *total, const float *losses, const int32_t *targ
     LAUNCH(dev, losses_sum_kernel, 1, LOSS_THREADS, 2 * BLOCK_SUM_BYTES, total, losses, targets, N);
 }
 
+// Does targets_are_largest, a row a block.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     targets_are_largest_kernel(int32_t *largest, const floatX *logits, const int32_t *targets, int V, int Vp) {
     const int64_t n = blockIdx.x;

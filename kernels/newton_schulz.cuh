@@ -20,8 +20,8 @@ void newton_schulz_polynomial(floatX *square,     // (side, side)
                               float a, float b, float c, int side, struct device *dev);
 __END_DECLS
 
-// Returns 1 / (divisor sqrt(squares)), computed in double; 0 where squares is 0 or not finite. Elements whose norm asks
-// for more than FLT_MAX are subnormal, as in a momentum whose gradients stay 0: by FLT_MAX they stay below 1.
+// Returns 1 / (divisor sqrt(squares)), at most FLT_MAX, computed in double; 0 where squares is 0 or not finite. Only
+// subnormal elements reach FLT_MAX, as in a momentum whose gradients stay 0: times FLT_MAX they stay below 1.
 HOST_DEVICE float newton_schulz_factor(double squares, double divisor) {
     return squares > 0 ? (float)fmin(1 / (divisor * sqrt(squares)), (double)FLT_MAX) : 0;
 }

@@ -64,7 +64,7 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
 // The number of parts of the rows whose column sums residual_backward leaves in `partial`.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
-// `partial` gets sums of ddelta's columns, as norm_backward's dx_partial.
+// `partial` gets sums of ddelta's columns, as stored, over parts of the rows.
 void residual_backward(floatX *ddelta,     // (N, C); may be dout
                        float *partial,     // (residual_backward_chunks, C); NULL: not taken
                        const floatX *dout, // (N, C)

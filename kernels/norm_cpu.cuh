@@ -56,7 +56,8 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     }
 }
 
-// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd, bias NULL: as in norm_forward.
+// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd NULL: not written; bias NULL:
+// none.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                                   const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];

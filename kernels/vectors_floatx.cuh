@@ -97,6 +97,7 @@ static inline vec float_load_some(const float *p, int count) {
     memcpy(padded, p, (size_t)count * sizeof *p);
     return float_load(padded);
 }
+// Stores the first `count` < LANES floats of x.
 static inline void float_store_some(float *p, vec x, int count) {
     float padded[LANES];
     float_store(padded, x);

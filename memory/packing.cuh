@@ -270,8 +270,8 @@ static bool plan_goes_on(const struct plan_packing *packing) {
            plan_is_worth(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
 }
 
-// Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the
-// limit of work is reached.
+// Lowers packing->best: tries each kind of stack (plan_fitted_live) with each order, then with orders that plan_promote
+// improves, until the bound is met or the limit of work is reached.
 static void plan_pack_stacks(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;

@@ -35,6 +35,7 @@ struct plan_item {
     size_t offset;
 };
 
+// The number of ticks of an item's lifetime.
 static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
 
 // An item and its key; orders are by falling key, then by item.
@@ -406,8 +407,8 @@ static void skyline_end(struct skyline *s) {
     free(s->moves);
 }
 
-// Whether a lower packing than `height` may exist and is worth more work: up to `most` while `height` is more than 1 %
-// above the bound, up to `least` while it is above the bound at all. height SIZE_MAX: no packing.
+// Whether a lower packing than `height` may exist and `work`, done so far, is below its limit: `most` where there is no
+// packing (height SIZE_MAX) or height is more than 1 % above the bound, `least` where it is less above.
 static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
@@ -415,7 +416,8 @@ static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t lea
     return work < (much ? most : least);
 }
 
-// Tries an order, and keeps it in search->lowest where its packing is no higher than the lowest of the search.
+// Tries an order (count), which skyline_try gives up above the ceiling, or once s->work, of all tries, is at the limit.
+// Makes it search->lowest where its packing is no higher. s->best has the offsets of the lowest packing of all tries.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);

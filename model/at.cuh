@@ -72,11 +72,12 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
     return norm_stats_from(at.m, activation_stats(at.m, at.pass, at.l, id), extent_of(at.m, at.pass).N, at.first);
 }
+// Returns the final norm's statistics of all of a pass's tokens; both NULL when planning.
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
 // Returns at's rows of the gradient of an activation, (rows, width), live in this phase; NULL when planning. slot:
-// SLOT_D_... What the MLP's ops hand on exists a range at a time.
+// SLOT_D_... Of what the MLP's ops hand on, only the current range exists: the next range overwrites the same memory.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);

@@ -27,6 +27,7 @@ static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, in
     }
     return rotary;
 }
+// Returns the shape of q's and k's norm, for qk_norm_forward and qk_norm_backward.
 static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     struct qk_norm_shape shape;
     shape.H = m->shape.layer.H;

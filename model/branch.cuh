@@ -16,8 +16,9 @@ static void norm(struct at at, struct sink out, struct norm_stats stats, const f
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// Computes dx = residual + the gradient of a norm's input x, all (rows, C). Adds the gradients of the norm's weight and
-// bias to the unit's gradients, which a step's first micro-step overwrites. residual: may be dx; NULL: 0.
+// Computes dx.data = residual + the gradient of a norm's input x, all (rows, C), in the caller's phase. Adds the
+// gradients of weight and bias to the unit's, which a step's first micro-step overwrites. residual: may be dx.data;
+// NULL: 0.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;

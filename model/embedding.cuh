@@ -47,7 +47,8 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Computes, in this phase, attention's spans for layers whose window hides keys (`window`), or for the others, if any.
+// Computes (B, T) tables of each query's first key and each key's last query (struct spans), in the current phase, for
+// layers whose window hides keys (`window`) or for the others. Does nothing where no such layer needs them.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;

@@ -37,6 +37,7 @@ struct fp8_state {
 
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
+// Whether layer l trains in FP8.
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
 // such scales are kept.
@@ -49,6 +50,7 @@ static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
 
 // ---- what is quantized, and how ----
 
+// Returns the format of a linear layer's operand.
 static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (operand) {
     case FP8_INPUT:
@@ -58,6 +60,7 @@ static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand
     }
     return FP8_E4M3;
 }
+// Returns what one scale of an operand covers.
 static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (f->recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -105,7 +108,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 // ---- the state ----
 
 // Sets up the state of a model's training, without memory: fp8_plan and fp8_allocate follow. shape: the model's, which
-// must outlive f. weights_sharded: as in struct fp8_state.
+// must outlive f. weights_sharded: no rank updates a whole weight.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -135,13 +138,16 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
     f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
 }
 
+// The number of bytes of `scales`; 0: without FP8.
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
     return (size_t)fp8_num_tensors(f) * sizeof(struct fp8_scale);
 }
+// The number of bytes of `weight_amaxes`, of all layers.
 static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
+// The number of bytes of `history`; 0: scales are not delayed.
 static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_tensors(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
@@ -197,7 +203,7 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (int64_t)fp8_num_tensors(f) * (1 + f->delay.length) : 0;
 }
-// Copies the checkpoint's state to host memory, (fp8_state_floats, which is not 0). Waits for the device.
+// Copies the checkpoint's state to host memory (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
@@ -207,7 +213,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + n, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state from host memory, (fp8_state_floats, which is not 0). Waits for the device.
+// Copies the checkpoint's state from host memory (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const int n = fp8_num_tensors(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);

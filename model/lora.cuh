@@ -15,6 +15,7 @@
 #include "model/parameters.cuh"      // struct lora_layer
 #include "model/state.cuh"           // struct gpt and its buffers
 
+// Whether a linear layer has an adapter, on some of its rows at least.
 static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
 
 // Returns the dropout of the input of a linear layer's adapter.

@@ -96,7 +96,8 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head, or of q and of k.
+// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head, or of q and of k;
+// 0: they have no norm.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;
@@ -143,7 +144,7 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
-// Returns how layers in FP8 keep the inputs of linear layers, by the recipe.
+// Returns how linear layers in FP8 keep their inputs for backward, by the recipe; without FP8 no layer uses it.
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -209,6 +210,7 @@ static bool lora_module_at(enum lora_module *module, enum linear linear, int fir
     return false;
 }
 
+// Returns the format in which frozen linear weights are stored.
 static enum frozen_format frozen_format_of(const struct config *c) {
     switch (c->finetuning.frozen_weights_format) {
     case FROZEN_WEIGHTS_NONE: return FROZEN_FLOATX;
@@ -435,6 +437,7 @@ static enum lr_group tensor_lr_group(const struct tensor *t) {
         return LR_HEAD;
     return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
 }
+// Returns the factor of the learning rate for a group of tensors.
 static double lr_multiplier(const struct config *c, enum lr_group group) {
     switch (group) {
 #define CASE_ROW(enumerator, field)                                                                                    \
@@ -506,6 +509,7 @@ static int unit_of_head(void) { return 0; }
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
 
+// Returns the number of a tensor's unit. Units are in the order of backward: head, last to first layer, embeddings.
 static int unit_of(const struct parameters *p, const struct tensor *t) {
     switch (t->unit) {
     case UNIT_HEAD: return unit_of_head();
@@ -515,8 +519,9 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Adds a tensor at the end of a layout, p->trained or p->frozen; layer -1: of the whole model, else "layer.N." goes
-// before its name. A frozen weight of a linear layer joins p's stored weights where `format` is FP8 or NF4.
+// Adds a tensor at the end of p->tensors and of a layout: p->trained, all of them before p->frozen's. layer -1: of the
+// whole model, else "layer.N." goes before its name. A frozen linear weight of `format` FP8 or NF4 takes stored bytes
+// instead of the layout's elements.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -546,7 +551,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
 }
 
 // Adds the tensors of a unit that belong in `layout`, p->trained or p->frozen. layer -1: of the whole model. The unit
-// is padded to a multiple of `multiple` elements. frozen: as for parameters_create.
+// is padded to a multiple of `multiple` elements. frozen (L + 1, PARAM_COUNT): the tensors that are not trained; NULL:
+// none.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;

@@ -28,8 +28,8 @@ static void gpt_free_graphs(struct gpt *m) {
 // The work of a micro-step that never changes, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Enqueues the work as one graph, which the first call records. Returns false, with nothing enqueued, where CUDA does
-// not take the recorded graph.
+// Enqueues the work as one graph, which the first call records with its `scale`, until gpt_free_graphs. The work has
+// run unrecorded before. Returns false, with nothing enqueued, where CUDA does not take the recorded graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
         const bool begun = graph_begin(m->dev);

@@ -12,9 +12,11 @@ static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, co
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
 }
+// Returns the buffer of a pass's inputs, (N), live in this phase; NULL when planning.
 static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
 }
+// Returns the buffer of a pass's targets, (N), live in this phase; NULL when planning.
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }

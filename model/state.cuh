@@ -114,6 +114,7 @@ struct batch {
     const int32_t *targets;         // (B, T); a target below 0 is not counted
     const int32_t *document_starts; // (B, T) the row at which a token's document begins; NULL: all 0
 };
+// Returns a batch of inputs and targets, not copied, in which all documents begin at 0.
 static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     const struct batch batch = {inputs, targets, NULL};
     return batch;
@@ -354,7 +355,8 @@ static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_
     activation_expect(m, pass, l, id, ELEMENTS_FLOATX);
     return (floatX *)activation_memory(m, pass, l, id);
 }
-// Returns the statistics of a norm, fp32, live in this phase; NULL when planning, which aborts for other elements.
+// Returns the statistics of a norm, fp32, live in this phase: (norm_statistics, N), which norm_stats_from divides; of q
+// and k (N, qk_statistics). NULL when planning, which aborts where `id` has other elements.
 static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FP32);
     return (float *)activation_memory(m, pass, l, id);
@@ -415,6 +417,7 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
                               m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
+// Returns the factor of a branch's output where it joins the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
 // Whether a branch joins the residual stream without dropout and multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
@@ -434,6 +437,7 @@ struct norm_weights {
     enum parameter weight, bias;
 };
 static const struct norm_weights NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
+// Returns the parameter that the head multiplies: where it is tied, the embedding of tokens.
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
 // Returns the pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is
 // gathered again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.

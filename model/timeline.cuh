@@ -39,6 +39,7 @@ enum phase_group {
     PHASE_GROUPS(ENUM_ROW)
 #undef ENUM_ROW
 };
+// Returns the name of a group of phases, a constant.
 static const char *group_name(enum phase_group group) {
     static const char *const names[] = {
 #define NAME_ROW(id, name) name,
@@ -153,7 +154,8 @@ static void timeline_region(struct timeline *t, enum region r) {
     t->phase = t->region_first[r] - 1;
 }
 
-// Begins the next phase of the region, named "GROUP layer 3: OP", or "GROUP: OP" for layer -1.
+// Begins the next phase of the region that timeline_region entered; planning records it, named "GROUP layer 3: OP", or
+// "GROUP: OP" for layer -1. A run must begin the phases that were planned, in their order.
 static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;

@@ -6,7 +6,7 @@
 #include "kernels/device_memory.cuh" // device_download
 #include "optimizer/state.cuh"       // optimizer_download
 
-// The states, and the parameters behind them.
+// The states, and the parameters after them.
 enum { PART_PARAMETERS = STATE_COUNT, STATE_PARTS };
 
 struct optimizer_copy {
@@ -49,7 +49,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
 // native (host memory) = elements [at, at + n) of a part as stored: `at` and n are multiples of STATE_BLOCK, in one
-// range of part_next's. The caller has waited as for parameters_download. Returns when the copy is done.
+// range of part_next's. After an update the caller has called zero_wait_for_updates, then waited for the device.
+// Returns when the copy is done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -75,7 +76,8 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes into the copy; c->keeps is true. The caller has waited as for parameters_download.
+// Copies what this rank writes into the copy; c->keeps is true. After an update the caller has called
+// zero_wait_for_updates, then waited for the device.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -85,7 +87,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
 }
 
 // Returns elements [at, at + n) of the flat buffers of a part, PART_PARAMETERS or a state, as stored, in host memory:
-// in the copy where there is one, else downloaded to `room`, of as many bytes. Range and wait are as part_download's.
+// in the copy where there is one, else downloaded to `room`, of as many bytes. One range of part_next's, after
+// part_download's wait.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -5,7 +5,7 @@
 // update, and get back their parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
-//   whole    the matrices of the wave that this rank orthogonalizes, one behind the other, each aligned
+//   whole    the matrices of the wave that this rank orthogonalizes, one after the other, each aligned
 //
 // Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalizes the
 // matrices that it owns where they are; the owner then sends each factor to all others. A wave is a run of consecutive

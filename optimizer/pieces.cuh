@@ -235,7 +235,7 @@ static void compute_averages(const struct update *u, const struct update_piece *
     else
         averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
 }
-// Enqueues u->work on a piece. memory: each operand's first element in device memory; NULL: there is no such state.
+// Enqueues u->work on a piece. memory: where each operand of the piece begins on the device; NULL: no such operand.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;

@@ -84,9 +84,9 @@ struct optimizer {
     const struct config *config; // not owned
     struct fp8_state *fp8;       // whose amaxes of weights the update collects; not owned
     struct stored_state states[STATE_COUNT];
-    struct state_run *runs; // (num_runs + 1) of all elements, in flat order; the last one begins behind them
+    struct state_run *runs; // (num_runs + 1) of all elements, in flat order; the last one begins after them
     int num_runs;
-    struct state_segment *segments; // (num_segments + 1) of this rank's places; the last one begins behind them
+    struct state_segment *segments; // (num_segments + 1) of this rank's places; the last one begins after them
     int num_segments;
     int64_t elements; // places of this rank's buffers
     int64_t cut;
@@ -143,6 +143,7 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
     }
     return false;
 }
+// Returns the group of a trained tensor's elements.
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
@@ -255,9 +256,11 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 
 // ---- memory ----
 
+// The number of bytes of the table of trained tensors, a struct flat_tensor each.
 static size_t optimizer_tensors_bytes(const struct parameters *table) {
     return (size_t)table->num_tensors * sizeof(struct flat_tensor);
 }
+// The number of bytes of the table of buckets, a struct gradient_range for each bucket of the shards.
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }

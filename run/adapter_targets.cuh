@@ -37,7 +37,7 @@ static bool adapter_module_of(struct adapter_module *module, const struct huggin
     return lora_module_at(&module->module, linear, module->first, module->rows, s);
 }
 
-// The name of a tensor's module, without the tensor's own name behind it.
+// The name of a tensor's module, without the tensor's own name after it.
 struct module_name {
     char text[sizeof(((struct huggingface_tensor *)0)->name)];
 };

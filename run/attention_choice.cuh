@@ -13,7 +13,7 @@ enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA 
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
-    bool any_order;        // as in struct attention_backward_options
+    bool any_order;        // backward's bits may differ between calls
     enum flash_kernels kernels;
     enum attention_backend fastest; // of those that auto may take, measured on this GPU; ATTENTION_AUTO: not measured
     const char *refused[ATTENTION_BACKENDS_COUNT]; // why a backend may not be chosen, though it could; NULL: it may
@@ -161,8 +161,8 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
 }
-// Sets choice->backend to fused, and choice->reason to why, and what cuDNN's plans take. Not called where r->fused says
-// why fused can't be used.
+// Sets choice->backend to fused, and choice->reason to a text of why fused was chosen and what cuDNN's plans take.
+// Called only where r->fused is empty: nothing speaks against fused.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -187,7 +187,7 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
 // Whether attention_choose asks whether fused can be used; else the library need not be loaded. r, prefers_flash: from
-// attention_prefers_flash; fastest: as in struct attention_demands.
+// attention_prefers_flash; fastest: as measured on this GPU; ATTENTION_AUTO: not measured.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;

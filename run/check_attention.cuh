@@ -2,7 +2,7 @@
 // heads, against a second run of the backend, sums of products in double on the host, and the next simpler backend.
 //
 // The host computes a few rows: a token's output and gradient of Q need one row of scores, and gradients of K and V
-// near the end need only the rows of the few tokens behind. Every row is compared with the simpler backend's.
+// near the end need only the rows of the few tokens after them. Every row is compared with the simpler backend's.
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with
@@ -20,7 +20,7 @@ struct attention_check {
     bool hides_keys;                         // a window or documents hide keys in some layer
     bool rotary, biases, amax;               // what is fused into the run's calls
     float dropout;                           // --attention-dropout
-    bool any_order;                          // as in struct attention_backward_options
+    bool any_order;                          // backward's bits may differ between calls
 };
 
 // The bound on a row's error, relative to its length. Rows, and the probabilities and gradients of scores in their
@@ -86,14 +86,16 @@ static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     device_synchronize(dev);
     return memory;
 }
-// Returns RoPE's cosines and sines of heads like the shape's, (T, D) in `bytes` on the host; the caller frees them.
+// Returns rope_table's table (T, D) for heads like the shape's, on the host; the caller frees the table. bytes: its
+// size.
 static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
     const struct rope_settings settings = rope_unscaled(shape->head_dim, 10000);
     float *const rotary = (float *)judge_memory(bytes);
     rope_table(rotary, shape->T, &settings);
     return rotary;
 }
-// Raises *saved and *workspace to the bytes that a backend's forward and backward need.
+// Raises *saved and *workspace to the bytes that a backend's forward and backward need. any_order: backward's bits may
+// differ between calls.
 static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_backend backend,
                               struct attention_shape shape, bool any_order, struct device *dev) {
     const size_t forward = attention_forward_workspace_bytes(backend, shape, dev);
@@ -282,6 +284,7 @@ struct judge_scores {
     float *factors;   // (T) of dropout
     double out[ATTENTION_MAX_HEAD_DIM];
 };
+// Returns the dot product of a (D) and b (D) on the host, in double.
 static double judge_dot(const floatX *a, const floatX *b, int D) {
     double sum = 0;
     for (int i = 0; i < D; i++)
@@ -357,7 +360,7 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
     }
 }
 // right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head) at token t of sequence b, summed
-// in double, and zeros behind it. s: scratch memory of judge_scores_open.
+// in double, and zeros after it. s: scratch memory of judge_scores_open.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;

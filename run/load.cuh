@@ -517,7 +517,7 @@ static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARA
                                             PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
 // Loads a tensor that begins at byte *at of the file and has stored_rows rows there, of which the model takes its
-// visible ones. Moves *at behind the tensor. bf16: the type of the file; else fp32. Returns NULL, or what is wrong.
+// visible ones. Moves *at past the tensor. bf16: the type of the file; else fp32. Returns NULL, or what is wrong.
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
                                           const struct tensor *t, int64_t stored_rows, bool bf16,
                                           struct error_text *error) {

@@ -184,6 +184,7 @@ static inline const char *merge_out_begin(struct merge *m, const char *name, str
     m->out = fopen(m->out_path, "wbx"); // the folder was empty: a file that is there now is of another run
     return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
+// Writes `count` bytes to the open file. Returns NULL, or what went wrong, in `error`.
 static inline const char *merge_write(struct merge *m, const void *bytes, uint64_t count, struct error_text *error) {
     return fwrite(bytes, 1, count, m->out) == count
                ? NULL
@@ -271,7 +272,7 @@ static inline const char *merge_tensor(struct merge *m, const struct safetensors
     }
     return NULL;
 }
-// Writes the tensors of the base's file f, each with its adapter, if any, added, behind the open file's header. entries
+// Writes the tensors of the base's file f, each with its adapter, if any, added, after the open file's header. entries
 // (the file's count): in the new file's order; id: the tensor's index in the base's file. Returns NULL, or an error.
 static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
                                         struct error_text *error) {

@@ -2,7 +2,7 @@
 //
 // Each state is under our own tensors' names, NAME.TENSOR, without padded rows, in the format that it is stored in:
 // fp32 as F32, bf16 as BF16, 8 bits as U8 codes (kernels/state_format.cuh) of the tensor's shape, and beside them
-// NAME.TENSOR.scale, F32, one for each 128 elements in flat order. The last block may go on in padded rows or behind
+// NAME.TENSOR.scale, F32, one for each 128 elements in flat order. The last block may go on in padded rows or after
 // the tensor: there all is 0, and its code is 0. Master weights are always F32, and are there only where the parameters
 // in model.safetensors are not exact.
 #pragma once
@@ -27,6 +27,7 @@ static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id,
     return false;
 }
 
+// Whether states of the format have a scale for each STATE_BLOCK elements.
 static bool format_has_scales(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
@@ -117,7 +118,7 @@ static void state_take_codes(unsigned char *out, const void *stored, int64_t n) 
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
 }
-// stored (state_bytes) = whole blocks of n elements from a file's values (n) and scales, if any; 0 behind them.
+// stored (state_bytes) = whole blocks of n elements from a file's values (n) and scales, if any; 0 after them.
 static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
                             int64_t n) {
     const size_t block = state_block_bytes(format);

@@ -24,6 +24,7 @@ static void token_texts_find(char path[PATH_MAX], const char *folder, const char
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX || access(path, R_OK) != 0)
         *path = '\0';
 }
+// Returns the paths of the files in a model's folder; "" for a file that can't be read.
 static struct token_texts token_texts_of_model(const char *folder) {
     struct token_texts texts;
     token_texts_find(texts.tokenizer, folder, "tokenizer.json");

@@ -14,7 +14,7 @@ struct scored_text {
 };
 
 // Cuts text->ids into text->windows of at most --seq-length tokens, --perplexity-stride apart (0: half the length),
-// which the caller frees. A window scores the tokens behind the previous window's end, but not its own first token,
+// which the caller frees. A window scores the tokens after the previous window's end, but not its own first token,
 // before which it sees nothing.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;

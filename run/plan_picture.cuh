@@ -299,6 +299,7 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
     fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
             log_bytes(size, (int64_t)bytes));
 }
+// Draws a title in the legend at height y.
 static void plan_svg_legend_title(const struct plan_picture *picture, double y, const char *text) {
     fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">%s</text>\n",
             picture->width - picture->right + 20, y, text);

@@ -161,6 +161,7 @@ static void plan_json_arenas(struct json *json, const struct plan *plan, enum pl
     }
     json_array_end(json);
 }
+// Writes a buffer, with its offset in its whole memory. arena_offset: plan_json_arenas'.
 static void plan_json_buffer(struct json *json, const struct plan *plan, const struct plan_buffer *buffer,
                              const size_t arena_offset[ARENA_COUNT]) {
     plan_json_line_begin(json);

@@ -88,7 +88,7 @@ static void muon_names(char *text, size_t n, const struct gpt *m) {
     text[0] = 0;
     for (int i = 0; i < m->muon.count; i++) {
         const struct tensor *t = &m->table.tensors[m->muon.matrices[i].tensor];
-        const char *name = strchr(t->name, '.') + 1; // behind "layer."
+        const char *name = strchr(t->name, '.') + 1; // after "layer."
         layer = layer < 0 ? t->layer : layer;
         if (t->layer == layer && (i == 0 || m->muon.matrices[i - 1].tensor != m->muon.matrices[i].tensor))
             text_add(text, n, "%s%s", *text ? ", " : "", strchr(name, '.') + 1);

@@ -103,6 +103,7 @@ static void self_check_open(struct device *dev, struct cudaDeviceProp *propertie
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("\n" SELF_CHECK_OPEN "\n");
 }
+// Closes what self_check_open opened.
 static void self_check_shut(struct device *dev) {
     matmul_destroy(dev->matmul);
     attention_close(dev);

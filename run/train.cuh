@@ -244,7 +244,8 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether the step in flight must finish before the next one is enqueued, since its parameters are needed in between.
+// Whether the step in flight must finish before the next one is enqueued: its parameters are needed in between, or the
+// device does not run ahead.
 static bool must_finish_now(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;

@@ -87,7 +87,7 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     if (measured_matmul_bytes(n, dev) > bytes)
         return 0;
     floatX *out = (floatX *)memory, *in = out + (size_t)n * n, *weight = in + (size_t)n * n;
-    measure_fill(in, 2 * (int64_t)n * n, seed, dev); // `weight` lies behind
+    measure_fill(in, 2 * (int64_t)n * n, seed, dev); // `weight` lies after `in`
     double best = 0;
     for (int i = 0; i < 6; i++) {
         const double begin = seconds_now();

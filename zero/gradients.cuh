@@ -29,7 +29,8 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns slot 0 (of a streamed unit also 1) of a unit's stored gradients, on the device; NULL when planning.
+// Returns a slot in device memory, live in this phase, for stored gradients that are on the host: slot 0 takes all of
+// the unit's; of a streamed unit slots 0 and 1 take a bucket's each. NULL when planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -95,10 +96,11 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the gaps between tensors in `whole`, a unit's buffer (NULL: nothing): no op writes gaps, but all is read.
+// Zeroes the padding between and after a unit's tensors in `whole`, the unit's gradients in fp32 (NULL: nothing): no op
+// writes padding, but reductions and the norm read it.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
-    int64_t at = begin; // behind the tensors so far
+    int64_t at = begin; // after the tensors so far
     for (int i = 0; i < z->table->num_tensors && whole; i++) {
         const struct tensor *t = &z->table->tensors[i];
         if (t->offset < begin || t->offset >= end)

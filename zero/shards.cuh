@@ -35,7 +35,9 @@ struct shards {
 
 // Whether the optimizer's state is sharded. With one rank nothing is.
 static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
+// Whether each rank keeps only its shard of the gradients.
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
+// Whether each rank keeps only its shard of the parameters.
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
 // Appends buckets of [begin, end), of about `most` elements at most, as equal as the alignment of their shards allows.
@@ -97,7 +99,8 @@ static int64_t shards_place(const struct shards *s, const struct bucket *b, int6
 }
 
 // Finds the next range of [*at, end) that this rank's buffer (sharded or whole) holds. Sets *at to the range's first
-// element, *place to that element's index in this rank's buffer. Returns the number of elements; 0: nothing is left.
+// element, *place to that element's index in the buffer. Returns the number of elements, by which the caller moves *at
+// on; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

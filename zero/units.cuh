@@ -95,6 +95,7 @@ static void zero_create(struct zero *z, const struct parameters *table, const st
     for (size_t i = 0; i < 2 * units; i++)
         z->grads_ids[i] = -1;
 }
+// Frees the tables that zero_create made, and makes z zero. Planned memory and collectives are not z's.
 static void zero_free(struct zero *z) {
     shards_free(&z->shards);
     free(z->params_tickets);
@@ -173,7 +174,7 @@ static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
-// Returns the address `bytes` behind `base`; NULL where base is NULL, as when planning.
+// Returns the address `bytes` after `base`; NULL where base is NULL, as when planning.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
 // Returns where a parameter, of z's layout, lies whole in this phase, after zero_use of its unit; NULL when planning.

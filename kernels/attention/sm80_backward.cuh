@@ -95,7 +95,9 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
         }
 }
 
-// dQ += dS K over one tile of keys, a chunk at a time.
+// Adds dS K of one tile of keys to dQ, state.dq, of the warp's rows from first_row on, a chunk of keys at a time.
+// token: the row of the sequence's first token. stage: the shared-memory address of the tile's K, loaded, with V
+// TILE_BYTES after it.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {

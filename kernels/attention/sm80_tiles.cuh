@@ -213,7 +213,8 @@ template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float
                 acc[m][n][i] *= factor;
 }
 
-// acc (16 M x 8 N) += left (16 M x 16) . rows^T, step k over D; rows: N/2 blocks of 16 rows of a tile from `first` on.
+// Adds left (16 M x 16) . B^T to acc (16 M x 8 N). B: rows [first, first + 8 N), columns [16 k, 16 k + 16) of a tile; N
+// is even, `first` a multiple of 16. right_origin: origin_right of the tile.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
                                          int first, int k) {

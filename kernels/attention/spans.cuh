@@ -14,12 +14,14 @@ attention_spans(int32_t *first_key,             // (B, T)
                 int window,                     // keys that a query sees, its own included; 0: all
                 int B, int T, struct device *dev);
 
-// Returns the first key that query t sees. sequence: the row of its sequence's first token; others: attention_spans.
+// Returns the first key, 0 to t, that query t sees. sequence: the row of the sequence's first token, b T.
+// document_starts (B, T), NULL: 0; window: keys that a query sees, 0: all.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;
 }
-// Returns the last query that sees key t, found by halves, as first_key never falls. sequence: attention_first_key's.
+// Returns the last query, t to T - 1, that sees key t. sequence: the row of the sequence's first token, b T.
+// document_starts (B, T), NULL: 0; window: keys that a query sees, 0: all.
 HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int window, int64_t sequence, int t, int T) {
     int low = t, high = T; // query `low` sees key t; query `high` does not, or is the end
     while (high - low > 1) {
@@ -34,6 +36,7 @@ HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int win
 
 #ifdef TARGET_CUDA
 enum { SPANS_THREADS = 256 };
+// Does attention_spans, a token a thread.
 static __global__ void attention_spans_kernel(int32_t *first_key, int32_t *last_query, const int32_t *document_starts,
                                               int window, int64_t rows, int T) {
     const int64_t row = (int64_t)blockIdx.x * SPANS_THREADS + threadIdx.x;

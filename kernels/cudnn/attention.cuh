@@ -52,6 +52,7 @@ void fused_forward(floatX *out,       // (B, T, H * D)
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
 // Writes to all of dqkv the gradient of fused_forward, whose shape, qkv, out and lse these are. amax: dqkv's, or NULL.
+// any_order: the bits may differ from run to run. workspace: fused_backward_workspace_bytes.
 void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)

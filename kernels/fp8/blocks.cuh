@@ -18,7 +18,7 @@ size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N);
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS
 
-// Returns fp8_scale_of(amax, format), rounded down to a power of two; NaN stays NaN.
+// Returns fp8_scale_of(amax, format), rounded down to a power of two; NaN stays NaN. amax: the bits of a float.
 HOST_DEVICE float fp8_block_scale(uint32_t amax, enum fp8_format format) {
     const float scale = fp8_scale_of(amax, format);
     uint32_t bits;

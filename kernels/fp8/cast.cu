@@ -15,6 +15,7 @@ static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, 
     fp8_cast_tiles(to, from, M, N, workspace, dev);
 }
 
+// Does fp8_amax.
 static __global__ void __launch_bounds__(FP8_AMAX_THREADS) fp8_amax_kernel(uint32_t *amax, const floatX *x, int64_t n) {
     const int64_t step = (int64_t)gridDim.x * FP8_AMAX_THREADS * PACK;
     uint32_t largest = 0;

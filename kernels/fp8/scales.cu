@@ -7,6 +7,7 @@
 
 enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // entries of a history that a thread takes at a time
 
+// Does fp8_scales_begin, a scale a thread.
 static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
     if (i < n)
@@ -17,6 +18,7 @@ void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, i
            weight_amaxes, n);
 }
 
+// Does fp8_scales_report, a column a thread.
 static __global__ void fp8_scales_report_kernel(double *report, uint64_t *counts, const struct fp8_scale *scales,
                                                 int num_counts, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);

@@ -67,7 +67,7 @@ static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int6
     if (data < noise->memory || data + bytes > noise->memory + noise->bytes)
         return;
     matmul_fill(data, bytes, noise, dev);
-    if (x->fp8 && x->fp8->granularity != FP8_PER_TENSOR) // the blocks' scales lie behind the codes
+    if (x->fp8 && x->fp8->granularity != FP8_PER_TENSOR) // the blocks' scales lie after the codes
         matmul_fill((char *)x->fp8->inverse,
                     (size_t)fp8_inverse_count(x->fp8->granularity, lines, width) * sizeof(float), noise, dev);
 }
@@ -94,7 +94,7 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
 // Adds the allowed algorithms that the heuristics rank first, not timed yet; none where they know none. fused: with the
-// epilogue, only where matmul_may_fuse, and after the call without it.
+// epilogue, where matmul_may_fuse; candidate 0 is to be without, so that a call with `fused` false comes first.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -202,7 +202,7 @@ static int matmul_fastest(const struct matmul_candidates *candidates) {
 
 // ---- Results ----
 
-// The first rows of a product's output, and the whole bias gradient behind them.
+// The first rows of a product's output, and the whole bias gradient after them.
 struct matmul_sample {
     size_t elements, element_bytes, out_bytes, bytes;
 };

@@ -61,7 +61,7 @@ struct matmul_product {
 };
 struct matmul_plan {
     struct matmul_key key;
-    bool fused; // as in matmul_choice
+    bool fused; // with the epilogue
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
     cublasLtMatmulAlgo_t algorithm;

@@ -222,7 +222,7 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
                                           (uint64_t)gemm->rows, gemm->ld_out));
 }
 
-// Returns the bytes of workspace that the library may use: with BGRADB the first half, since the sums lie behind it.
+// Returns the bytes of workspace that the library may use: with BGRADB the first half, since the sums lie after it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }

@@ -142,7 +142,7 @@ static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     return attributes;
 }
 
-// Returns the instruction set of the implementation that oneDNN chose, behind a colon, as ":avx512_core_bf16"; NULL
+// Returns the instruction set of the implementation that oneDNN chose, after a colon, as ":avx512_core_bf16"; NULL
 // where it is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
 static const char *onednn_instruction_set(const_dnnl_primitive_desc_t description) {
     const char *implementation = "";

@@ -69,7 +69,7 @@ static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 #endif
 }
 
-// sums[n] += the sum of column n of a VNNI tile.
+// Adds to sums, (16), the sums of the columns of a VNNI tile: 32 rows x 16 columns of bf16, two rows a word.
 static inline void tiles_add_columns(float *sums, const word *tile) {
     float sum[16] = {0};
     for (int r = 0; r < 16; r++) {
@@ -139,7 +139,8 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
 }
 
 // Packs `lines` lines x `depth` steps, multiples of 32 except at the end of x: block (i, k) goes to tiles +
-// i*line_stride + k*1024. Walks along rows as they are stored, 32 at a time. sums (lines) or NULL: as tiles_pack's.
+// i*line_stride + k*1024. Walks along rows as they are stored, 32 at a time. sums (lines) or NULL: += the lines' sums,
+// only where x is stored by depth.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,

@@ -22,6 +22,7 @@ enum {
 };
 static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of the timeout where that is less
 
+// name = the text, cut to what fits.
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
 // Wakes the thread, so that it serves what a caller has changed under the mutex. From any thread.

@@ -54,8 +54,8 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Turns the connection that handshake_next found into its rank's. Returns NULL or, where the start must fail, why, in
-// `error`; the connection is then refused.
+// Turns the connection that handshake_next found into its rank's; the rank stays missing where the connection has gone.
+// Returns NULL or, in `error`, why the start must fail; the connection is then refused.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;

@@ -14,6 +14,7 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
 // Returns the index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
 static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
+// out (n) = in (n) in bf16, rounded to nearest, ties to even.
 static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)

@@ -44,7 +44,8 @@ struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
 
-// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set.
+// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set. Returns
+// NULL or, in `error`, why a variable is missing, no number or does not fit.
 static const char *launch_ranks(struct launch *launch, const struct launch_variables *names, struct error_text *error) {
     const char *problem = launch_number(&launch->rank, names->rank, -1, error);
     if (!problem)
