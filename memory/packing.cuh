@@ -227,7 +227,7 @@ enum plan_order {
     PLAN_LONG_CHAINS,
     PLAN_ORDERS
 };
-enum { PLAN_CHAIN_SLOTS = 3, PLAN_LONG_CHAIN_SLOTS = 12 };
+enum { PLAN_CHAIN_TICKS = 3, PLAN_LONG_CHAIN_TICKS = 12 };
 
 // Fills in one of the initial orders of the fitted items: keys (fitted_count), sorted by falling key.
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
@@ -242,10 +242,10 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
         case PLAN_BY_START: keys[i].key = -item->first; break;
         case PLAN_BY_LENGTH: keys[i].key = length; break;
         case PLAN_CHAINS:
-            keys[i].key = length < PLAN_CHAIN_SLOTS ? area : 1 + item->last + length / (packing->ticks + 1.0);
+            keys[i].key = length < PLAN_CHAIN_TICKS ? area : 1 + item->last + length / (packing->ticks + 1.0);
             break;
         case PLAN_LONG_CHAINS:
-            keys[i].key = length < PLAN_LONG_CHAIN_SLOTS ? area : 1 + item->last + bytes / 0x1p64;
+            keys[i].key = length < PLAN_LONG_CHAIN_TICKS ? area : 1 + item->last + bytes / 0x1p64;
             break;
         case PLAN_ORDERS: break;
         }

@@ -283,10 +283,12 @@ def number(value, form="{:.0f}", scale=1.0):
 
 def attention_rates(rows):
     """Shapes in the table's order; TFLOP/s by engine and shape."""
-    rates = {}
+    rates, batches = {}, {}
     for row in rows:
         if row.get("bench") == "attention" and "tflops" in row:
             shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["length"])
+            if batches.setdefault(shape, row.get("batch")) != row.get("batch"):
+                sys.exit(f"gpu_report.py: attention of {shape} was timed with two batches; the table has one rate a shape")
             rates[row["engine"], shape] = row["tflops"]
     return sorted({shape for _, shape in rates}, key=lambda s: (DIRECTIONS.index(s[0]), *s[1:])), rates
 

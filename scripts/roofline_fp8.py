@@ -38,7 +38,8 @@ CASES = [
 
 # ---- bytes of casts ----
 
-RECIPES = TENSORWISE, DELAYED = "tensorwise", "delayed"
+DELAYED = "delayed"
+RECIPES = "tensorwise", DELAYED
 BF16, FP8 = 2, 1  # bytes
 # Who makes the two operands of a linear layer's products that are activations.
 PRODUCERS = {

@@ -168,7 +168,7 @@ class Tutorial(unittest.TestCase):
             os.mkdir(folder + "/build")
             os.symlink(PROGRAM, folder + "/build/train_gpt")
             lines = [re.sub(r"(--(?:train-steps|[a-z]+-every) \d+)0\b", r"\1", line).replace("step_00001200", "step_00000002")
-                     for line in commands(ROOT + "/docs/tutorial.md") if "--plan " not in line]
+                     for line in commands(ROOT + "/docs/tutorial.md") if line and "--plan " not in line]
             environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             demo = "--train-steps 2 --lr-warmup-steps 1 --checkpoint-every 2 --val-every 0 --sample-every 0"
             ran = []

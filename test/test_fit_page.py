@@ -64,6 +64,10 @@ class Page(unittest.TestCase):
                 self.assertEqual(result.returncode, status)
                 self.assertIn(complaint, result.stdout + result.stderr)
 
+    def test_plans_beside_llmq_are_those_of_the_table(self):
+        planned = {(row["card"], row["model"], row["lossy"]) for row in fm.rows_of("llmq")}
+        self.assertEqual(planned, {(card, model, lossy) for card, model, *_ in fm.LLMQ for lossy in (False, True)})
+
     def test_bytes_of_choices(self):
         for text, expected in (
                 ("recomputes nothing; nothing in host memory", 16),

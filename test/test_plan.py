@@ -150,8 +150,8 @@ class Packing(Plan):
               "gemma3-1b": 26, "qwen2.5-0.5b": 24, "qwen2.5-7b": 28}  # fmt: skip
 
     def test_offloads_are_packed_within_2_percent_of_their_bound(self):
-        """Where all layers or nearly all are offloaded, whose buffers overlap like bricks; of the long run's 3 of 300 are not, by 4 % at most."""
-        rng, above = random.Random(3), 0
+        """All layers, or nearly all, are offloaded, and their buffers overlap like bricks."""
+        rng = random.Random(3)
         for _ in range(chosen(300, 24)):
             model, batch = rng.choice(sorted(self.LAYERS)), rng.choice([1, 2, 4, 8])
             words = ["--preset", model, "--precision", "bf16", "--plan-gpu", "H100 80GB HBM3", "--micro-batch-size", batch, "--global-batch-size",

@@ -20,6 +20,11 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
         case EXCHANGE_MPI: problem = exchange_mpi_open(&x->mpi, rank, ranks, error); break;
         case EXCHANGE_SOCKETS: problem = exchange_sockets_open(&x->sockets, rank, ranks, control, error); break;
         }
+    if (problem) {
+        free(x->send);
+        free(x->receive);
+        x->send = x->receive = NULL;
+    }
     return problem;
 }
 
