@@ -172,7 +172,7 @@ static void reader_begin_epoch(struct sample_reader *reader, const struct datalo
     reader->files = files;
 }
 
-// Returns the change that is in force at a sample of the global sequence.
+// Returns the last change of the data that begins at or before a sample of the global sequence; never NULL.
 static const struct data_change *dataloader_change_at(const struct dataloader *loader, uint64_t sample) {
     int i = loader->num_changes - 1;
     while (i > 0 && loader->changes[i].first_sample > sample)
@@ -295,7 +295,7 @@ static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uin
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
 
-// Reads the plan's samples into the ring until the thread is to stop; argument: the struct dataloader.
+// Reads this rank's samples from ahead->start on into the ring, until ahead->stop; argument: the struct dataloader.
 static void *read_ahead_main(void *argument) {
     struct dataloader *loader = (struct dataloader *)argument;
     struct read_ahead *ahead = &loader->ahead;
@@ -696,5 +696,5 @@ static inline const char *dataloader_name(const struct dataloader *loader, int f
     return slash ? slash + 1 : path;
 }
 static inline const char *dataloader_format(const struct dataloader *loader) {
-    return token_format_name(loader->files[0].format);
+    return token_format_name(loader->files[0].format); // of all files
 }

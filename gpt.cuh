@@ -186,7 +186,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;
 }
-// Plans the run's evaluation (gpt_score or gpt_evaluate); in a dry run, calls its matmuls.
+// Plans the run's evaluation: gpt_score where config_scores, else gpt_evaluate. In a dry run, calls its matmuls.
 static void gpt_evaluate_nothing(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))

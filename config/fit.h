@@ -58,7 +58,7 @@ static inline void config_check_offload(const struct config *c) {
              config_other_run(c));
 }
 
-// Checks the options of offload, formats and the plan, where a contradiction ends the program; resolves
+// Ends the program where options of offload, of state formats or of the memory plan contradict each other; resolves
 // --checkpoint-async (config_resolve_copies).
 static inline void config_check_fit(struct config *c) {
     config_check_offload(c);

@@ -54,7 +54,8 @@ const char *token_file_read(int32_t *out, const struct token_file *file, int fd,
 // Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
-// ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path and its documents ----
+// ---- the parsers: bytes in memory, none of them trusted. They set the members of `file` that its format has, but not
+// path, documents, num_documents and digest. name: the file's, for messages ----
 // Parses the header of a shard of llm.c of file_bytes, of which `data` holds the first data_bytes: the whole header
 // where the file is that long.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,

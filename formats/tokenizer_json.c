@@ -423,7 +423,8 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
-// Adds the split patterns of pre_tokenizer, in the order in which they are applied.
+// Adds the split patterns of pre_tokenizer, in the order in which they are applied, and sets add_prefix_space. Returns
+// NULL, or what is wrong.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
     if (strcmp(type_of(pre_tokenizer), "ByteLevel") == 0)

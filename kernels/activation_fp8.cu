@@ -33,7 +33,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     }
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
-// Casts all outputs of the source, each (N, F): by a delayed scale, else by their amax, which is taken first.
+// Casts all outputs of the source, each (N, F), beside each other into one matrix: by a delayed scale, else by their
+// amax, which is taken first. Merges the amax into to.scale->amax in both cases.
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {
@@ -159,7 +160,8 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts all outputs of the source, each (N, F): by a delayed scale, else by their amax, which is taken first.
+// Casts all outputs of the source, each (N, F), beside each other into one matrix: by a delayed scale, else by their
+// amax, which is taken first. Merges the amax into to.scale->amax in both cases.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

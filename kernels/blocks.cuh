@@ -101,8 +101,9 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 }
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
 #define UNIT_DOT_NAME "NEON bf16 mmla"
-// Sums as block_product_fp32 does, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2 bf16, twice the work of BFDOT. Operands are
-// two rows of A, or two columns of B, one after the other. A is put in that order once: left[step][k / 4][row / 2].
+// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2,
+// twice the work of BFDOT. Operands are two rows of A, or two columns of B, one after the other. A is put in that order
+// once: left[step][k / 4][row / 2].
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
@@ -166,7 +167,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
 }
 #else
 #define UNIT_DOT_NAME VEC_DOT_NAME
-// Sums as block_product_fp32 does; k counts pairs.
+// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16; k counts pairs.
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum {

@@ -102,7 +102,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
     t->open = false;
 }
 
-// Returns the number of the recording under way; 0: none.
+// Returns the number, as tickets hold it, of the recording of a graph that is under way; 0: none is.
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }

@@ -87,8 +87,8 @@ static bool plan_is_flat(const struct plan_packing *packing, const struct plan_i
 }
 
 // Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it,
-// which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time
-// on average, never. Items that are not stacked are left in `fitted`.
+// which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, of which `live`
+// live at a time on average, never. Items that are not stacked are left in `fitted`.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;

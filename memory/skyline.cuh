@@ -119,7 +119,7 @@ static void skyline_update_block(struct skyline *s, int block) {
     s->work += SKYLINE_BLOCK / 4;
 }
 
-// Lists all items as unplaced, by tick and by their place in the order (count).
+// Begins a try: lists all items as unplaced, by the tick in which they begin, then by their place in `order` (count).
 static void skyline_list(struct skyline *s, const int *order) {
     memcpy(s->unplaced, s->begun, (size_t)s->ticks * sizeof *s->unplaced);
     for (int i = 0; i < s->count; i++) {

@@ -8,7 +8,7 @@
 
 // ---- Inputs ----
 
-// Whether `produce` asks for the input of a linear layer or, in FP8, for its product, which needs the input too.
+// Whether at.produce has a linear layer's input or, in FP8, the layer's output, whose product reads the input too.
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
@@ -46,7 +46,8 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 }
 // Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory of a linear layer's products on `rows` tokens.
+// The number of bytes of scratch memory for a linear layer's products on `rows` tokens, forward and backward. use: what
+// backward does with the gradient of the input.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {

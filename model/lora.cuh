@@ -66,7 +66,8 @@ static void lora_scale(struct gpt *m, floatX *x, int64_t N, int width) {
     if (scale != 1)
         RUN(m, residual_backward(x, NULL, x, N, width, scale, none, m->dev));
 }
-// s->h = LoRA's s times drop(in) A^T, (N, parts x rank). Returns drop(in), in s->dropped; without dropout `in`.
+// s->h (N, parts x rank) = LoRA's s times drop(in) A^T, of in (N, inputs) and a (parts x rank, inputs). Returns
+// drop(in), (N, inputs), in s->dropped; without dropout `in`.
 static const floatX *lora_project(struct gpt *m, int l, enum linear linear, const struct lora_scratch *s,
                                   const floatX *in, const floatX *a, int64_t N) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

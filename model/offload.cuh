@@ -45,7 +45,7 @@ static void offload_touch(struct gpt *m, enum transfer_direction direction, int 
             offload_operands(m, direction, l, id);
     }
 }
-// Blocks later work of the device until all transfers that began in a direction are done.
+// Blocks later work of the device until all transfers begun in a direction are done, after offload_touch of each set.
 static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }

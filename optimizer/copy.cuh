@@ -69,7 +69,7 @@ static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer
                                       -1, part_offset(o, part, o->elements))
                            : -1;
 }
-// Sets the addresses of the parts, after arenas_allocate; NULL: the copy has no such part.
+// Sets c->parts, after arenas_allocate: each part's address in host memory; NULL: the copy has no such part.
 static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int part = 0; part < STATE_PARTS; part++)

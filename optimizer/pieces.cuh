@@ -96,8 +96,8 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes in a slot that hold any n elements of an operand, whichever their group, aligned; 0: it is not on
-// the host. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
+// The number of bytes, aligned, in a slot that hold any n elements of an operand, of any enum state_group; 0: the
+// operand is not on the host. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -211,7 +211,8 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
-// Enqueues Muon's step of a piece's parameters along the orthogonal factors. memory: the operands, on the device.
+// Enqueues Muon's step of a piece's parameters along the orthogonal factors (piece_update). memory: the operands, on
+// the device; NULL: no such operand.
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];

@@ -196,7 +196,7 @@ static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state
     for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
         s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
 }
-// Sets o->segments, after o->runs: this rank's places, each segment with the bytes of every state before it.
+// Sets o->segments, after o->runs: each run of this rank's places of one group, with every state's bytes before it.
 static void optimizer_make_segments(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);

@@ -65,8 +65,8 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // ---------------------------------------------------------------------------------------------------------------------
 // Into the model
 
-// Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
-// weights and moving averages, rounded into the parameters. rounded: room for 2 LOAD_CHUNK. Waits for the device.
+// Sets what this rank holds of elements [first, first + n) of a tensor of the model to `values` (n), on the host, as
+// gpt_set_parameters does. rounded: (2 LOAD_CHUNK), on the host, scratch memory. Waits for the device.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {

@@ -217,8 +217,8 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
 }
 
 // Begins the checkpoint of a step on rank 0; no save may be in progress. state_json: the text of trainer_state.json,
-// which the saver frees. Returns what went wrong, or NULL: saver_save then writes it, after saver_begin_part where
-// several ranks write.
+// which the saver frees, after an error too. Returns what went wrong, or NULL: saver_save then writes the checkpoint,
+// where several ranks write after saver_begin_part, on rank 0 too.
 static const char *saver_begin(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);

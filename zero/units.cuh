@@ -255,9 +255,9 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether all-gathers of the last update may be in flight for parameters that are not in buffers of units. Frozen
-// parameters have none. The forward of a step's first micro-step waits for all. A wait where there can be none would
-// divide recorded work for nothing (kernels/work_segments.cuh).
+// Whether a pass may meet all-gathers of the last update in flight, of parameters that are not in buffers of units: any
+// forward but a step's second micro-step's and later, as the first one waits for all. Frozen parameters have none. A
+// wait where there can be none would divide recorded work for nothing (kernels/work_segments.cuh).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);

@@ -748,8 +748,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     mbarrier_init_fence();
 }
 
-// Computes dK and dV of a block of keys, and its part of dQ: the first warpgroup's three threads copy, the two others
-// multiply.
+// Computes dK and dV of a block of keys and adds the block's part to dQ's sums, after sm90_backward_rows_kernel and
+// before sm90_backward_queries_kernel. Three threads of the first warpgroup copy, the two other warpgroups multiply.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_backward_kernel(const __grid_constant__ struct sm90_backward_arguments a) {

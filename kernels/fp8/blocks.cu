@@ -322,7 +322,7 @@ static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, e
     return flushed;
 }
 
-// Loads the tile at x, in rows of N, and finds its scales. sums (128): of columns; NULL: not made.
+// Loads the tile at x, in rows of N, and finds its scales. sums (128) = the sums of the tile's columns; NULL: not made.
 static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N,
                           enum fp8_granularity granularity, enum fp8_format format) {
     uint32_t columns[FP8_BLOCK] = {0}, whole = 0;

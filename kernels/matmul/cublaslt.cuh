@@ -324,8 +324,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// Returns the plan of this product, from the table or made now, in a full table in place of the oldest, which, when it
-// is made again, is the same. Ends the program where the library refuses the product.
+// Returns the plan of this product with its dbias (NULL: none), from the table or made now, in a full table in place of
+// the oldest, which, when it is made again, is the same. Ends the program where the library refuses the product.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
                                            struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);

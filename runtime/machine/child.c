@@ -28,8 +28,8 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Waits for bytes of the pipe `in` and appends some to the text `output`, of *length bytes in `size`. A full `output`
-// loses a quarter in its middle. Returns whether the pipe is still open.
+// Waits for bytes of the pipe `in` and appends some to the text `output`, of *length bytes and a 0 byte in `size`. A
+// full `output` loses a quarter in its middle. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;

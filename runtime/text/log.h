@@ -80,7 +80,7 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
-// Logs an object with the step and, as `key`, an object whose members `write` writes, which gets `context`.
+// Logs {"step": step, key: {...}}; `write`, given `context`, writes the inner members. Without log.jsonl does nothing.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
 // Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.
