@@ -1,7 +1,7 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
 #include "model/attend.cuh" // make_qkv, attend, attend_backward, qkv_backward
-#include "model/branch.cuh" // branch_norm, branch_end, projection_gradient, branch_input_backward
+#include "model/branch.cuh" // branch_norm, branch_end, projection_output_gradient, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
 // Waits for the parameters of a layer that makes any activation; in a forward pass begins to fetch the next unit's.
@@ -21,7 +21,8 @@ static void block_units(struct at at) {
     }
 }
 
-// Runs the ops whose outputs are in the set `produce`: all in a first forward, the dropped ones in recomputation.
+// Runs the ops whose outputs are in the set `produce`: all in a first forward, policy_missing's in recomputation
+// (recompute.cuh has which module drops an activation, and what each is made from).
 //
 // A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
 // crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
@@ -33,23 +34,24 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 
     branch_norm(at, &ATTENTION_BRANCH); // layer input -> NORM1, where the layer before has not made it
     cast_input(at, LINEAR_QKV);         // FP8 only
-    make_qkv(at);                       // NORM1 -> QKV, q and k normed and rotated
+    make_qkv(at);                       // NORM1 -> QKV, q and k rotated (in some models normed first)
     attend(at);                         // QKV -> ATT
-    branch_end(at, &ATTENTION_BRANCH);  // ATT projected, + layer input -> MID -> NORM2 (one op)
+    branch_end(at, &ATTENTION_BRANCH);  // ATT projected; then one op: + layer input -> MID -> NORM2
 
     branch_norm(at, &MLP_BRANCH); // MID -> NORM2, where that op has not made it
     if (mlp_range_tokens(m, pass, l) > 0)
         mlp_forward_ranges(at);
     else
         mlp_forward(at);         // NORM2 -> FC -> ACT
-    branch_end(at, &MLP_BRANCH); // ACT projected, + MID -> OUT -> the next layer's NORM1 (one op)
+    branch_end(at, &MLP_BRANCH); // ACT projected; then one op: + MID -> OUT -> the next layer's NORM1
 }
 
 // Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the residual stream between
 // attention and MLP. With parallel branches leaves d_residual as it is, and the gradient of the MLP's input in D_NORM2:
 // block_backward ends the branch after attention's backward.
 static void mlp_branch_backward(struct at at) {
-    mlp_backward(at, projection_gradient(at, &MLP_BRANCH)); // OUT's gradient -> D_ACT -> D_FC -> D_NORM2
+    // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
+    mlp_backward(at, projection_output_gradient(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
         branch_input_backward(at, &MLP_BRANCH); // d_residual: OUT's gradient -> MID's
 }
@@ -81,9 +83,10 @@ static void block_backward(struct gpt *m, int l) {
     else
         mlp_branch_backward(at);
 
-    attend_backward(at, projection_gradient(at, &ATTENTION_BRANCH)); // MID's gradient -> D_ATT -> D_QKV
-    qkv_backward(at);                                                // D_QKV -> D_NORM1
-    branch_input_backward(at, &ATTENTION_BRANCH);                    // d_residual: MID's gradient -> the layer input's
+    // MID's gradient -> D_ATT -> D_QKV, RoPE undone. Reads QKV, ATT, the log-sum-exp; for the weights' gradient ATT.
+    attend_backward(at, projection_output_gradient(at, &ATTENTION_BRANCH));
+    qkv_backward(at);                             // D_QKV -> D_NORM1; reads NORM1 for the weights' gradient
+    branch_input_backward(at, &ATTENTION_BRANCH); // d_residual: MID's gradient -> the layer input's
     if (m->shape.layer.parallel)
         branch_input_backward(at, &MLP_BRANCH);
 }

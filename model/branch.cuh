@@ -232,7 +232,7 @@ static const floatX *added_backward(struct at at, const struct branch *b, float 
 }
 // Returns the gradient (rows, C) of the output of a branch's last linear layer, through the norm after the layer where
 // there is one. Opens the phase of the layer, in which the result is live.
-static const floatX *projection_gradient(struct at at, const struct branch *b) {
+static const floatX *projection_output_gradient(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
     const char *name = linear_row(b->output, &m->shape.layer).name;
