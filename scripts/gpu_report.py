@@ -313,7 +313,7 @@ def attention_table(rows):
     heads = [*(f"T {length}" for length in lengths), *(ENGINES[name] for name in engines), *["published, not measured here"] * bool(known)]
     lines = [f"Of B x T = {' or '.join(map(str, tokens))} tokens: ours and, in brackets, ours over the fastest other, which is 1.00 or more in "
              f"{sum(round(ratio, 2) >= 1 for ratio in ratios.values())} of {len(ratios)}",
-             "cases. The others stand behind, at the longest T of their row.", "",
+             "cases. The columns after these have the others, at the longest T of their row.", "",
              f"| | mask | head dim | heads | {' | '.join(heads)} |", "|" + "---|" * (4 + len(heads))]
     for kind, length in longest.items():
         direction, mask, head_dim, query_heads, groups = kind
