@@ -20,7 +20,7 @@ static int run_apart(const char *name, const char *how, char *message, size_t si
     message[fread(message, 1, size - 1, child)] = 0;
     return pclose(child);
 }
-// Runs a case whose fault must be found. Without the fault ("well" behind the name) the case must succeed. With it,
+// Runs a case whose fault must be found. Without the fault ("well" after the name) the case must succeed. With it,
 // message (size bytes) and the returned status, as wait() gives it, say what was found.
 static int run_with_and_without(const char *name, char *message, size_t size) {
     const int well = run_apart(name, "well", message, size);

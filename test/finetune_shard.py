@@ -11,7 +11,7 @@ def pack_bits(bits):
 
 def write_rows(path, rows, T, width=2, vocabulary=None, last=0, last_bits=(False, True), **header):
     """Writes a shard. rows: lists of documents, each a list of (token, whether it is learned); padding of token 0 fills
-    rows up to T. last: the token behind the last row; last_bits: its bits of loss and start. header: other values of
+    rows up to T. last: the token after the last row; last_bits: its bits of loss and start. header: other values of
     the header's fields."""
     tokens, loss, starts = [], [], []
     for documents in rows:

@@ -9,7 +9,7 @@ static const char *json_read_value(const char *c);
 
 static inline const char *json_read_space(const char *c) { return c + strspn(c, " \t\n\r"); }
 
-// Reads a string. Like each json_read_*, returns the place behind what it read, or NULL where the text is malformed.
+// Reads a string. Like each json_read_*, returns the place after what it read, or NULL where the text is malformed.
 static inline const char *json_read_string(const char *c) {
     if (*c++ != '"')
         return NULL;

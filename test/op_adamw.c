@@ -169,7 +169,7 @@ static void first_step(void **state) {
 
 // ---- States of each format ----
 
-// Everything that an update reads and writes, each with a format of its own, and 128 elements behind the end, which it
+// Everything that an update reads and writes, each with a format of its own, and 128 elements after the end, which it
 // must not touch.
 enum { ARRAYS = 5, BEHIND = STATE_BLOCK };
 struct everything {
@@ -298,7 +298,7 @@ static void check_formats(int64_t n, int format_case) {
         check_state(p_got, p, n, FORMAT_FP32, BF16_BUILD && !e.r.remainder, 1, "the parameters");
         const enum state_format formats[ARRAYS] = {BF16_BUILD ? FORMAT_BF16 : FORMAT_FP32, FORMAT_REMAINDER,
                                                    e.r.m_format, e.r.v_format, e.r.grads_format};
-        for (int k = 0; k < ARRAYS; k++) { // what lies behind n in whole blocks, and what is not written
+        for (int k = 0; k < ARRAYS; k++) { // what lies after n in whole blocks, and what is not written
             const size_t used = k == 4 || (k == 1 && !e.r.remainder) ? 0 : state_bytes(formats[k], n);
             assert_memory_equal(e.arrays[k] + used, behind[k] + used, e.bytes[k] - used);
             free(behind[k]);
@@ -412,7 +412,7 @@ static void flat_step(const struct everything *e, struct flat_tensors tensors, i
     r.begin = begin;
     adamw_update(r, tensors, adamw, check, &device);
 }
-// Checks tensors of many sizes with gaps behind them, of which every third has no decay and every second an amax. One
+// Checks tensors of many sizes with gaps after them, of which every third has no decay and every second an amax. One
 // range of all of them, and ranges that begin and end within tensors, must give the bits of each tensor's own update,
 // with a decay of 0 where the tensor has none. Gaps keep what they hold.
 static void check_tensors(int count, int format_case, bool finite) {
@@ -742,7 +742,7 @@ static struct gradient_check checked_counted(double squares, int num_losses, int
         losses[2 * i] = i == broken_at ? broken : 4 - 0.01 * i;
         losses[2 * i + 1] = counted;
     }
-    losses[2 * num_losses] = NAN; // behind the last loss
+    losses[2 * num_losses] = NAN; // after the last loss
     memset(check, 0xff, sizeof *check);
     gradient_check(check, reports, 1, width, num_losses, (double)num_losses * TARGETS, clip, &device);
     result = *check;

@@ -1350,7 +1350,7 @@ static const int document_lists[][8] = {
     {1, 2, 3, 5},       // several such documents in a row
     {32, 64, 128, 192}, // borders of tiles
     {31, 63, 127, 191}, // one token before
-    {33, 65, 129, 193}, // one token behind
+    {33, 65, 129, 193}, // one token after
     {79, 80, 81},
     {40, 100, 101, 150}, // inside a tile, and two in one tile
 };

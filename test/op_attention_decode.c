@@ -86,8 +86,8 @@ static void cache_free(struct cache c) {
     guarded_free(c.keys, c.bytes);
     guarded_free(c.values, c.bytes);
 }
-// Appends `tokens` rows of each sequence, from position starts[b] on and at most to ends[b]. Rows behind ends[b], as
-// behind a prompt that is shorter than another, are NaN. starts, ends: as kv_cache_append's.
+// Appends `tokens` rows of each sequence, from position starts[b] on and at most to ends[b]. Rows after ends[b], as
+// after a prompt that is shorter than another, are NaN. starts, ends: as kv_cache_append's.
 static void append(struct cache c, const floatX *qkv, struct attention_shape s, const int32_t *starts,
                    const int32_t *ends, int tokens, int capacity) {
     const int64_t W = token_elements(s);

@@ -50,7 +50,7 @@ static struct model model_make(int n, int ranks, struct fp8_delay delay, enum fp
     memset(m.weight_amaxes, 0, (size_t)(n / 3) * sizeof *m.weight_amaxes);
     memset(m.history, 0, history_bytes);
     memset(m.counts, 0, COUNTS * sizeof *m.counts);
-    m.history[(int64_t)n * delay.length] = 77; // what lies behind must stay
+    m.history[(int64_t)n * delay.length] = 77; // what lies after must stay
     m.check->grad_norm = 2;
     m.check->grad_scale = 0.5f;
     m.check->finite = 1;

@@ -1,7 +1,7 @@
 // kernels/norm.cuh against the formulas in double, finite differences of these formulas, and other numbers of threads.
 //
 // Tolerances. fp32: an element has about five roundings of 2^-24 = 6e-8 each. Where the compiler makes no vector lanes
-// of the sums behind it, these walk randomly over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
+// of the sums after it, these walk randomly over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
 // result is rounded once, so that FLOATX_ROUNDING bounds each element's relative error, and so the norm's; a tenth more
 // is for the work in fp32 before. A row of one element is special: all terms of LayerNorm's dx cancel, and what remains
 // is rstd = 316 times their roundings. rstd itself: a lane of the vector, of which the narrowest has four, sums C / 4
@@ -146,7 +146,7 @@ static void check_forward(int N, int C, struct norm_options options, double shif
     problem_free(p);
 }
 
-// Returns memory for the partial sums of columns that an op leaves, and a number behind them, which must stay.
+// Returns memory for the partial sums of columns that an op leaves, and a number after them, which must stay.
 static float *partial_new(int64_t chunks, int C) {
     float *partial = (float *)test_alloc(sizeof *partial * (size_t)(chunks * C + 1));
     memset(partial, 0xff, sizeof *partial * (size_t)(chunks * C));

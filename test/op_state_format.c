@@ -115,7 +115,7 @@ static void tables_are_their_formula(void **state) {
 
 enum { SCALES = 9 };
 static const float scales[SCALES] = {1, 0.7f, 3e-5f, 1e-8f, 123.4f, 0x1p-100f, 1e30f, 0x1.fffffep127f, 3e-30f};
-// Checks a block that holds one code again and again, behind the largest, which fixes the scale.
+// Checks a block that holds one code again and again, after the largest, which fixes the scale.
 static void every_code_decodes_and_encodes_to_itself(void **state) {
     for (int s = 0; s < SCALES; s++)
         for (int root = 0; root < 2; root++)
@@ -274,7 +274,7 @@ static void bytes(void **state) {
     assert_int_equal(state_bytes(FORMAT_8BIT, 0), 0);
     assert_int_equal(sizeof(struct code_block), state_block_bytes(FORMAT_8BIT));
 }
-// Checks states of each format that are encoded and decoded again: how much they lose, and that nothing behind the end
+// Checks states of each format that are encoded and decoded again: how much they lose, and that nothing after the end
 // is read or written.
 static void states_hold_what_was_encoded(void **state) {
     const enum state_format formats[] = {FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT};

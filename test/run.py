@@ -156,7 +156,7 @@ def signal_name(number):
 
 
 def program_failures(lines):
-    """Returns the failures in a program's output. A case's messages stand before its 'not ok', cmocka's own ones behind
+    """Returns the failures in a program's output. A case's messages stand before its 'not ok', cmocka's own ones after
     it as comments."""
     failures, before = [], []
     i = 0

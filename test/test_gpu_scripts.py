@@ -334,7 +334,7 @@ class Overlap(unittest.TestCase):
     EXPONENTIAL, MULTIPLICATION, AGAIN = "MUFU.EX2", "FMUL R2, R3, R4 ;", "@P0 BRA 0x0 ;"
 
     def test_waits(self):
-        """An exponential stands before the second wait behind the products that it was put beside."""
+        """An exponential stands before the second wait after the products that it was put beside."""
         products = [self.PRODUCT, self.PRODUCT, self.ONE_LEFT]
         self.assertEqual(self.overlap(*products, self.EXPONENTIAL, self.NONE_LEFT, self.AGAIN).returncode, 0)
         self.assertEqual(self.overlap(*products, self.NONE_LEFT, self.EXPONENTIAL, self.AGAIN).returncode, 1)

@@ -535,7 +535,7 @@ class LiveZoo(Runs):
         self.each(check)
 
     def test_documents_that_end_in_their_delimiter(self):
-        """The target behind a delimiter does not count, unless it is a delimiter, too."""
+        """The target after a delimiter does not count, unless it is a delimiter, too."""
 
         def check(name, model, folder, shard, tokens, targets):
             if name not in ("mistral_window", "gpt2_gelu"):

@@ -106,7 +106,7 @@ class MatmulTuning(unittest.TestCase):
             self.assertEqual("by the heuristics' first, since no algorithm could be proven" in said, name == "lora", said)
 
     def test_gelus_derivative_by_the_epilogue(self):
-        """One product for each layer's shape has it, with one bias gradient behind it. The first forward is the same,
+        """One product for each layer's shape has it, with one bias gradient after it. The first forward is the same,
         later losses are nearly so."""
         off, _ = self.train("off", {}, "--matmul-tuning=false")
         runs = (("sums", [], 2), ("full", ["--recompute-granularity", "full"], 2), ("alone", ["--no-add-bias-linear"], 1))

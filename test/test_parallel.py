@@ -693,7 +693,7 @@ class Faults(Case):
         command[command.index("--val-data") + 1] = self.path + "/long_val_*.bin"
         job = Job(command, 2)
         for line in job.ranks[0].stdout:
-            if line == "\n": # behind the report, before the first step
+            if line == "\n": # after the report, before the first step
                 break
         time.sleep(1.5)
         job.ranks[1].send_signal(signal.SIGTERM)

@@ -48,7 +48,7 @@ def sources():
 
 
 def comments(text):
-    """Yields (line, the comment's text, the function behind it or None) of each comment. A comment at the end of a line
+    """Yields (line, the comment's text, the function after it or None) of each comment. A comment at the end of a line
     of code has no function."""
     lines = text.split("\n")
     i = 0

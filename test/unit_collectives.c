@@ -650,7 +650,7 @@ static const struct fault {
     const char *name, *words, *other_words; // words, other_words: parts of the message
     const char *planted;                    // EMU_FAULT; NULL: none
 } faults[] = {
-    // Call 5 is the first one behind the four that open the collectives.
+    // Call 5 is the first one after the four that open the collectives.
     {"counts_differ", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclReduceScatter of 9 ncclFloat32"},
     {"order_differs", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclAllGather of 32 ncclUint8"},
     {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},

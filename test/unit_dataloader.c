@@ -665,7 +665,7 @@ static void test_a_shard_that_is_written_anew_is_said_once(void **state) {
     assert_null(strstr(strchr(said, '\n'), "written anew")); // said only once
 }
 
-// Reads far behind 2 GiB or 4 GiB in a sparse file, which takes no disk: only its far end holds tokens.
+// Reads far beyond 2 GiB or 4 GiB in a sparse file, which takes no disk: only its far end holds tokens.
 static void far_end_read(int width, int64_t tokens) {
     struct bytes far;
     far.count = 0;

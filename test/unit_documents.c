@@ -221,7 +221,7 @@ static void window_check(enum document_boundary boundary, const char *text, cons
         if (begins[0] && begins[t] == '^')
             places[file.num_documents++] = 100 + (uint64_t)t;
     }
-    places[file.num_documents++] = 100 + LENGTH + 1; // and one begins behind the window
+    places[file.num_documents++] = 100 + LENGTH + 1; // and one begins after the window
     sample_documents(where, tokens, LENGTH + 1, loader.rule, &file, 100);
     batch_row(batch, 0, tokens, where, &loader);
     for (int t = 0; t < LENGTH; t++) {

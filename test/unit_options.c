@@ -290,7 +290,7 @@ static void the_table_is_consistent(void **state) {
             assert_true(row->offset >= other->offset + other->size || other->offset >= row->offset + row->size);
         }
     }
-    // Every field has an option, and every option lies in the struct of its section: behind each field the next
+    // Every field has an option, and every option lies in the struct of its section: after each field the next
     // option's begins, or the struct ends, at a distance below the alignment.
     size_t sections_end = 0, largest = 0; // of a section: its end, the size of its largest field
     for (int i = 0, section = 0; i < CONFIG_ROWS; i++) {

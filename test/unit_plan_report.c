@@ -143,7 +143,7 @@ static void json_holds_the_plan(void **state) {
     snprintf(wanted, sizeof wanted, "%zu", plan.peak_bytes);
     assert_string_equal(value, wanted);
     assert_int_equal(json_member(text, "lower_bound_bytes", value), 1);
-    // Each buffer has a line of its own, with its place in the whole, behind the arenas before its own.
+    // Each buffer has a line of its own, with its place in the whole, after the arenas before its own.
     const char *line = strchr(strstr(text, "\"buffers\""), '\n');
     int found = 0;
     for (int i = 0; i < plan.count; i++) {

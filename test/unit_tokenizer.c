@@ -316,7 +316,7 @@ static void test_truncated(void **state) {
     size_t bytes;
     for (size_t count = 0; count < sizeof tiny - 1; count++)
         assert_non_null(parse_exactly(tiny, count, &tokenizer, &error));
-    assert_non_null(parse_exactly(tiny, sizeof tiny, &tokenizer, &error)); // with a zero behind it, too
+    assert_non_null(parse_exactly(tiny, sizeof tiny, &tokenizer, &error)); // with a zero after it, too
     unsigned char *data = read_golden("tokenizer_gpt2.json", &bytes);
     for (size_t count = 0; count + 1 < bytes; count += 397)
         assert_non_null(parse_exactly(data, count, &tokenizer, &error));

@@ -16,7 +16,7 @@
 // ranks 0, 1, ..., all of them right. Some split the depth and add the parts in order, in fp32, so that sums have other
 // bits; only the first takes the whole workspace. FP8 is never split. BGRADA, BGRADB and DGELU are for bf16 operands.
 // Environment:
-//   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, such as 9,8,7: algorithms behind the
+//   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, such as 9,8,7: algorithms after the
 //   last
 //                          number take as long as the last one; 400,410,420,... if unset
 //   EMU_CUBLASLT_BGRAD_TIMES

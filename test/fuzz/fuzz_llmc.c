@@ -1,4 +1,4 @@
-// The header of an llm.c checkpoint, behind 8 bytes with the length of the file: what is accepted has the length of its
+// The header of an llm.c checkpoint, after 8 bytes with the length of the file: what is accepted has the length of its
 // tensors, and sets options to values that they take.
 #include "formats/llmc.h"   // under test
 #include "test/fuzz/fuzz.h" // fuzz_require

@@ -1,4 +1,4 @@
-// An .idx file of Megatron-LM, behind 8 bytes with the length of the .bin beside it.
+// An .idx file of Megatron-LM, after 8 bytes with the length of the .bin beside it.
 #include "formats/token_file.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 

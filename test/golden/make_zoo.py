@@ -242,7 +242,7 @@ def whole_logits(model, tokens):
 
 def document_logits(model, tokens, ends=False):
     """Returns each document's logits by itself, from position 0: a document begins at every delimiter or, with `ends`,
-    behind it, and at the front of a row."""
+    after it, and at the front of a row."""
     rows = []
     for row in tokens:
         starts = [0] + [t for t in range(1, len(row)) if row[t - ends] == END] + [len(row)]
