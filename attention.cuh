@@ -133,7 +133,7 @@ static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv,
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
 // Calls fused_backward (cuDNN) with attention_backward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
-// Of the options it takes any_order and amax: attention_backward undoes RoPE.
+// Only options.any_order and options.amax are read: attention_backward undoes RoPE.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {

@@ -42,9 +42,9 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// What makes the gradient of a linear layer's output: attention's backward, what ends the backward of the branch after
-// the layer (the residual stream's gradient, or the norm after the branch), the MLP's activation, or an op that takes
-// neither the gradient's amax nor its column sums on the way.
+// The ops that make the gradient of a linear layer's output: attention's backward; the residual stream's gradient or the
+// norm after the branch; the MLP's activation; or another op, which takes neither the gradient's amax nor the sums of
+// the gradient's columns.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 
 // The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files

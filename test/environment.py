@@ -13,8 +13,10 @@ import os
 import pwd
 import re
 import resource
+import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import unittest
 
@@ -29,6 +31,12 @@ FOREIGN = re.compile("(?!.*(_tmpdir_base|_PREFIX|_ROOT|_HOME|_CONF)$|OMPI_MCA_(p
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 OPEN_FILES = 1024  # what Linux gives a process by default
 PORTS = itertools.count()  # numbers the calls of free_port
+
+
+def built_with_mpi(program):
+    """Whether the program can be a rank of an mpirun, and one is installed."""
+    libraries = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return shutil.which("mpirun") is not None and "libmpi" in libraries
 
 
 def set_signals():

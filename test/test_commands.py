@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import unittest
 
-from environment import ROOT
+from environment import ROOT, built_with_mpi
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 MODEL = os.path.join(ROOT, "test/golden/huggingface/llama")
@@ -61,12 +61,6 @@ def engine_words(text):
     option's value, too."""
     words = shlex.split(text)
     return [word for i, word in enumerate(words) if word != "..." or i > 0 and words[i - 1].startswith("--train-data")]
-
-
-def has_mpi():
-    """Whether the program can be a rank of an mpirun, and one is installed."""
-    libraries = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=False).stdout
-    return shutil.which("mpirun") and "libmpi" in libraries
 
 
 class Commands(unittest.TestCase):
@@ -174,7 +168,7 @@ class Tutorial(unittest.TestCase):
             ran = []
             for line in lines:
                 line = line.replace("make demo", "sh scripts/demo.sh docs %s" % demo).replace("mpirun", "mpirun --oversubscribe --bind-to none")
-                if line.startswith("mpirun") and not has_mpi():
+                if line.startswith("mpirun") and not built_with_mpi(PROGRAM):
                     continue
                 result = subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
                 self.assertEqual(result.returncode, 0, line + result.stdout + result.stderr)

@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-from environment import ROOT, chosen, free_port, long_test, skip_under_address_sanitizer
+from environment import ROOT, built_with_mpi, chosen, free_port, long_test, skip_under_address_sanitizer
 from run import processes_of_session
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -49,12 +49,7 @@ def write_shard(path, seed, samples):
         f.write(struct.pack("<%dH" % len(tokens), *tokens))
 
 
-def built_with_mpi():
-    result = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True)
-    return MPIRUN and "libmpi" in result.stdout
-
-
-HAS_MPI = built_with_mpi()
+HAS_MPI = built_with_mpi(PROGRAM)
 needs_mpi = unittest.skipUnless(HAS_MPI, "no mpirun, or a build without MPI")
 
 
