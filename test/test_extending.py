@@ -4,7 +4,7 @@ runs; and with any one hunk left out the build or the run fails. Python's standa
 A hunk is a fenced `diff` block: the file's name, then lines that are there (' '), go ('-') or come ('+'). Spaces count as one,
 so that alignment may change. Hunks of test/ are not left out: they are what tells of the others.
 
-The short run holds two of the eleven sections to all that and of the others, BUILT_ALONE, that what they change compiles.
+The short run holds two of the eleven sections to all that and of the others, BUILT_ONLY, that what they change compiles.
 """
 import glob
 import os
@@ -26,7 +26,7 @@ MAX = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A
         "A state of the optimizer": (2, 3), "An option, which only some commands may set": (3, 3), "A preset": (1, 1),
         "An op, for both targets": (2, 3)}
 # Sections that the short run only builds: 52 builds and runs otherwise.
-BUILT_ALONE = [] if in_long_run() else [name for name in MAX if name not in ("A preset", "An option, which only some commands may set")]
+BUILT_ONLY = [] if in_long_run() else [name for name in MAX if name not in ("A preset", "An option, which only some commands may set")]
 
 
 class Hunk:
@@ -132,17 +132,51 @@ class Extending(unittest.TestCase):
         files, places = MAX[name]
         self.assertLessEqual(len({hunk.path for hunk in ours}), files, f"{name}: files")
         self.assertLessEqual(len(ours), places, f"{name}: places")
-        if name in BUILT_ALONE:
-            commands = [command.split(" && ")[0] for command in commands]
+        if name in BUILT_ONLY:
+            return
         status, output = self.run_commands(commands, needed + hunks)
         self.assertEqual(status, 0, f"{name}:\n{output[-4000:]}")
-        for left_out in ours if name not in BUILT_ALONE else []:
+        for left_out in ours:
             try:
                 status, output = self.run_commands(commands, needed + [hunk for hunk in hunks if hunk is not left_out])
             except AssertionError:
                 continue  # another hunk has no place without it
             self.assertNotEqual(status, 0, f"{name}: nothing tells of a hunk of {left_out.path} that was left out:\n" +
                                 "\n".join(left_out.lines))
+
+    def fit_together(self, hunks):
+        """Whether each of the hunks finds its place after those before it."""
+        texts = {}
+        for hunk in hunks:
+            path = os.path.join(self.folder, hunk.path)
+            if hunk.path not in texts and os.path.exists(path):
+                with open(path, encoding="utf-8") as file:
+                    texts[hunk.path] = file.read()
+            try:
+                texts[hunk.path] = hunk.applied(texts.get(hunk.path))
+            except AssertionError:
+                return False
+        return True
+
+    def test_sections_that_are_only_built(self):
+        """Builds in one copy the sections that begin by building the same program."""
+        every, groups = sections(), {}
+        for name in BUILT_ONLY:
+            goals = [command.split(" && ")[0].partition("make ")[2] for command in every[name][1]]
+            groups.setdefault(goals[0].split()[0], []).append((name, goals))
+        for group in groups.values():
+            while group:
+                hunks, goals, names = [], [], []
+                for name, its_goals in group:
+                    more = [hunk for part in [*NEEDS.get(name, []), name] if part not in names for hunk in every[part][0]]
+                    if self.fit_together(hunks + more):
+                        hunks += more
+                        goals += its_goals
+                        names += [part for part in [*NEEDS.get(name, []), name] if part not in names]
+                self.assertTrue(names, f"a hunk of each of these has no place: {group}")
+                status, output = self.run_commands(["make " + " ".join(goals)], hunks)
+                self.assertEqual(status, 0, f"{names}:\n{output[-4000:]}")
+                group = [entry for entry in group if entry[0] not in names]
 
     def test_every_section_is_held(self):
         self.assertEqual(set(sections()), set(MAX))
