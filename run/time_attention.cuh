@@ -110,8 +110,9 @@ static double timed_flops(const struct attention_shape *s) {
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };
-    const double most_seconds = 1;  // after which no round begins
-    const double most_flops = 5e13; // a sixth of a second at 300 TFLOP/s
+    const double most_seconds = 0.3;  // after which no round begins
+    const double long_seconds = 0.01; // of a launch that is timed once a round
+    const double most_flops = 5e13;   // a sixth of a second at 300 TFLOP/s
     struct timed_attention a;
     for (timed_sizes(&a, timing, dev); timed_bytes(&a) > most_bytes && timing->shape.B > 1;
          timed_sizes(&a, timing, dev))
@@ -125,8 +126,9 @@ static void time_attention(struct attention_timing *timing, size_t most_bytes,
             if (timing->candidates[i]) {
                 begins((enum attention_backend)i);
                 // the first round loads the kernels
-                const double seconds = timed_launches(&a, timing, (enum attention_backend)i, round ? LAUNCHES : 1, dev);
-                if (round == 1 || (round > 1 && seconds < timing->seconds[i]))
+                const int launches = round == 0 || timing->seconds[i] > long_seconds ? 1 : LAUNCHES;
+                const double seconds = timed_launches(&a, timing, (enum attention_backend)i, launches, dev);
+                if (round < 2 || seconds < timing->seconds[i])
                     timing->seconds[i] = seconds;
             }
     timed_close(&a);

@@ -169,7 +169,7 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
 };
 // Few multiprocessors, and not a power of two, so that what is divided among them doesn't divide evenly.
-enum { EMU_MULTIPROCESSORS = 3, EMU_DEFAULT_SHARED_BYTES = 48 * 1024 };
+enum { EMU_DEFAULT_SHARED_BYTES = 48 * 1024 };
 
 static inline const char *cudaGetErrorString(cudaError_t status) {
     switch (status) {
@@ -250,7 +250,8 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     const char *capability = getenv("EMU_CAPABILITY");
     if (sscanf(capability ? capability : "8.0", "%d.%d", &properties->major, &properties->minor) != 2)
         emu_report("EMU_CAPABILITY is not of the form 9.0: %s", capability);
-    properties->multiProcessorCount = EMU_MULTIPROCESSORS;
+    const char *multiprocessors = getenv("EMU_MULTIPROCESSORS");
+    properties->multiProcessorCount = multiprocessors ? atoi(multiprocessors) : 3;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = EMU_MAX_THREADS;
     properties->l2CacheSize = 1 << 17; // small, so that tests run the schedules for tensors that exceed it
