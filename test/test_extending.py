@@ -2,7 +2,8 @@
 runs; and with any one hunk left out the build or the run fails. Python's standard library alone.
 
 A hunk is a fenced `diff` block: the file's name, then lines that are there (' '), go ('-') or come ('+'). Spaces count as one,
-so that alignment may change. Hunks of test/ are not left out: they are what tells of the others.
+so that alignment may change. A link [PATH](../test/extending/NAME) is a hunk that adds the file PATH with that file's text. Hunks of
+test/ are not left out: they are what tells of the others.
 
 The short run holds two of the eleven sections to all that and of the others, BUILT_ONLY, that what they change compiles.
 """
@@ -17,6 +18,7 @@ import unittest
 from environment import ROOT, in_long_run
 
 PAGE = ROOT + "/docs/extending.md"
+ADDED = "test/extending"  # whole files that sections add
 SOURCES = ["Makefile", "scripts", "test", "config", "formats", "kernels", "memory", "model", "optimizer", "run", "runtime", "zero"]
 REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
@@ -59,6 +61,9 @@ def sections():
     result = {}
     for name, body in zip(parts[::2], parts[1::2]):
         hunks = [Hunk(text) for text in re.findall(r"^```diff\n(.*?)^```$", body, re.M | re.S)]
+        for path, file_name in re.findall(rf"\[([^]]+)\]\(\.\./{ADDED}/([^)]+)\)", body):
+            with open(f"{ROOT}/{ADDED}/{file_name}", encoding="utf-8") as file:
+                hunks.append(Hunk("\n".join([path, *("+" + line for line in file.read().splitlines())])))
         commands = re.findall(r"^```sh\n(.*?)\n```$", body, re.M | re.S)
         result[name] = (hunks, commands)
     return result
@@ -180,6 +185,11 @@ class Extending(unittest.TestCase):
 
     def test_every_section_is_held(self):
         self.assertEqual(set(sections()), set(MAX))
+
+    def test_every_added_file_is_of_a_section(self):
+        added = [hunk.path for hunks, _ in sections().values() for hunk in hunks if all(line.startswith("+") for line in hunk.lines)]
+        for name in os.listdir(f"{ROOT}/{ADDED}"):
+            self.assertEqual(sum(os.path.basename(path) == name for path in added), 1, name)
 
 
 for number, name in enumerate(MAX):
