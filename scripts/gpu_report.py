@@ -62,17 +62,16 @@ PREDICTED_BY = (4.3e12, 790e12)
 # at 7B), so that AdamW's share of a step is an eighth of a single micro-step's and still 4 times what it is there (16 at 7B): what
 # that leaves is for the peer. llm.c's 124M is of 65,536 tokens a GPU, which are one micro-step here.
 GOALS = {
-    "gpt2-124m": ("tokens_per_second", 1.25 * 463e3, "1.25 x llm.c's 463 thousand tokens/s, a GPU of 8 H100 (modded-nanogpt's README)"),
-    "gpt2-1558m": ("mfu", 0.6, "60 % MFU; llm.c has 47 % on 8 H100"),
-    "qwen2.5-0.5b": ("tokens_per_second", 149e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
-    "qwen2.5-1.5b": ("tokens_per_second", 58.9e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
-    "qwen2.5-7b": ("tokens_per_second", 13.8e3, "llmq, benchmarks/H100x1.md, 524,288 tokens a step"),
+    "gpt2-124m": ("tokens_per_second", 1.25 * 463e3, "1.25 x llm.c's 463 thousand, a GPU of 8 H100, modded-nanogpt's README"),
+    "gpt2-1558m": ("mfu", 0.6, "llm.c has 47 % on 8 H100"),
+    "qwen2.5-0.5b": ("tokens_per_second", 149e3, "llmq's"),
+    "qwen2.5-1.5b": ("tokens_per_second", 58.9e3, "llmq's"),
+    "qwen2.5-7b": ("tokens_per_second", 13.8e3, "llmq's"),
 }
 GOAL_LENGTH = 1024
 # A peer's tokens/s a GPU that a goal is not: what its line is held against besides.
 PEER_RATES = {
-    "gpt2-124m": (463e3, "llm.c's 463 thousand tokens/s"),
-    "gpt2-1558m": (381e3 / 8, "llm.c's 47.6 thousand tokens/s, a GPU of 8 H100"),
+    "gpt2-1558m": (381e3 / 8, "llm.c's 47.6 thousand tokens/s"),
 }
 # Attention is to be as fast as the fastest peer from this length on, with heads of this size.
 ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
@@ -95,9 +94,9 @@ PUBLISHED = {
     ("backward", "full", 64, 32, 32): {"FA3 on H100": 474},
     ("backward", "full", 128, 16, 16): {"FA3 on H100": 561},
 }
-PUBLISHED_SOURCES = [
-    "Published: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September 2026, at B = 2; FA3 by the",
-    "FlashAttention-3 paper. Backward is counted as 2.5 x forward and causal as half, as here. No goal is judged by them."]
+PUBLISHED_HEAD = [
+    f"Published, not measured here, at T {PUBLISHED_LENGTH}: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September",
+    "2026, at B = 2; FA3 by its paper. Backward counts as 2.5 x forward, causal as half, as here. No goal is judged by them."]
 DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
@@ -300,30 +299,47 @@ def over_peers(rates, shape):
 
 
 def attention_table(rows):
-    """A row of all lengths of a kind of attention, and the other engines at its longest."""
+    """A row of each direction and heads: of each mask, our rates at the shortest length, at the goal's and at the row's longest,
+    beside our kernels for sm_80 at the longest."""
     shapes, rates = attention_rates(rows)
     if not shapes:
         return []
     ratios = {shape: ratio for shape in shapes if (ratio := over_peers(rates, shape))}
     tokens = sorted({row["batch"] * row["length"] for row in rows if row.get("bench") == "attention"})
     lengths = sorted({length for *_, length in shapes})
+    shown = [length for length in dict.fromkeys((lengths[0], ATTENTION_GOAL_LENGTH)) if length in lengths[:-1]]
     longest = {tuple(kind): length for *kind, length in shapes}  # the last of each, by the order of shapes
-    engines = [name for name in ENGINES if name != "ours" and any((name, (*kind, length)) in rates for kind, length in longest.items())]
-    known = {kind: PUBLISHED[kind] for kind, length in longest.items() if length == PUBLISHED_LENGTH and kind in PUBLISHED}
-    heads = [*(f"T {length}" for length in lengths), *(ENGINES[name] for name in engines), *["published, not measured here"] * bool(known)]
-    lines = [f"Of B x T = {' or '.join(map(str, tokens))} tokens: ours and, in brackets, ours over the fastest other, which is 1.00 or more in "
-             f"{sum(round(ratio, 2) >= 1 for ratio in ratios.values())} of {len(ratios)}",
-             "cases. The columns after these have the others, at the longest T of their row.", "",
-             f"| | mask | head dim | heads | {' | '.join(heads)} |", "|" + "---|" * (4 + len(heads))]
+    of_length = {}
+    for (_, _, head_dim, *_), length in longest.items():
+        of_length.setdefault(length, set()).add(head_dim)
+    ends = "; ".join(f"T {length} at head dim {', '.join(map(str, sorted(dims)))}" for length, dims in sorted(of_length.items()))
+    peers = ", ".join(ENGINES[peer] for peer in PEERS if any(engine == peer for engine, _ in rates))
+    heads, cells_of = [], []  # of a mask and a column: what gives the cell of a kind
+
+    def ours(kind, length):
+        shape = (*kind, length)
+        return number(rates.get(("ours", shape))) + (f" ({ratios[shape]:.2f})" if shape in ratios else "")
+
+    for mask in sorted({shape[1] for shape in shapes}):
+        for length in shown:
+            heads.append(f"{mask}, T {length}")
+            cells_of.append((mask, lambda kind, length=length: ours(kind, length)))
+        heads.append(f"{mask}, longest")
+        cells_of.append((mask, lambda kind: ours(kind, longest.get(kind))))
+        if any(engine == "ours sm_80" and shape[1] == mask for engine, shape in rates):
+            heads.append(ENGINES["ours sm_80"])
+            cells_of.append((mask, lambda kind: number(rates.get(("ours sm_80", (*kind, longest.get(kind)))))))
+    lines = [f"Ours, of B x T = {' or '.join(map(str, tokens))} tokens. In brackets: over the fastest of {peers or 'no other'}; "
+             f"1.00 or more in {sum(round(ratio, 2) >= 1 for ratio in ratios.values())} of {len(ratios)}", f"cases. Longest is {ends}.", "",
+             f"| | head dim, heads | {' | '.join(heads)} |", "|" + "---|" * (2 + len(heads))]
+    for direction, head_dim, query_heads, groups in dict.fromkeys((s[0], *s[2:5]) for s in shapes):
+        cells = [cell((direction, mask, head_dim, query_heads, groups)) for mask, cell in cells_of]
+        lines.append(f"| {direction} | {head_dim}, {query_heads}/{groups} | {' | '.join(cells)} |")
+    published = {}
     for kind, length in longest.items():
-        direction, mask, head_dim, query_heads, groups = kind
-        ours = [(number(rates.get(("ours", shape))), ratios.get(shape)) for shape in ((*kind, one) for one in lengths)]
-        cells = [rate + (f" ({ratio:.2f})" if ratio else "") for rate, ratio in ours]
-        cells += [number(rates.get((name, (*kind, length)))) for name in engines]
-        if known:
-            cells.append(", ".join(f"{name} {rate}" for name, rate in known.get(kind, {}).items()) or "-")
-        lines.append(f"| {direction} | {mask} | {head_dim} | {query_heads}/{groups} | {' | '.join(cells)} |")
-    return lines + ["", *PUBLISHED_SOURCES] * bool(known)
+        for name, rate in PUBLISHED.get(kind, {}).items() if length == PUBLISHED_LENGTH else ():
+            published.setdefault(name, []).append("{}, {}, {}, {}/{}: ".format(*kind) + str(rate))
+    return lines + ["", *PUBLISHED_HEAD, "", *(f"- {name}: {'; '.join(said)}" for name, said in published.items())] * bool(published)
 
 
 def refusals(rows):
@@ -338,12 +354,10 @@ def rates_list(rows):
     if not row:
         return []
     copied, multiplied = row["copy_bytes_per_s"], row["matmul_flops_per_s"]
-    return [f"- A copy: {copied * 1e-12:.2f} TB/s, {copied / PREDICTED_BY[0]:.2f} of the {PREDICTED_BY[0] * 1e-12:g} by which "
-            "kernels.md predicts.",
-            f"- A product of {row['matmul_size']}^3 in bf16: {multiplied * 1e-12:.0f} TFLOP/s, {multiplied / PREDICTED_BY[1]:.2f} of "
-            f"the {PREDICTED_BY[1] * 1e-12:.0f} there.",
-            "- A kernel that kernels.md has bound by bytes takes its time there over the first ratio, at least; one by flops, "
-            "over the second."]
+    return [f"- A copy: {copied * 1e-12:.2f} TB/s, {copied / PREDICTED_BY[0]:.2f} of the {PREDICTED_BY[0] * 1e-12:g} by which kernels.md predicts.",
+            f"- A product of {row['matmul_size']}^3 in bf16: {multiplied * 1e-12:.0f} TFLOP/s, {multiplied / PREDICTED_BY[1]:.2f} of the "
+            f"{PREDICTED_BY[1] * 1e-12:.0f} there.",
+            "- kernels.md's least times, of bytes and of flops, divided by these ratios are this GPU's."]
 
 
 def goal_text(field, value):
@@ -356,16 +370,13 @@ def work_of(row):
     return row["preset"], row["length"], row["batch"] * row.get("micro_steps", 1)
 
 
-def batch_text(row):
-    return f"B {row['batch']}" + (f" x {row['micro_steps']} micro-steps" if row.get("micro_steps", 1) > 1 else "")
-
-
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train"]
     presets = list(dict.fromkeys(row["preset"] for row in rows))
     rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), work_of(row)[2], row["engine"] == "torch"))
-    lines = ["| model | T | B | micro-steps | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
-             "|---|---|---|---|---|---|---|---|---|---|---|"]
+    over_plan = [row["peak_bytes"] - row["planned_bytes"] for row in rows if row.get("peak_bytes") and row.get("planned_bytes")]
+    lines = [f"A peak exceeds its plan by at most {max(over_plan) * 2.0 ** -30:.3f} GiB.", ""] if over_plan else []
+    lines += ["| model | T | B | micro-steps | recompute | tokens/s | MFU, % | peak GiB | over torch.compile |", "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         same = [r for r in rows if work_of(r) == work_of(row)]
         peer = max((r["tokens_per_second"] for r in same if r["engine"] == "torch" and r.get("tokens_per_second")), default=None)
@@ -374,53 +385,50 @@ def training_table(rows):
             known = next((r for r in same if r.get("mfu")), None)
             mfu = rate / known["tokens_per_second"] * known["mfu"] if known else None
         ratio = rate / peer if rate and peer and row["engine"] == "ours" else None
-        lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row.get('micro_steps', 1)} | {row['engine']} | {row['policy']} | "
-                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | "
-                     f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
-                     f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
+        lines.append(f"| {row['preset']}{', torch' * (row['engine'] == 'torch')} | {row['length']} | {row['batch']} | {row.get('micro_steps', 1)} | {row['policy']} | "
+                     f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f}', 100)} | "
+                     f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
     return lines if rows else []
 
 
 def goals_list(attention_rows, training_rows):
     """A line for each goal, with the best that was measured of it; the first says how many are met."""
-    judged = []  # what, the goal, its source, what was measured of it as a share of the goal, as text, and what follows that
+    judged = []  # what, what was measured of it as a share of the goal, and as text
     shapes, rates = attention_rates(attention_rows)
     for direction in DIRECTIONS:
         ratios = {shape: over_peers(rates, shape) for shape in shapes
                   if shape[0] == direction and shape[2] == ATTENTION_GOAL_HEAD_DIM and shape[5] >= ATTENTION_GOAL_LENGTH}
         worst = min((shape for shape in ratios if ratios[shape]), key=ratios.get, default=None)
         missing = "" if any(("fa3", shape) in rates for shape in ratios) else ", without FA3"
-        judged.append((f"attention, {direction}, head dim {ATTENTION_GOAL_HEAD_DIM}, T >= {ATTENTION_GOAL_LENGTH}", "1.00",
-                       "ours over the fastest other, at its worst", worst and ratios[worst],
-                       worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[5]}{missing}", ""))
+        judged.append((f"attention, {direction}", worst and ratios[worst],
+                       worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[5]}{missing}"))
     for preset, (field, goal, source) in GOALS.items():
         best = max((row for row in training_rows if (row.get("preset"), row["engine"], row["length"]) == (preset, "ours", GOAL_LENGTH) and row.get(field)),
                    key=lambda row: row[field], default=None)
-        share, over = best and best[field] / goal, ""
+        share, said = best and best[field] / goal, f"the goal is {goal_text(field, goal)} ({source})"
         if best:
-            over = f", {share:.2f} of it"
+            said = f"{goal_text(field, best[field])}, {share:.2f} of {goal_text(field, goal)} ({source})"
             peer, whose = PEER_RATES.get(preset, (None, None))
             if peer and best.get("tokens_per_second"):
-                over += f"; {best['tokens_per_second'] / peer:.2f} of {whose}"
-        judged.append((f"{preset}, T {GOAL_LENGTH}", goal_text(field, goal), source, share,
-                       best and f"{goal_text(field, best[field])}, {batch_text(best)}, {best['policy']}", over))
-    verdicts = ["not measured" if share is None else "met" if share >= 1 else "missed" for _, _, _, share, _, _ in judged]
+                said += f", {best['tokens_per_second'] / peer:.2f} of {whose}"
+        judged.append((preset, share, said))
+    verdicts = ["not measured" if share is None else "met" if share >= 1 else "missed" for _, share, _ in judged]
     lines = ["**Goals: " + ", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured")) +
-             "**. They are an H100's, of one GPU in bf16.", ""]
-    return lines + [f"- {verdict}: {what}: {said or '-'}; the goal is {goal} ({source}){over}"
-                    for verdict, (what, goal, source, _, said, over) in zip(verdicts, judged)]
+             f"**. Attention's, at head dim {ATTENTION_GOAL_HEAD_DIM}, T >= {ATTENTION_GOAL_LENGTH}: ours over the fastest other, at its worst. Training's, at",
+             f"T {GOAL_LENGTH}: tokens/s of one H100; llmq's by benchmarks/H100x1.md, of 524,288 tokens a step.", ""]
+    return lines + [f"- {verdict}: {what}: {said or '-'}" for verdict, (what, _, said) in zip(verdicts, judged)]
 
 
 def kernels_table(rows):
     """Times of kernels beside the least, which are an H200's."""
     rows = [row for row in rows if row.get("bench") == "kernels"]
-    lines = ["| model | layers | B | T | work | kernels | us | least us | us / least |", "|---|---|---|---|---|---|---|---|---|"]
+    lines, step = [], None
     for row in rows:
+        if step != (step := (row["preset"], row["layers"], row["batch"], row["length"])):
+            lines += [*[""] * bool(lines), "{}, {} layers, B {}, T {}:".format(*step), "", "| work | us | us / least |", "|---|---|---|"]
         least = row["least_us"]
-        lines.append(f"| {row['preset']} | {row['layers']} | {row['batch']} | {row['length']} | {row['work']} | {row['launches']} | "
-                     f"{row['us']:.0f} | {number(least)} | {number(least and row['us'] / least, '{:.2f}')} |")
-    return [*lines, "", "Each alone, by ncu, without copies and memsets; products are cuBLASLt's first choices, not tuned. The least is kernels.md's, of",
-            "an H200 and of a model of as many layers."] if rows else []
+        lines.append(f"| {row['work']} | {row['us']:.0f} | {number(least and row['us'] / least, '{:.2f}')} |")
+    return [*lines, "", "Each kernel alone, by ncu; products are cuBLASLt's first choices. The least is kernels.md's."] if rows else []
 
 
 def fp8_table(rows):
@@ -455,7 +463,7 @@ def ranks_table(rows):
 def named(checks, *outcomes):
     """Those checks, each with what is known of why."""
     return ", ".join(check["check"] + (f" ({check['why']})" if check.get("why") else "")
-                     for check in checks if check["outcome"] in outcomes) or "none"
+                     for check in checks if check["outcome"] in outcomes)
 
 
 def runs_list(results):
@@ -466,7 +474,7 @@ def runs_list(results):
         facts = [machine[name] for name in ("date", "driver", "nvcc") if machine.get(name)]
         lines.append(f"- {', '.join([*facts, 'commit ' + machine.get('commit', 'unknown')])}: {', '.join(stages) or 'nothing'}")
     if len({machine.get("commit") for machine in results["runs"]}) > 1:
-        lines.append("- These are several commits: figures of one stand beside figures of another.")
+        lines.append("- Several commits stand side by side.")
     return lines
 
 
@@ -483,9 +491,9 @@ def report_lines(results):
         return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
     trained = [row for row in rows_of_stage("train_table") if row["bench"] == "train"]
     lines += ["", *goals_list(rows_of_stage("attention_table"), trained)]
-    lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} checks passed; found: {named(found, 'passed')}; failed: {named(checks, 'failed')}; "
-              f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
-              f"skipped: {named(checks, 'skipped')}."]
+    others = [f"; {what}: {names}" for what, names in (("found", named(found, "passed")), ("failed", named(checks, "failed")), ("hung", named(checks, "hung")),
+              ("no time left", named(checks, "no time", "stopped")), ("skipped", named(checks, "skipped"))) if names]
+    lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} of {len(checks)} checks passed{''.join(others)}."]
     attention_rows = rows_of_stage("attention_table")
     for title, table in (("What this GPU can do", rates_list(attention_rows)),
                          ("Attention, TFLOP/s, bf16", attention_table(attention_rows)),
@@ -622,8 +630,7 @@ def add(folder, stage, check, status, seconds, limit, own_limit, path, probe=Fal
 
 PAGE_HEAD = """# What was measured on GPUs
 
-Written by `scripts/gpu_report.py` from the reports of `scripts/gpu_check.sh` that lie beside it as `measured-*.json` and have every
-engine's time at every length; a test holds this page to it.
+Written by `scripts/gpu_report.py` from `measured-*.json`, reports of `scripts/gpu_check.sh`, which have every engine at every length.
 """
 
 
