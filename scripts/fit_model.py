@@ -33,23 +33,22 @@ BOUND = 1.02         # a plan's bytes over its lower bound, at most
 @dataclasses.dataclass(frozen=True)
 class Card:
     """Usable: what is left of the memory beside the context and the kernels. Rates are those of a GPU whose data sheet the
-    engine knows: kernels/gpu_peak.cuh. Flop/s and bytes/s are repeated here for the page."""
+    engine knows: kernels/gpu_peak.cuh. Flop/s and the bus's bytes/s are repeated here for the page."""
     gb: int
     usable_gib: float
     gpu: str
     tflops: float
-    memory_gbps: float
     bus_gbps: float
 
 
 CARDS = [
-    Card(8, 7.2, "GeForce RTX 3080", 59.5, 760, 22),
-    Card(12, 11.0, "GeForce RTX 3080", 59.5, 760, 22),
-    Card(16, 15.0, "GeForce RTX 4080", 97.5, 717, 22),
-    Card(24, 22.8, "GeForce RTX 4090", 165.2, 1008, 22),
-    Card(48, 44.0, "L40S", 362.05, 864, 22),
-    Card(80, 78.5, "H100 80GB HBM3", 989.5, 3350, 52),
-    Card(141, 138.5, "H200", 989.5, 4800, 52),
+    Card(8, 7.2, "GeForce RTX 3080", 59.5, 22),
+    Card(12, 11.0, "GeForce RTX 3080", 59.5, 22),
+    Card(16, 15.0, "GeForce RTX 4080", 97.5, 22),
+    Card(24, 22.8, "GeForce RTX 4090", 165.2, 22),
+    Card(48, 44.0, "L40S", 362.05, 22),
+    Card(80, 78.5, "H100 80GB HBM3", 989.5, 52),
+    Card(141, 138.5, "H200", 989.5, 52),
 ]
 HOSTS = {64: 60, 256: 240, 1024: 960}  # GB of a host to GiB that may be pinned
 CARD = {card.gb: card for card in CARDS}
@@ -337,28 +336,23 @@ MATMUL_SHARE = 0.8  # of the data sheet's flop/s, as run/fit_time.cuh has it
 
 
 def card_table():
-    """With the hidden size C and the tokens N from which on copies take no longer than what computes beside them. A layer's input has
-    2 N C bytes, its forward 2 N flops for each of about 13 C^2 weights; weights have 4 bytes a parameter, a micro-step 8 N flops."""
+    """With the hidden size C and the tokens N from which on copies take no longer than what computes beside them, N = 6.5 C. A layer's
+    input has 2 N C bytes, its forward 2 N flops for each of about 13 C^2 weights; weights have 4 bytes a parameter, a micro-step 8 N flops."""
     found = []
     for card in CARDS:
         ratio = 1e12 * MATMUL_SHARE * card.tflops / (1e9 * card.bus_gbps)
-        found.append((card.gb, card.usable_gib, card.gpu, card.tflops, card.memory_gbps, card.bus_gbps, rate(ratio / 13), rate(ratio / 2)))
-    return table(("card, GB", "usable GiB", "rates of", "TFLOP/s, bf16", "memory GB/s", "bus GB/s each way", "inputs hidden: C >=",
-                  "weights hidden: N >="), found)
+        found.append((card.gb, card.usable_gib, rate(ratio / 2)))
+    return table(("card, GB", "usable GiB", "[hidden](#what-offload-sends-over-the-bus): N >="), found)
 
 
 def largest_table():
     plans = {(row["card"], row["host"], row["lossy"]): row for row in rows_of("largest")}
+    columns = [(host, lossy) for host in HOSTS for lossy in (False, True)]
     found = []
     for card in CARDS:
-        for host in HOSTS:
-            cells = []
-            for lossy in (False, True):
-                row = plans[card.gb, host, lossy]
-                cells += [row["model"], row["options"]["micro-batch-size"], gib(row["host_bytes"]), rate(row["tokens_per_s"])]
-            found.append((card.gb, host, *cells, f"{state_bytes(row):.2f}"))
-    return table(("card", "host", "exact", "micro-batch", "host GiB", "tokens/s", "lossy", "micro-batch", "host GiB", "tokens/s",
-                  "bytes a parameter"), found)
+        rows = [plans[card.gb, host, lossy] for host, lossy in columns]
+        found.append((card.gb, *(f"{row['model']} ({rate(row['tokens_per_s'])})" for row in rows)))
+    return table(("card", *(f"{host} GB, {'lossy' if lossy else 'exact'}" for host, lossy in columns)), found)
 
 
 def llmq_table():
@@ -367,25 +361,30 @@ def llmq_table():
     for gb, model, bf16, fp8 in LLMQ:
         predicted = [rate(plans[gb, model, lossy]["tokens_per_s"]) for lossy in (False, True)]
         found.append((gb, model, rate(bf16), rate(fp8), *predicted))
-    return table(("card", "model", "llmq, bf16", "llmq, fp8", "predicted, exact", "predicted, lossy"), found)
+    return table(("card", "model", "llmq, bf16", "llmq, fp8", "ours, exact", "ours, lossy"), found)
 
 
 def longest_table():
-    """Without rows of a larger host that make no sequence longer."""
-    found, longest = [], {}
-    for row in rows_of("longest"):
-        length = row["options"]["seq-length"]
-        if length > longest.get(row["card"], 0):
-            longest[row["card"]] = length
-            found.append((row["card"], row["host"], f"{length:,}", gib(row["host_bytes"]), rate(row["tokens_per_s"])))
-    return table(("card", "host", "longest", "host GiB", "tokens/s"), found)
+    """Without a larger host's length that is no longer."""
+    lengths = {(row["card"], row["host"]): row for row in rows_of("longest")}
+    found = []
+    for card in CARDS:
+        cells, longest = [], 0
+        for host in HOSTS:
+            row = lengths.get((card.gb, host))
+            length = row["options"]["seq-length"] if row else 0
+            cells.append(f"{length:,} ({rate(row['tokens_per_s'])})" if length > longest else "-")
+            longest = max(longest, length)
+        found.append((card.gb, *cells))
+    return table(("card", *(f"{host} GB" for host in HOSTS)), found)
 
 
 def stage_table():
     found = []
     for name in STAGE_SETS:
         rows = {row["stage"]: row for row in rows_of("stages") if (row["model"], row["name"]) == (STAGE_MODELS[-1], name)}
-        found.append((name, *(f"{gib(rows[s]['device_bytes'])} + {gib(rows[s]['host_bytes'])}" if s in rows else "-" for s in range(4))))
+        found.append((name, *(" + ".join(gib(rows[s][which]) for which in ("device_bytes", "host_bytes") if rows[s][which] >= 0.05 * GIB)
+                              if s in rows else "-" for s in range(4))))
     return table(("", "stage 0", "stage 1", "stage 2", "stage 3"), found)
 
 
@@ -395,16 +394,9 @@ def furthest():
     return f"{100 * (most - 1):.2f} %"
 
 
-ARENAS = ("parameters", "gradients", "optimizer")
-
-
 def format_table():
-    found = []
-    for row in rows_of("formats"):
-        planned = sum(row["arenas"].get(arena, 0) for arena in ARENAS) / row["parameters"]
-        found.append((row["name"], f"{sum(FORMATS[row['name']][1]):.2f}", f"{planned:.2f}", gib(row["device_bytes"]),
-                      f"{row['update_ms']:.0f}"))
-    return table(("format", "bytes a parameter", "planned", "device GiB", "update ms"), found)
+    found = [(row["name"], f"{sum(FORMATS[row['name']][1]):.2f}", gib(row["device_bytes"])) for row in rows_of("formats")]
+    return table(("format", "bytes", "device GiB"), found)
 
 
 # bytes to the host, and to the device where they are others
@@ -418,33 +410,31 @@ BUS_WORDS = {
 def bus_table():
     found = []
     for row in rows_of("bus"):
-        moved = BUS_WORDS[row["name"]]
-        found.append((row["name"], gib(row["device_bytes"]), gib(row["host_bytes"]), moved[0], moved[-1]))
-    return table(("on the host", "device GiB", "host GiB", "bytes to the host", "bytes to the device"), found)
+        if row["name"].startswith("states, "):
+            continue  # fewer bytes of each parameter
+        found.append((row["name"], gib(row["device_bytes"]), " out, in ".join(BUS_WORDS[row["name"]])))
+    return table(("on the host", "device GiB", "bytes each way"), found)
 
 
 HEAD = """# What fits which card
 
-Ask the planner for your own model and card. It needs neither the card nor a build for CUDA, and allocates nothing:
+Ask the planner for your own model and card. It needs neither the card nor a build for CUDA:
 
 ```
 build/train_gpt --plan=full --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
     --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080' --allow-lossy-states
 ```
 
-The plan has the choice, the next two, every buffer and the predicted step; `--plan` prints some ten lines. The same options
-without `--plan` and `--plan-gpu` train, and choose by rates measured on the machine. Where nothing fits, the message names the nearest
-budget with which something does.
+The plan has auto's choice, the next two choices, every buffer and the predicted step; `--plan` prints some ten lines. Without `--plan` and
+`--plan-gpu` the options train, and choose by rates measured on the machine. Where nothing fits, the message names the nearest budget
+that suffices.
 
-| option | what it does |
-|---|---|
-| `--recompute-granularity auto` | finds the least predicted time among recomputation by layer and [offloads](../README.md#make-it-fit) |
-| `--memory-budget`, `--host-memory-budget` | bytes of the device, bytes of pinned host memory |
-| `--plan-gpu NAME`, `--bus-gbps X` | the GPU whose memory is planned and whose data sheet predicts, and its bus |
-| `--allow-lossy-states` | auto may choose bf16 and 8-bit states, where they gain 2 % of the time; without it all choices train the same bits |
-| `--mlp-chunk-tokens N`, `--loss-chunk-tokens N` | MLP and head for N tokens at a time |
-
-Options that you give stay; auto chooses the rest.
+- `--recompute-granularity auto` finds the least predicted time among recomputation by layer and [offloads](../README.md#make-it-fit).
+  Options that you give stay.
+- `--memory-budget`, `--host-memory-budget`: bytes of the device, bytes of pinned host memory.
+- `--plan-gpu NAME`, `--bus-gbps X`: the GPU and the bus to plan for.
+- `--allow-lossy-states`: auto may choose bf16 and 8-bit states, where they gain 2 % of the time. Without it all choices train the same bits.
+- `--mlp-chunk-tokens N`, `--loss-chunk-tokens N`: MLP and head for N tokens at a time.
 
 ## What is promised
 
@@ -459,29 +449,28 @@ Options that you give stay; auto chooses the rest.
 
 ## Assumed of the cards
 
-Usable is what the driver's context leaves. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. The engine knows no
-data sheet of a card of 8 or 12 GB: an RTX 3080's rates stand in. Matmuls reach 0.8 of the sheet's rate. A card of the same size and
-lower rates takes longer in proportion. The last two columns belong to [offload](#what-offload-sends-over-the-bus).
+Usable is what the driver's context leaves. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Rates are of the
+data sheets of {gpus};
+matmuls reach 0.8 of them. The bus is {slow_bus} GB/s each way, of 80 and 141 GB {fast_bus}.
 """
 
 LARGEST = """## The largest model
 
-T = 2048, 524,288 tokens a step; the micro-batch with the most tokens/s; all else chosen by auto. Models tried:
-{models};
-the next larger model does not fit. Exact has the bits of fp32 masters and moments; the
-[bytes a parameter](#bytes-a-parameter) tell the formats of lossy.
+And its tokens/s, by GB of card and host: T = 2048, 524,288 tokens a step, the quickest micro-batch, all else chosen by auto. Exact has
+the bits of fp32 masters and moments; lossy holds {least:.2f} to {most:.2f} [bytes a parameter](#bytes-a-parameter). Tried were
+{models}.
 """
 
 LLMQ_HEAD = """## Beside llmq
 
-Tokens/s, T = 1024, 524,288 tokens a step. **llmq's are measured** (IST-DASLab/llmq b77d969, benchmarks; arXiv 2512.15306), **ours
-predicted**, in bf16 with 256 GB of host. llmq holds 8 bytes a parameter or fewer.
+Tokens/s, T = 1024, 524,288 tokens a step. **llmq's are measured** (IST-DASLab/llmq b77d969), of 8 bytes a parameter or fewer; **ours are
+predicted**, in bf16, with 256 GB of host.
 """
 
 LONGEST = """## The longest sequence of llama3-8b
 
-Exact, one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, all else chosen by auto. Hosts that gain nothing, or
-fit nothing, are left out. Positions beyond those of a model's training need rotary scaling.
+And its tokens/s: exact, one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, all else chosen by auto. `-`: nothing
+fits, or no more than with less. Positions beyond a model's training need rotary scaling.
 """
 
 STAGE_HEAD = """## Eight ranks
@@ -491,51 +480,50 @@ llama3-8b, 2048 tokens a micro-batch, GiB of a rank's device + of its host memor
 
 FORMAT_HEAD = """## Bytes a parameter
 
-Exact are 2 bytes of the parameter, 2 that make the bf16 parameter an fp32 master, 4 each of gradient, m and v. 8-bit blocks of 128
-elements have an fp32 scale; the head's and the embedding's moments are bf16 then. Planned is llama3-8b by an H100's data sheet, full
-recomputation, 2 x 2048 tokens:
+Exact are 2 bytes of the parameter, 2 that make it an fp32 master, 4 each of gradient, m and v. 8-bit blocks of 128 have an fp32 scale;
+the head's and the embedding's m and v are bf16 then. GiB are llama3-8b's, full recomputation, 2 x 2048 tokens:
 """
 
 BUS_HEAD = """## What offload sends over the bus
 
 A step of k micro-steps of N tokens, P parameters, L layers, hidden size C; ends are the head's and the embedding's parameters. GiB are
-llama3-8b's as above, with k = 2 and N = 4096. `test/test_fit_page.py` holds plans to the formulas.
+as above, k = 2, N = 4096. `test/test_fit_page.py` holds plans to the formulas.
 """
 
-HIDDEN = """Copies run beside compute, and are hidden from the C and N of the [cards](#assumed-of-the-cards) on. Gradients on the host want as much
-N again, half in bf16. What the update streams is not hidden: 10 bytes of 1e9 parameters take {slow} ms on PCIe 4, {fast} on PCIe 5.
+HIDDEN = """Copies run beside compute: weights are hidden from the [cards'](#assumed-of-the-cards) N on, inputs from C = N / 6.5; gradients want as much
+N again, half in bf16. The update's copies are not hidden: 10 bytes of 1e9 parameters take {slow} ms on PCIe 4, {fast} on PCIe 5.
 """
 
 LOSSES_HEAD = """## Losses by state format
 
-Measured on the cpu target (2 cores, AMD EPYC Zen 4, bf16, 2026-11-22), one seed: validation loss after 2000 steps on the bytes of
-manual pages, llama shape of 4 layers, hidden size 128, T = 128, 4 sequences a step in 2 micro-steps. A learning rate that differs by
-0.1 % moves such a loss by 0.02 %.
+Measured on the cpu target in bf16, 2026-11-22, one seed: validation loss after 2000 steps on manual pages' bytes, llama shape of 4 layers,
+hidden size 128, 4 x 128 tokens a step. A learning rate that differs by 0.1 % moves the loss by 0.02 %.
 """
 # formats, bytes a parameter, validation loss
 LOSSES = [
-    ("exact: split master, fp32 gradients, m, v", "16", 1.56426),
+    ("exact", "16", 1.56426),
     ("bf16 parameters, stochastic rounding, no master", "14", 1.56485),
     ("the same, m and v in bf16", "10", 1.56516),
     ("m and v in 8 bits", "10.06", 1.56525),
     ("bf16 parameters, no master, m and v in 8 bits", "8.06", 1.56462),
     ("the same, bf16 gradients", "6.06", 1.56343),
 ]
-LOSSES_TAIL = """Papers, of larger models: bf16 moments as in DeepSeek-V3 (arXiv 2412.19437, 14.8T tokens): no loss seen; stochastic
-rounding of bf16 parameters (2502.20566): perplexity no worse up to 6.7B, at a higher learning rate; 8-bit moments in blocks
-(2110.02861): on par with 32 bits, embeddings kept wider. The runs above are too small to confirm or refute any of them.
+LOSSES_TAIL = """Papers of larger models, which these runs are too small to confirm: bf16 moments (2412.19437): no loss seen; stochastic rounding
+(2502.20566): perplexity no worse up to 6.7B, at a higher learning rate; 8-bit moments (2110.02861): on par, embeddings kept wider.
 """
 
 
 def losses_table():
-    first = LOSSES[0][2]
-    return table(("formats", "bytes a parameter", "loss"),
-                 [(formats, size, f"{loss:.4f} ({100 * (loss / first - 1):+.2f} %)") for formats, size, loss in LOSSES])
+    return table(("formats", "bytes", "loss"), [(formats, size, f"{loss:.4f}") for formats, size, loss in LOSSES])
 
 
 def page():
     update_ms = {name: f"{10_000 / card.bus_gbps:.0f}" for name, card in (("slow", CARDS[0]), ("fast", CARDS[-1]))}
-    parts = [HEAD.format(furthest=furthest()), *card_table(), "", LARGEST.format(models=", ".join(CANDIDATES)), *largest_table(), "",
+    gpus = {card.gpu: [str(other.gb) for other in CARDS if other.gpu == card.gpu] for card in CARDS}
+    sheets = {"gpus": ", ".join(f"{gpu} ({', '.join(sizes)})" for gpu, sizes in gpus.items()), "slow_bus": CARD[8].bus_gbps, "fast_bus": CARD[80].bus_gbps}
+    lossy = [state_bytes(row) for row in rows_of("largest") if row["lossy"]]
+    parts = [HEAD.format(furthest=furthest(), **sheets), *card_table(), "",
+             LARGEST.format(models=", ".join(CANDIDATES), least=min(lossy), most=max(lossy)), *largest_table(), "",
              LONGEST, *longest_table(), "", LLMQ_HEAD, *llmq_table(), "", STAGE_HEAD, *stage_table(), "",
              FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN.format(**update_ms),
              LOSSES_HEAD, *losses_table(), "", LOSSES_TAIL]
