@@ -19,7 +19,7 @@ from written_page import write_or_check
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "fp8.md")
 FP8_FLOPS_PER_S = 1400e12  # a large FP8 product on random data, on an H200, as roofline.py's 790e12 is of a bf16 one
 PRODUCTS, MEMORY = 0.88, 0.85  # of those rates, and of a copy's: the products and the memory-bound kernels of a step
-GPUS = {"H200": roofline.BYTES_PER_S, "H100": roofline.H100_BYTES_PER_S}  # bytes/s of a copy
+GPUS = roofline.BYTES_PER_S, roofline.H100_BYTES_PER_S  # bytes/s of a copy, of an H200 and an H100
 
 
 class Case:
@@ -122,34 +122,28 @@ def fp8_step(case, bytes_per_s, recipe):
 
 HEAD = """## Speed, by arithmetic
 
-Written by `scripts/roofline_fp8.py`; a test holds this part to it. **Predictions: no figure here was measured on a GPU.** A bf16 step is
-each kernel's roofline ([kernels.md](internals/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound kernels at {memory:.0f} % of
-4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts it for an H200. FP8's products are taken at {products:.0f} % of
-{fp8:.0f} TFLOP/s, {ratio:.2f} times bf16's (TransformerEngine measured {measured:.2f} on an H200, docs/examples/gemm_profiling). One micro-step, nothing
-recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without the time of collectives:
+Written by `scripts/roofline_fp8.py`. **Predictions: no figure here was measured.** Gains over bf16 by kernels' rooflines
+([kernels.md](internals/kernels.md)), with products at {products:.0f} % of {bf16:.0f} TFLOP/s in bf16 and of {fp8:.0f} in FP8, memory-bound
+kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts. One micro-step, nothing
+recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
 
-| model | GPU | bf16, ms | tensorwise, ms | gain | delayed, ms | gain |
-|---|---|---|---|---|---|---|"""
+| model | H200, tensorwise | delayed | H100, tensorwise | delayed |
+|---|---|---|---|---|"""
 
-NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less (TransformerEngine's casts and products,
-over bf16: 1.40 blockwise, 1.58 tensorwise). On an H100 llmq measured gains of 1.24 at 1.5B and 1.38 at 7B parameters (its
-benchmarks/H100x1.md).
+NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less (TransformerEngine's casts and products:
+1.40, tensorwise 1.58). On an H100 llmq measured gains of 1.24 at 1.5B and 1.38 at 7B parameters.
 """
 
 
 def rows():
     for case in CASES:
         s = case.shape
-        for gpu, bytes_per_s in GPUS.items():
-            bf16 = sum(bf16_step(case, bytes_per_s))
-            steps = [sum(fp8_step(case, bytes_per_s, recipe)) for recipe in RECIPES]
-            cells = " | ".join(f"{1e3 * step:.1f} | {bf16 / step:.2f}" for step in steps)
-            yield f"| {s.name}, {s.B} x {s.T} | {gpu} | {1e3 * bf16:.1f} | {cells} |"
+        gains = [sum(bf16_step(case, bytes_per_s)) / sum(fp8_step(case, bytes_per_s, recipe)) for bytes_per_s in GPUS for recipe in RECIPES]
+        yield f"| {s.name}, {s.B} x {s.T} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |"
 
 
 def lines():
-    head = HEAD.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S, fp8=1e-12 * FP8_FLOPS_PER_S,
-                       ratio=FP8_FLOPS_PER_S / roofline.FLOPS_PER_S, measured=1142 / 600)
+    head = HEAD.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S, fp8=1e-12 * FP8_FLOPS_PER_S)
     return "\n".join([head, *rows(), "", NOTES])
 
 

@@ -99,17 +99,22 @@ class Fp8(unittest.TestCase):
 
     def test_planned_peaks_are_those_of_the_page(self):
         with open(ROOT + "/docs/fp8.md", encoding="utf-8") as f:
-            rows = re.findall(r"^\| (\S+, \d+ x \d+) \| (none|selective|full) \| (.*) \|$", f.read(), re.M)
-        self.assertEqual(len(rows), 9)
+            rows = re.findall(r"^\| (\S+, \d+ x \d+) \| (\d+\.\d\d) \| (\d+\.\d\d) \| (\d+\.\d\d) \| (\d+\.\d\d) \|$", f.read(), re.M)
+        rows = [row for row in rows if float(row[1]) > 2]  # the page has a table of gains, too
+        self.assertEqual(len(rows), 3)
         delayed = ["--fp8-recipe", "delayed", "--fp8-amax-history-len", 1024, "--fp8-amax-compute-algo", "max"]
-        for model, policy, cells in chosen(rows, rows[::4]):
+        cases = [(model, policy, cells) for model, *peaks in rows
+                 for policy, cells in (("none", peaks[:2]), ("selective", None), ("full", peaks[2:]))]
+        for model, policy, cells in chosen(cases, cases[::4]):
             peaks = [self.planned(model, policy, *recipe) for recipe in
                      ([], ["--fp8-format", "hybrid"], ["--fp8-format", "hybrid", *delayed],
                       ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"])]
             # Where little is kept, the histories of delayed scales may take more than FP8 saves: 0.03 GB at the most.
             self.assertTrue(all(peak is None or peak < peaks[0] + 0.03 for peak in peaks[1:]), (model, policy, peaks))
             self.assertTrue(policy != "none" or all(peak is None or peak < peaks[0] for peak in peaks[1:]), (model, peaks))
-            self.assertEqual(cells.split(" | "), ["-" if peak is None else "%.2f" % peak for peak in peaks], (model, policy))
+            self.assertTrue(all(peak is None or peak < peaks[1] + 0.2 for peak in peaks[2:]), (model, policy, peaks))
+            if cells:
+                self.assertEqual(cells, ["%.2f" % peak for peak in peaks[:2]], (model, policy))
 
 
 @unittest.skipIf(missing(), missing())
