@@ -223,34 +223,36 @@ def predicted(D, B, H, G, T):
 
 HEAD = """## Ceilings, by arithmetic
 
-Written by `scripts/hopper_ceiling.py`; a test holds this part to it. **Nothing in it was measured by this project.**
+Written by `scripts/hopper_ceiling.py`. **Nothing in it was measured by this project.**
 
-Clocks of one multiprocessor's units for one tile of queries by one of keys:
-
-- Rates a clock: 4096 FLOP of the tensor cores, 16 exp2, 128 bytes of shared memory, one instruction of each of four schedulers.
-- A ceiling is 790 TFLOP/s times the tensor cores' clocks over the longest unit's, as if the units never waited for each other. 790 is
-  what power allows a large bf16 product on an H200. Forward at head dim 64 can't reach its ceiling: its schedulers would issue in
-  {busy:.0f} % of all clocks while exp2's units never rest.
+A ceiling is 790 TFLOP/s, what power allows a large bf16 product on an H200, times the tensor cores' clocks over those of the busiest unit
+(in a clock 16 exp2, 128 bytes of shared memory, four instructions), as if no unit waited for another. Forward at head dim 64 can't reach
+its ceiling: its schedulers would issue in {busy:.0f} % of all clocks while exp2's units never rest.
 """
 
-TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | issue | ceiling TFLOP/s |
-|---|---|---|---|---|---|---|---|"""
+TABLE_HEAD = """| head dim | forward: queries x keys, ceiling | backward |
+|---|---|---|"""
+UNITS = {"mma": "tensor cores", "exp": "exp2", "shared": "shared memory", "issue": "issue"}
 
-SCHEDULE = """The second table follows the kernels' schedule: causal, B = 2, 64 query heads over 8 or 64 KV heads,
-TFLOP/s as usually counted (half of the matrix, backward 2.5 times forward).
+SCHEDULE = """By the kernels' schedule, causal, B = 2, 64 heads, TFLOP/s (half of the matrix, backward 2.5 times forward):
 
-- A tile that the diagonal cuts costs a whole one. Every read hits the L2 cache, whose rate of additions is enough.
+- A tile that the diagonal cuts costs a whole one. Every read hits the L2 cache.
 - A tile of queries takes {between} clocks beyond its steps at head dims 64, 96, 128 and 256, by a simulation with guessed
-  latencies of memory.
-- A block of backward takes two steps to start. A turn at dQ begins {hop} steps after the turn before began. {hop} is what gives
-  FlashAttention-3's ratio in this model: {turns:.0f} TFLOP/s with turns over {any:.1f} in any order at head dim 128, causal, T = 8192, 32 heads,
-  [measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893). A turn is assumed to take as long here. Passes over
-  delta and dQ run at 4.3 TB/s.
+  latencies.
+- A block of backward takes two steps to start. A turn at dQ begins {hop} steps after the turn before began, which gives
+  [FlashAttention-3's measured ratio](https://github.com/Dao-AILab/flash-attention/pull/1893) of turns to any order
+  ({turns:.0f} over {any:.1f}). Passes over delta and dQ run at 4.3 TB/s.
 """
-SCHEDULE_HEAD = """| head dim | heads | T | forward | backward, any order | backward, in turns |
-|---|---|---|---|---|---|"""
+SCHEDULE_HEAD = """| head dim | T | forward | backward, any order | in turns |
+|---|---|---|---|---|"""
 
 LENGTHS = {64: (1024, 16384), 96: (4096,), 128: (1024, 16384), 256: (4096,)}
+
+
+def ceiling_cell(tile):
+    """A tile, its ceiling, and the unit that sets it."""
+    busiest = max(UNITS, key=lambda unit: getattr(tile, unit))
+    return f"{tile.queries} x {tile.keys}, {tile.ceiling:.0f} by {UNITS[busiest]}"
 
 
 def lines():
@@ -258,17 +260,14 @@ def lines():
     (measured, modeled), tile = turns_of_any_order(), forward(64)
     assert abs(measured - modeled) < 0.004, f"HOP_STEPS gives {modeled:.3f} of any order, measured was {measured:.3f}"
     text = [HEAD.format(busy=100 * tile.issue / tile.clocks), TABLE_HEAD]
-    for name, make in (("forward", forward), ("backward", backward)):
-        for D in HEAD_DIMS:
-            t = make(D)
-            text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.issue} | {t.ceiling:.0f} |")
+    for D in HEAD_DIMS:
+        text.append(f"| {D} | {ceiling_cell(forward(D))} | {ceiling_cell(backward(D))} |")
     *few, last = (f"{clocks_between(D):.0f}" for D in HEAD_DIMS)
     schedule = SCHEDULE.format(between=f"{', '.join(few)} and {last}", hop=HOP_STEPS, turns=MEASURED_TURNS, any=MEASURED_ANY_ORDER)
     text += ["", schedule, SCHEDULE_HEAD]
     for D in HEAD_DIMS:
-        for G in (8, 64):
-            for T in LENGTHS[D]:
-                text.append(f"| {D} | 64/{G} | {T} | " + " | ".join(f"{r:.0f}" for r in predicted(D, 2, 64, G, T)) + " |")
+        for T in LENGTHS[D]:
+            text.append(f"| {D} | {T} | " + " | ".join(f"{r:.0f}" for r in predicted(D, 2, 64, 64, T)) + " |")
     return "\n".join(text) + "\n"
 
 
