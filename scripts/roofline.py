@@ -13,7 +13,6 @@ import math
 import os
 import sys
 
-import hopper_ceiling
 from written_page import write_or_check
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
@@ -69,11 +68,6 @@ LAUNCHES = {
     "llama3.2-1b": {"products": (195, 0), "attention": (64, 0), "norms": (99, 0), "RoPE": (16, 0), "GELU, SwiGLU": (32, 0),
                     "bias gradients": (0, 0), "embedding": (3, 0), "loss": (2, 0), "AdamW, gradient norm": (0, 4),
                     "collectives": (0, 0), "dropout's counter, copies": (4, 2)},
-}
-LAUNCHES_LABELS = {
-    "norms": "norms, with the second stage of weights' gradients",
-    "bias gradients": "bias gradients' second stages",
-    "embedding": "embedding, whose backward sorts the tokens",
 }
 SORT_TILE, TOKEN_FEW = 4096, 64  # of kernels/embedding.cuh
 
@@ -161,55 +155,30 @@ def step(s, bytes_per_s=BYTES_PER_S):
 
 def steps_table():
     """Steps, and the MFU that they allow."""
-    lines = ["| | ms | thousand tokens/s | MFU | on an H100, ms | thousand tokens/s |", "|---|---|---|---|---|---|"]
+    lines = ["| | ms | MFU | on an H100, ms |", "|---|---|---|---|"]
     for s in SHAPES:
         h200, h100 = step(s), step(s, H100_BYTES_PER_S)
         flops = sum(calls * flops for _, calls, _, flops in kernels(s))
         ranks = f", {s.ranks} ranks, ZeRO stage 1, without its collectives" if s.ranks > 1 else ""
-        lines.append(f"| {s.name}, B {s.B}, T {s.T}{ranks} | {1e3 * h200:.1f} | {s.N / h200 / 1e3:.0f} | "
-                     f"{100 * flops / h200 / DATA_SHEET_FLOPS_PER_S:.0f} % | {1e3 * h100:.1f} | {s.N / h100 / 1e3:.0f} |")
+        lines.append(f"| {s.name}, B {s.B}, T {s.T}{ranks} | {1e3 * h200:.1f} | {100 * flops / h200 / DATA_SHEET_FLOPS_PER_S:.0f} % | "
+                     f"{1e3 * h100:.1f} |")
     return lines
 
 
-def launches_table():
-    """LAUNCHES at the tokens of SHAPES: of a micro-step + of the rest of a step."""
-    shapes = [s for s in SHAPES if s.name in LAUNCHES]
-    lines = ["| | " + " | ".join(s.name for s in shapes) + " |", "|---|" + "---|" * len(shapes)]
-    counts = [{**LAUNCHES[s.name]} for s in shapes]
-    for s, of_shape in zip(shapes, counts):
-        micro, rest = of_shape["embedding"]
-        of_shape["embedding"] = micro + sort_launches(s.N), rest
-        of_shape["all"] = tuple(map(sum, zip(*of_shape.values())))
-    for row in ["all", *LAUNCHES[shapes[0].name]]:
-        cells = [of_shape[row] for of_shape in counts]
-        if any(map(any, cells)):
-            lines.append(f"| {LAUNCHES_LABELS.get(row, row)} | "
-                         + " | ".join(f"{micro}{f' + {rest}' if rest else ''}" for micro, rest in cells) + " |")
-    return lines
+def launches(name):
+    """LAUNCHES in all, at the tokens of SHAPES: of a micro-step, of the rest of a step."""
+    micro, rest = map(sum, zip(*LAUNCHES[name].values()))
+    return micro + sort_launches(next(s.N for s in SHAPES if s.name == name)), rest
 
 
-# By hand, of a pair of bf16 that RoPE rotates in a tile of keys in shared memory: two unpacked, four products and
-# sums, one packed, and a share of the 16-byte loads and stores of keys and angles.
-ROTATION_INSTRUCTIONS = 8
+ROPE = """## RoPE
 
-ROPE = """## Why RoPE is a pass of its own in forward
-
-The pass takes at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
-Hopper's attention undoes
-RoPE where it stores dQ and dK. Attention by mma.sync, by cuDNN and unfused is followed by a pass, which these tables lack.
-In the place of forward's pass:
-
-- **K rotated where attention loads it** would save {small_keys_ms:.2f} and {large_keys_ms:.2f} ms. Each tile of queries of each query head would rotate \
-its keys again:
-  at head dim {small.D} a scheduler would issue in an estimated {busy:.0f} % of the clocks, rather than {idle:.0f} %; at {large.D} \
-each product would wait until every
-  warp has rotated its part.
-- **Q rotated where attention loads it**, and written back for backward, would save {small_read_ms:.2f} and {large_read_ms:.2f} ms; each \
-tile would wait for the
-  rotation.
-- **RoPE in an epilogue of a product of our own** costs more than the pass where that product is slower than cuBLASLt's by \
-{small_share:.1f} %
-  ({small.name}) and {large_share:.1f} % ({large.name}).
+RoPE is a pass of its own in forward, of at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
+Hopper's
+attention undoes RoPE where it stores dQ and dK; the other backends are followed by a pass, which these tables lack. Attention that
+rotates K as it loads K would save {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, Q {small_read_ms:.2f} and {large_read_ms:.2f}, and wait for the rotation. \
+RoPE in an epilogue costs more
+than the pass where our own product is slower than cuBLASLt's by {small_share:.1f} % and {large_share:.1f} %.
 """
 
 
@@ -218,28 +187,14 @@ def seconds_of(s, row):
     return sum(calls * least_seconds(size, flops) for name, calls, size, flops in kernels(s) if name == row)
 
 
-def forward_with_rotation(s):
-    """(a step of attention's forward for Hopper, the clocks in which a scheduler issues without rotating its keys and with that)."""
-    tile = hopper_ceiling.forward(s.D)
-    groups = tile.queries // 64  # warpgroups, each of which has a warp on each scheduler
-    more = ROTATION_INSTRUCTIONS * tile.keys * s.D // 2 // (128 * groups)  # of each warp
-    return tile, tile.issue, tile.issue + groups * more
-
-
 def rope():
-    """Why nothing else does what RoPE's pass does."""
+    """What RoPE's pass takes, and what would be saved where attention rotates."""
     figures = {}
     for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
         seconds = seconds_of(s, "rope forward")
-        tile, before, after = forward_with_rotation(s)
         figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s),
                     f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G), f"{size}_read_ms": 1e3 * seconds * s.H / (s.H + s.G) / 2,
                     f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward")}
-        if size == "small":
-            assert after > 0.95 * tile.clocks  # as the text says
-            figures |= {"idle": 100 * before / tile.clocks, "busy": 100 * after / tile.clocks}
-        else:
-            assert after < tile.clocks == tile.mma
     return ROPE.format(**figures)
 
 
@@ -253,11 +208,12 @@ ROWS = {
     "head, three products": ("head",), "classifier, loss and gradient in place": ("classifier",), "gradient norm": ("gradient norm",),
     "AdamW": ("AdamW",),
 }
+BOUND_BY_FLOPS = "qkv", "projection", "MLP", "attention", "head"
 
 
 def kernels_table():
     """A row of each kernel, and one of a layer's three products, which take the same time."""
-    lines = ["| | calls | bound by | " + " | ".join(s.name for s in SHAPES) + " |", "|---|---|---|" + "---|" * len(SHAPES)]
+    lines = ["| | calls | " + " | ".join(s.name for s in SHAPES) + " |", "|---|---|" + "---|" * len(SHAPES)]
     named = 0
     for label, begins in ROWS.items():
         calls, bounds, cells = set(), set(), []
@@ -273,8 +229,9 @@ def kernels_table():
             cells += times or {"-"}
             layers, rest = divmod(sum(times for _, times, _, _ in in_row), s.L)
             calls |= {" + ".join([f"{layers} L" if layers > 1 else "L"] * (layers > 0) + [str(rest)] * (rest > 0))} if in_row else set()
-        assert len(calls) == len(bounds) == 1, (label, calls, bounds)
-        lines.append(f"| {label} | {calls.pop()} | {bounds.pop()} | " + " | ".join(cells) + " |")
+        assert len(calls) == 1, (label, calls)
+        assert bounds == {"flops" if label.startswith(BOUND_BY_FLOPS) else "bytes"}, (label, bounds)  # as the text says
+        lines.append(f"| {label} | {calls.pop()} | " + " | ".join(cells) + " |")
     assert named == sum(len(kernels(s)) for s in SHAPES)  # each kernel has one row
     return lines
 
@@ -290,40 +247,38 @@ def matrices(s):
 
 
 def muon(s):
-    """(matrices, seconds) of an update of all matrices by Muon, on one GPU, less AdamW's bytes of them.
+    """Seconds of an update of all matrices by Muon, on one GPU, less AdamW's bytes of them.
 
     A product of the iteration reads and writes its operands once; of each parameter the momentum's pass moves a gradient, a momentum twice
     and the update, 14 bytes; the norm and the division 6; the step reads the factor and moves the parameter and its lower half
     twice, 10; the copy of an odd number of steps 4. AdamW moves 28."""
-    count = seconds = 0
+    seconds = 0
     for rows, columns in s.L * matrices(s):
         side, length = min(rows, columns), max(rows, columns)
         products = [(2 * (side * length + side * side), 2 * side * side * length), (4 * side * side, 2 * side ** 3),
                     (2 * (2 * side * length + side * side), 2 * side * side * length)]
-        count += 1
         seconds += MUON_STEPS * sum(least_seconds(size, work) for size, work in products)
         seconds += MUON_STEPS * 6 * side * side / BYTES_PER_S  # the polynomial
         seconds += (14 + 6 + 10 + 4 - 28) * rows * columns / BYTES_PER_S
-    return count, seconds
+    return seconds
 
 
 def muon_table():
     """What --optimizer muon adds to a step on one GPU, by its number of tokens."""
-    lines = ["| | matrices | least ms | of a step of 64 thousand tokens | of 512 thousand |", "|---|---|---|---|---|"]
+    lines = ["| | least ms | of a step of 64 thousand tokens | of 512 thousand |", "|---|---|---|---|"]
     for s in SHAPES:
-        count, seconds = muon(s)
+        seconds = muon(s)
         shares = [seconds / (step(s) * tokens / s.N) for tokens in MUON_TOKENS]
-        lines.append(f"| {s.name} | {count} | {1e3 * seconds:.1f} | "
+        lines.append(f"| {s.name} | {1e3 * seconds:.1f} | "
                      + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
     return lines
 
 
 HEAD = """# Every kernel's roofline, at the sizes of the benchmarks
 
-Written by `scripts/roofline.py`; a test holds this page to it. **Nothing here was measured.** A kernel's least time is the largest of:
-the bytes that it must move over 4.3 TB/s; the flops that it must do over 790 TFLOP/s; of an activation, the instructions that the
-schedulers must issue, one a clock each at 1.83 GHz. The two rates are an H200's in a copy and in a large bf16 matmul; its data sheet
-has 4.8 TB/s and 989.5 TFLOP/s. An H100 has the same processor, and 3.0 TB/s here.
+Written by `scripts/roofline.py`. **Nothing here was measured.** A kernel's least time is the largest of: the bytes that it must move over
+4.3 TB/s; the flops that it must do over 790 TFLOP/s; of an activation, the instructions that the schedulers must issue, one a clock each
+at 1.83 GHz. The two rates are an H200's in a copy and in a large bf16 matmul. An H100 has 3.0 TB/s here.
 
 A [measured](../gpu/measured.md) time over the least time is what is left to gain. Only a kernel whose data stayed in the 50 MB of L2 can
 take less. Not in it: launches (about 2 us each, where no CUDA graph or host ahead hides them), the tail of the last wave of
@@ -335,33 +290,36 @@ Recomputation adds the forward rows of what it makes again.
 
 AFTER_STEPS = """
 A step is one micro-step: it overwrites gradients, takes all logits at once, and sums a bias's gradient in the kernel that makes what is
-summed. Where attention is not Hopper's, or a norm of q and k follows, the epilogue of the weight's product, or a pass, sums `qkv`'s bias
-gradient. Gradients that lie on the host sharded or in bf16 are zeroed in their slot first, beside a transfer that takes longer. With
-`--mlp-chunk-tokens` each chunk's products sum its biases. The tables lack this work.
+summed. The tables lack other sums of biases (attention that is not Hopper's, a norm of q and k, `--mlp-chunk-tokens`).
 
 ## A call on an H200, least us
 
-L is the number of layers. A call bound by bytes moves 4.3 MB a us, a call bound by flops does 0.79 GFLOP a us.
+L is the number of layers. Flops bound products and attention, bytes bound the rest.
 """
 
 LAUNCHES_HEAD = """
-## Launches of a micro-step + of the rest of a step
+## Launches
 
-Of one GPU with attention for Hopper, counted by `scripts/count_launches.py`, without epilogues that `--matmul-tuning` may choose.
-Sharded states take an AdamW launch a bucket, gradients on the host two launches of the norm.
-"""
+A micro-step of {gpt2} has {gpt2_micro} launches, of {llama} {llama_micro}; the rest of a step has {rest}: one GPU with attention for Hopper,
+without epilogues that `--matmul-tuning` may choose. `scripts/count_launches.py` counts them by kind."""
 
 MUON_HEAD = """
 ## What Muon adds to a step
 
 `--optimizer muon` on one GPU, five steps of the iteration, less what AdamW would move; once a step, whatever the number of
-micro-batches. Steps are the first table's, as often as the tokens ask for. On several ranks each orthogonalizes its share of the
-matrices. Products of 768 x 768 and the like fill no GPU and take more, how much was not measured.
+micro-batches. On several ranks each orthogonalizes its share of the matrices. Products of 768 x 768 and the like fill no GPU and take more.
 """
 
 
+def launches_part():
+    gpt2, llama = LAUNCHES
+    (gpt2_micro, rest), (llama_micro, llama_rest) = launches(gpt2), launches(llama)
+    assert rest == llama_rest
+    return LAUNCHES_HEAD.format(gpt2=gpt2, gpt2_micro=gpt2_micro, llama=llama, llama_micro=llama_micro, rest=rest)
+
+
 def page():
-    lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(), LAUNCHES_HEAD, *launches_table(), MUON_HEAD, *muon_table(), "", rope()]
+    lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(), launches_part(), MUON_HEAD, *muon_table(), "", rope()]
     return "\n".join(lines)
 
 

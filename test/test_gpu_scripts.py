@@ -46,8 +46,8 @@ class Roofline(unittest.TestCase):
             expected = sum(calls * max(size / 3.0e12, flops / 790e12, roofline.issue_seconds(shape, name))
                            for name, calls, size, flops in roofline.kernels(shape))
             cells = next(line for line in roofline.page().splitlines() if line.startswith(f"| {shape.name}, B {shape.B}, ")).split(" | ")
-            self.assertEqual(cells[-2:], [f"{1e3 * expected:.1f}", f"{shape.N / expected / 1e3:.0f} |"])
-            self.assertGreater(float(cells[-2]), float(cells[1]))
+            self.assertEqual(cells[-1], f"{1e3 * expected:.1f} |")
+            self.assertGreater(1e3 * expected, float(cells[1]))
 
     def test_parameters(self):
         """As published: of llama3-8b alone the head has a table of its own. GPT-2's vocabulary is padded by 47 rows."""
