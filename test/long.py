@@ -449,29 +449,32 @@ def record(result):
         file.write("[\n%s\n]\n" % lines if lines else "[\n]\n")
 
 
-def cells_of(result):
-    """The table's cells of a row that was run, after its name and what it is."""
-    status = result["status"] + (" (stale)" if is_stale(result) else "")
-    counts = [str(result["passed"])] + ["%d %s" % (result[name], name) for name in ("failed", "skipped") if result[name]]
-    said = result.get("failures", []) + ["missing: " + what for what in result.get("missing", [])]
+def result_cell(result):
+    """The table's cell of a row that was run: its status where that is not passed, the numbers of tests, what was found, the commit."""
+    said = ["stale"] if is_stale(result) else []
+    said += [result["status"]] if result["status"] != "passed" else []
+    if result["passed"] + result["failed"] > 0:
+        said.append("%d+%d" % (result["passed"], result["skipped"]))
+    said += ["%d failed" % result["failed"]] if result["failed"] else []
+    said += result.get("failures", []) + ["missing: " + what for what in result.get("missing", [])]
     said += ["%s %s" % figure for figure in sorted(result.get("figures", {}).items())]
-    ran = result["passed"] + result["failed"] > 0
-    return [status, ", ".join(counts) if ran else "", "; ".join(said), "%s, %s" % (result["date"], result["commit"])]
+    return "; ".join([*said, result["commit"]])
 
 
 def page_of(rows, results):
     """docs/internals/machines.md."""
     lines = ["# Compilers, instruction sets, sanitizers, kills: what is run beyond `make test`", "",
-             "`make test-long ROW=name` runs a row of [test/long_rows.tsv](../../test/long_rows.tsv), which has its settings, within %d minutes, and" % (ROW_SECONDS // 60),
-             "goes on where the row was stopped. `test/long.py --write-docs` writes this page from the results of real runs,",
-             "[test/long_results.json](../../test/long_results.json). Builds have warnings as errors.", "",
-             "`fp32` and `bf16` are the largest relative differences of a loss in 20 steps from the native build's fp32 losses",
-             "(`test/long/losses.py`); `adapters` the largest of LoRA's adapters from fp64's (`test/long/adapters.py`). `missing` is what",
-             "the machine lacked; `incomplete` a row that its limit stopped; stale is a result of more than %d commits ago." % STALE_COMMITS, "",
-             "| row | what | status | tests passed | found | when |", "|---|---|---|---|---|---|"]
+             "`make test-long ROW=name` runs a row of [test/long_rows.tsv](../../test/long_rows.tsv) within %d minutes, and goes on where the row was" % (ROW_SECONDS // 60),
+             "stopped. `test/long.py --write-docs` writes this page from the results of real runs,",
+             "[test/long_results.json](../../test/long_results.json).", "",
+             "A result is its status where that is not `passed`, tests passed+skipped, figures, and the commit. `fp32` and `bf16` are the largest",
+             "relative differences of a loss in 20 steps from the native build's fp32 losses, `adapters` the largest of LoRA's adapters from",
+             "fp64's. `missing` is what the machine lacked, `incomplete` a row that its limit stopped, `stale` a result of more than %d" % STALE_COMMITS,
+             "commits ago.", "",
+             "| row | what | result |", "|---|---|---|"]
     for row in rows:
-        cells = cells_of(results[row.name]) if row.name in results else ["not run", "", "", ""]
-        lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, *cells]))
+        cell = result_cell(results[row.name]) if row.name in results else "not run"
+        lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, cell]))
     used = [results[row.name] for row in rows if row.name in results]
     for name, title in (("machine", "Machines"), ("compiler", "Compilers")):
         lines += ["", "%s: %s." % (title, "; ".join(sorted({result[name] for result in used if result[name]})) or "none yet")]
