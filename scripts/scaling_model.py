@@ -438,23 +438,27 @@ def better_bucket(run, machine):
     return None if predict(run, machine)["step_ms"] <= most else next((r, mib) for r, mib in results if r["step_ms"] <= most)
 
 
-def scaling_rows(model, machine):
-    """A row of each number of GPUs and stage that fits."""
-    for gpus in GPUS:
-        for stage in STAGES:
-            policy = policy_that_fits(model, machine, gpus, stage)
-            if policy is None:
-                continue
-            run = Run(model, gpus, stage, policy)
-            r, better = predict(run, machine), better_bucket(run, machine)
-            yield (f"| {model.name} | {gpus} | {stage} | {'-' if policy == 'none' else policy} | {planned_gb(run):.1f} | {r['step_ms']:.0f} | "
-                   f"{100 * r['efficiency']:.0f} % | " + (f"{better[1]}: {100 * better[0]['efficiency']:.0f} % |" if better else "- |"))
+def scaling_cell(model, machine, gpus, stage):
+    """What is planned, with full recomputation in brackets, and the efficiency; after a semicolon a better bucket and its efficiency."""
+    policy = policy_that_fits(model, machine, gpus, stage)
+    if policy is None:
+        return "-"
+    assert policy in ("none", "full")  # as the page says
+    run = Run(model, gpus, stage, policy)
+    planned, better = f"{planned_gb(run):.1f}", better_bucket(run, machine)
+    cell = f"{f'({planned})' if policy == 'full' else planned}, {100 * predict(run, machine)['efficiency']:.0f} %"
+    return cell + (f"; {better[1]}: {100 * better[0]['efficiency']:.0f} %" if better else "")
 
 
 def scaling_table(machine):
-    lines = ["| model | GPUs | stage | recomputed | GB planned | ms a step | efficiency | better `--bucket-mib`: efficiency |",
-             "|---|---|---|---|---|---|---|---|"]
-    return lines + [row for model in MODELS for row in scaling_rows(model, machine)]
+    """A row of each model and number of GPUs that some stage fits."""
+    lines = ["| model | GPUs | " + " | ".join(f"stage {stage}" for stage in STAGES) + " |", "|---|---|" + "---|" * len(STAGES)]
+    for model in MODELS:
+        for gpus in GPUS:
+            cells = [scaling_cell(model, machine, gpus, stage) for stage in STAGES]
+            if set(cells) != {"-"}:
+                lines.append(f"| {model.name} | {gpus} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def models_table(machine):
@@ -476,8 +480,7 @@ def collective_table(machine):
 
 HEAD = """# A model of a step on 8 to 1024 H200s
 
-`scripts/scaling_model.py` computes every table here, and a test holds this page to it. **Nothing here was measured.** Options
-set the assumed rates:
+`scripts/scaling_model.py` writes this page. **Nothing here was measured.** Options set the assumed rates:
 `scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps 340 --efficiency 0.7` prints one run as JSON.
 
 ## What is assumed
@@ -490,11 +493,10 @@ set the assumed rates:
   their buckets, and what each stage sends.
 - **Update**: the norm moves 4 bytes for each parameter of the shard, AdamW 28, zeroing gradients 4. At stages 2 and 3 each micro-step of n
   GPUs zeroes a unit's gradients (4) and adds its shard (12 / n).
-- **Memory** is what the engine plans in bf16 ([scaling_plans.json](scaling_plans.json), by arena, which a test makes again), GB of 1e9
-  bytes. 139 of 141 may be planned. The first of no, selective (norm, activation) and full recomputation that fits is taken. Where none
-  fits there is no row.
+- **Memory** is what the engine plans in bf16 ([scaling_plans.json](scaling_plans.json), which a test makes again), GB of 1e9 bytes. 139 of
+  141 may be planned. The first of no, selective (norm, activation) and full recomputation that fits is taken.
 - **Efficiency** is against one GPU of memory enough, with the same recomputation and no communication; a sharded update takes it
-  above 100 %. A better `--bucket-mib` is the smallest of 32, 64, ... 2048 within 1 % of the best, where the default is not.
+  above 100 %.
 
 ## Bus bandwidth of the ring, GB/s
 """
@@ -505,10 +507,15 @@ STEPS_HEAD = """
 The tokens of each GPU are fixed, so the global batch grows with the GPUs:
 """
 
+CELLS = """
+GB planned (in brackets with full recomputation, -: nothing fits), efficiency; where the default `--bucket-mib` is not within 1 % of the best,
+the smallest of 32, 64, ... 2048 that is, and its efficiency:
+"""
+
 
 def page():
     machine = Machine()
-    return "\n".join([HEAD, *collective_table(machine), STEPS_HEAD, *models_table(machine), "", *scaling_table(machine)]) + "\n"
+    return "\n".join([HEAD, *collective_table(machine), STEPS_HEAD, *models_table(machine), CELLS, *scaling_table(machine)]) + "\n"
 
 
 def parse(arguments):
