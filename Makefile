@@ -141,7 +141,7 @@ $(B)/ops/$(1).a: $(or $(3:%=$(B)/ops/$(1)/%.o),$(call ops_objects,$(1)))
 endef
 ops = $(eval $(call ops_rules,$(1),$(2),$(3)))
 $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
-# The emulator's fp32 ops are compiled by -O1: the short run trains only one model with them (test_cuda_engine.py).
+# The emulator's fp32 ops are compiled by -O1: only the long run trains with them.
 EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
 EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
@@ -222,6 +222,11 @@ $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(cal
 	@echo $(LINKED) >$(B)/linked-for
 $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
 	$(call quietly,LINK,$@)$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
+# The program of the short run, without the emulated engine in fp32.
+$(B)/emu/train_gpt_bf16: $(B)/emu/main.o $(CPU_ENGINES) $(B)/emu/engine_cuda_bf16.o $(B)/emu/without_fp32.o $(PROGRAM)
+	$(call quietly,LINK,$@)$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
+$(B)/emu/without_fp32.o: test/emu/without_fp32.c $(B)/build-with
+	$(call made,$(COMPILE) -c)
 $(B)/emu/libcudnn.so.9: test/emu/cudnn.cpp $(B)/build-with
 	$(call made,$(EMULATE) -fPIC -shared $(EMULATE_LINK) -Wl$(comma)-soname$(comma)libcudnn.so.9)
 $(B)/emu/libcudnn_%.so.9: test/emu/cudnn_part.cpp $(B)/build-with
@@ -237,7 +242,7 @@ $(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_TEST
 $(foreach p,amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(OP_TEST_FLAGS) $$(PRECISION_$p),$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka))
 $(foreach p,amx dot,$(eval $(call linked,test/models_$p,-x c++,$(B)/ops/cpu_$p.a $(B)/ops/cpu_bf16.a,$$(LDLIBS) -lcmocka,$(B)/test/models_bf16.o)))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$(B)/ops/cpu_$p.a,$$(LDLIBS)))
-$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
+$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(TEST_FLAGS) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE) $$(TEST_FLAGS),$(B)/ops/cpu_fp32.a,$$(LDLIBS) -lcmocka)
 # The units that include neither a kernel nor a part of the model are linked with the sanitized library.
 SANITIZED_UNITS := $(shell grep -LE '^.include "(kernels|memory|model|optimizer|run|zero)/|^.include "[a-z_0-9]*\.cuh"|^.include "test/.*\.cuh?' test/unit_*.c)
@@ -279,12 +284,11 @@ NOT_QUICK := unit_checkpoint unit_plans unit_architectures unit_control unit_con
   op_attention_fp32 op_block_bf16 $(foreach o,op_zero op_fit op_offload op_offload_units op_muon_model op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
 # Only `make test-all` runs these: ZeRO and products in FP8 in fp32, which bf16 shows as well; on the emulator each op
-# in fp32, since both precisions share the kernels, and test_cuda_engine.py trains in fp32, too; and op_gpt on AMX's
-# tiles, which op_golden shows.
+# in fp32, since both precisions share the kernels; and op_gpt on AMX's tiles, which op_golden shows.
 LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/test/op_matmul_fp8_fp32 $(patsubst %,$(B)/emu/%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(B)/test/op_gpt_amx)
-TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
-EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
-$(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
+TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot)) $(if $(SANITIZE),,$(EMU_TESTS)))
+EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt_bf16)
+$(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt $(B)/emu/train_gpt_bf16: | $(B)/emu/libcudnn.so.9
 
 .PHONY: all help cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 help:
@@ -306,8 +310,8 @@ test-levels: $(B)/train_gpt
 	$(SUBMAKE) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.py test/test_levels.py
 # All of `make test`, with the long loops and classes that it leaves out (LONG_TESTS), and LONG_PROGRAMS.
-test-all: test-programs $(call programs,$(LONG_PROGRAMS))
-	LONG_TESTS=1 TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS) $(LONG_PROGRAMS)
+test-all: test-programs $(if $(SANITIZE),,$(B)/emu/train_gpt) $(call programs,$(LONG_PROGRAMS))
+	LONG_TESTS=1 TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(if $(SANITIZE),,$(B)/emu/train_gpt) test/run.py $(wildcard test/test_*.py) $(TESTS) $(LONG_PROGRAMS)
 # The rows of test/long_rows.tsv take longer, or need more than every machine has; ROW=name runs one row.
 test-long:
 	python3 test/long.py $(ROW)

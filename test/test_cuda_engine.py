@@ -178,16 +178,16 @@ class CudaEngine(unittest.TestCase):
         plain = self.same_curve(GPT2, "bf16")
         self.no_policy_changes_a_bit(GPT2, "bf16", plain, chosen(POLICIES, [POLICIES[2]]))
 
-    @long_test("Llama is held in fp32, bf16 by test_gpt2_bf16")
     def test_llama_bf16(self):
         plain = self.same_curve(LLAMA, "bf16")
-        self.no_policy_changes_a_bit(LLAMA, "bf16", plain, POLICIES)
+        self.no_policy_changes_a_bit(LLAMA, "bf16", plain, chosen(POLICIES, POLICIES[1:2]))
 
-    @long_test("GPT-2 is held in bf16, fp32 by test_llama_fp32")
+    @long_test("GPT-2 is held in bf16; fp32 takes another engine to compile")
     def test_gpt2_fp32(self):
         plain = self.same_curve(GPT2, "fp32")
         self.no_policy_changes_a_bit(GPT2, "fp32", plain, POLICIES[2:3])
 
+    @long_test("Llama is held in bf16; fp32 takes another engine to compile")
     def test_llama_fp32(self):
         plain = self.same_curve(LLAMA, "fp32")
         self.no_policy_changes_a_bit(LLAMA, "fp32", plain, POLICIES[1:2])
@@ -291,6 +291,7 @@ class CudaEngine(unittest.TestCase):
                     self.assertLess(distance(cuda[:1], cpu[:1]), 0.1 * distance(bf16[:1], cpu[:1]), options)
                 self.assertEqual(losses(*options, "--device", "cuda", "--cuda-graphs=false"), cuda, options)
 
+    @long_test("op_block holds generation on the emulator; fp32 takes another engine to compile")
     def test_samples(self):
         """The same text as on the cpu target: sampling at temperature 0 from an overfitted model."""
         arguments = [*LLAMA, "--precision", "fp32", "--sample-every", STEPS, "--sample-tokens", "24", "--temperature", "0"]
