@@ -229,7 +229,8 @@ static const struct option_row config_rows[] = {
         "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing",
         CONFIG_THIS_START),
     ROW(STRING, memory, plan_gpu, "", "NAME", 0, 0,
-        "--plan: GPU whose memory is planned and whose data sheet predicts times, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
+        "--plan: GPU whose memory is planned and whose data sheet predicts times, as 4090, 'a100 80gb' or 2x3090 for two; "
+        "without a NAME prints those that are known",
         CONFIG_THIS_START),
     ROW(STRING, memory, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life",
         CONFIG_THIS_START),

@@ -6,6 +6,7 @@
 #include "config/fp8.h"               // the options of FP8
 #include "config/finetune.h"          // the options of finetuning
 #include "config/layers.h"            // the lists of layers
+#include "config/planned_gpus.h"      // planned_gpus
 #include "runtime/machine/text_add.h" // text_add
 
 // Writes the divisors of n as a text, cut where it is full: "1, 2, 3, 4, 6, 12".
@@ -165,9 +166,17 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), and --bucket-mib where it is 0. Ends the program
-// where --world-size is without --plan, or --bucket-mib too little.
+// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), which is the number of --plan-gpu's GPUs where it
+// names one, and --bucket-mib where it is 0. Ends the program where --world-size is without --plan or contradicts
+// --plan-gpu, or --bucket-mib is too little.
 static inline void config_resolve_ranks(struct config *c) {
+    int gpus;
+    planned_gpus(c->memory.plan_gpu, &gpus);
+    if (gpus > 0 && c->processes.world_size > 0 && c->processes.world_size != gpus)
+        fail("--plan-gpu '%s' are %d ranks, and --world-size %d says otherwise; leave it out", c->memory.plan_gpu, gpus,
+             c->processes.world_size);
+    if (gpus > 0 && c->memory.plan)
+        c->processes.world_size = gpus;
     if (c->processes.world_size > 0 && !c->memory.plan)
         fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or "
              "srun -n N");

@@ -142,8 +142,11 @@ static const char *device_name(char *text, size_t n, const struct device *dev) {
     return text;
 }
 static double device_data_sheet_flops(const struct device *dev) {
-    char name[256];
-    return gpu_peak_flops(device_name(name, sizeof name, dev), sizeof(floatX) == 2);
+    struct cudaDeviceProp properties;
+    if (!dev->open)
+        return 0;
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    return gpu_peak_flops(properties.name, properties.totalGlobalMem, sizeof(floatX) == 2);
 }
 
 static inline void device_synchronize(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }

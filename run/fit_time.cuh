@@ -8,7 +8,7 @@
 #include "config/fit.h"        // config_main_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
-#include "run/planned_gpu.cuh" // planned_gpu
+#include "run/planned_gpu.cuh" // planned_gpu, gpu_name
 #include "run/utilization.cuh" // head_flops, measure_matmul
 
 // Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
@@ -58,8 +58,8 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     r.flops = FIT_OF_PEAK * fit_sheet_flops(gpu);
     r.traffic = 1e9 * gpu->memory_gbps;
     r.bus = 1e9 * gpu_link_gbps(gpu->link);
-    const int chars = (int)strcspn(gpu->name, "$");
-    snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
+    char name[GPU_NAME_MAX];
+    snprintf(r.source, sizeof r.source, "%s by its data sheet", gpu_name(name, gpu));
     return r;
 }
 // Measures and returns the flop/s of a matmul in at most `room` bytes of the device's memory; 0: too small to tell.
@@ -92,7 +92,7 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
     if (!*name && c->memory.plan && !DEVICE_MEMORY_IS_HOSTS)
         snprintf(name, sizeof name, "H100 80GB HBM3");
     if (gpu == NULL && *name)
-        gpu = gpu_peak_find(name);
+        gpu = gpu_peak_find(name, 0);
     if (*c->memory.plan_gpu && fit_sheet_flops(gpu) == 0) {
         if (c->recompute.recompute_granularity == RECOMPUTE_AUTO)
             fail(

@@ -4,6 +4,7 @@
 #include "run/fp8_report.cuh"         // fp8_describe
 #include "run/other_tokenizer.h"      // report_other_tokenizer
 #include "run/plan_report.cuh"        // plan_offloads
+#include "run/planned_gpu.cuh"        // planned_gpu, gpu_name
 #include "run/rank_spread.cuh"        // rank_spread_of
 #include "run/run.cuh"                // struct run
 #include "run/same_files.h"           // report_same_files
@@ -182,10 +183,14 @@ static void report_memory(const struct rank_spread *s) {
 
 // Prints what computes, or the GPU that is planned for.
 static void report_device(const struct run *r) {
-    char text[384];
-    if (*r->config->memory.plan_gpu)
-        log_row("device", "%s, compute capability %d.%d, %s: planned for", r->config->memory.plan_gpu,
-                r->dev.planned.major, r->dev.planned.minor, FLOATX_NAME);
+    char text[384], name[GPU_NAME_MAX], larger[GPU_NAME_MAX], memory[LOG_NUMBER], times[32] = "";
+    const struct gpu_peak *const gpu = planned_gpu(r->config), *const other = gpu ? gpu_larger_edition(gpu) : NULL;
+    if (r->config->ranks > 1)
+        snprintf(times, sizeof times, "%d x ", r->config->ranks);
+    if (gpu)
+        log_row("device", "%s%s of %s, compute capability %d.%d, %s: planned for%s%s", times, gpu_name(name, gpu),
+                log_bytes(memory, (int64_t)gpu->memory_mib << 20), r->dev.planned.major, r->dev.planned.minor,
+                FLOATX_NAME, other ? "; with more memory there is the " : "", other ? gpu_name(larger, other) : "");
     else
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }

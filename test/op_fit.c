@@ -97,7 +97,7 @@ static void random_case(char *options, size_t n, uint64_t *random) {
         "--vocab-size 70000 --num-layers 3 --hidden-size 2048 --num-attention-heads 16 --seq-length 1024 ",
     };
     static const char *const cards[] = {"--plan-gpu H200 ", "--plan-gpu H200 --bus-gbps 12 ",
-                                        "--plan-gpu L40S ", "--plan-gpu A100 --bus-gbps 3 ",
+                                        "--plan-gpu L40S ", "--plan-gpu A100-SXM4-40GB --bus-gbps 3 ",
                                         "--plan-gpu L4 ",   ""};
     const int batch = 1 << test_random(random) % 4, micro_steps = 1 << test_random(random) % 4;
     snprintf(options, n, "%s%s--micro-batch-size %d --global-batch-size %d " AUTO,

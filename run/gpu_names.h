@@ -1,0 +1,166 @@
+// GPUs by the names that people write, as "4090", "RTX4090", "a100-80" or "h100 sxm": rows of kernels/gpu_peak.cuh.
+//
+// A name is split into words of letters or of digits. Words that makers put before each name (GeForce, RTX) are left
+// out. A row is meant where it has all the words of the text, among those of its name and its further words.
+#pragma once
+#include "config/planned_gpus.h"      // planned_gpus
+#include "kernels/gpu_peak.cuh"       // gpu_peaks
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_add
+#include <ctype.h>                    // isalpha, isdigit, tolower
+#include <stdio.h>                    // fprintf
+
+enum { GPU_WORDS_MAX = 24, GPU_WORD_MAX = 16, GPU_NAME_MAX = 64 };
+struct gpu_words {
+    int count;
+    bool too_many; // or one too long: no row has them
+    char word[GPU_WORDS_MAX][GPU_WORD_MAX];
+};
+
+// Whether a word stands before the names of many GPUs, so that it tells none apart.
+static bool gpu_word_is_brand(const char *word) {
+    static const char *const brands[] = {"nvidia", "geforce", "rtx", "tesla", "gpu"};
+    for (size_t i = 0; i < sizeof brands / sizeof *brands; i++)
+        if (strcmp(word, brands[i]) == 0)
+            return true;
+    return false;
+}
+// Adds the words of a text, in small letters, but for brands.
+static void gpu_words_add(struct gpu_words *words, const char *text) {
+    for (const char *at = text; *at;) {
+        const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);
+        int length = 0;
+        while (letters ? isalpha((unsigned char)at[length]) : digits && isdigit((unsigned char)at[length]))
+            length++;
+        if (length == 0) {
+            at++;
+            continue;
+        }
+        if (words->count == GPU_WORDS_MAX || length >= GPU_WORD_MAX) {
+            words->too_many = true;
+            return;
+        }
+        char *const word = words->word[words->count];
+        for (int i = 0; i < length; i++)
+            word[i] = (char)tolower((unsigned char)at[i]);
+        word[length] = 0;
+        words->count += !gpu_word_is_brand(word);
+        at += length;
+    }
+}
+// Whether `words` has each of the words `some`, as often as `some` has it.
+static bool gpu_words_have(const struct gpu_words *words, const struct gpu_words *some) {
+    bool used[GPU_WORDS_MAX] = {false};
+    for (int i = 0; i < some->count; i++) {
+        int j = 0;
+        while (j < words->count && (used[j] || strcmp(words->word[j], some->word[i]) != 0))
+            j++;
+        if (j == words->count)
+            return false;
+        used[j] = true;
+    }
+    return true;
+}
+
+// Returns the row of the same name that has more memory, the next; NULL: there is none.
+static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
+    const struct gpu_peak *const next = gpu + 1;
+    return next < gpu_peaks + GPU_PEAKS && strcmp(next->name, gpu->name) == 0 ? next : NULL;
+}
+// Whether there is a row of the same name and other memory.
+static bool gpu_has_editions(const struct gpu_peak *gpu) {
+    return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
+}
+// text (GPU_NAME_MAX bytes) = the name by which messages call a row, that finds it: of a row with editions, with its
+// memory. Returns text.
+static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
+    snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
+             gpu_has_editions(gpu) ? gpu->words : "");
+    return text;
+}
+
+// Fills `found` with the rows that a text may mean, in the table's order, and returns how many. A row whose whole name
+// the text has is the only one.
+static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
+    struct gpu_words asked;
+    int count = 0;
+    memset(&asked, 0, sizeof asked);
+    gpu_words_add(&asked, text);
+    if (asked.count == 0 || asked.too_many)
+        return 0;
+    for (int i = 0; i < GPU_PEAKS; i++) {
+        struct gpu_words name, all;
+        memset(&name, 0, sizeof name);
+        gpu_words_add(&name, gpu_peaks[i].name);
+        all = name;
+        gpu_words_add(&all, gpu_peaks[i].words);
+        if (!gpu_words_have(&all, &asked))
+            continue;
+        if (gpu_words_have(&asked, &name)) {
+            found[0] = &gpu_peaks[i];
+            return 1;
+        }
+        found[count++] = &gpu_peaks[i];
+    }
+    return count;
+}
+// Whether rows have the same memory and rate of products, so that a text that means either need not say which.
+static bool gpu_rows_are_alike(const struct gpu_peak *const *rows, int count) {
+    for (int i = 1; i < count; i++)
+        if (rows[i]->memory_mib != rows[0]->memory_mib || rows[i]->bf16_tflops != rows[0]->bf16_tflops)
+            return false;
+    return true;
+}
+
+// text (GPU_NAME_MAX bytes) = a rate, or a dash for 0; returns text.
+static const char *gpu_rate(char text[GPU_NAME_MAX], double tflops) {
+    snprintf(text, GPU_NAME_MAX, "%.4g", tflops);
+    return tflops > 0 ? text : "-";
+}
+// Prints a table of the GPUs that --plan-gpu knows on stdout.
+static void gpu_names_print(void) {
+    char name[GPU_NAME_MAX], bf16[GPU_NAME_MAX], fp8[GPU_NAME_MAX];
+    printf("%-44s %10s %7s %7s %7s\n", "GPU", "memory", "GB/s", "bf16", "FP8");
+    for (int i = 0; i < GPU_PEAKS; i++) {
+        const struct gpu_peak *const gpu = &gpu_peaks[i];
+        printf("%-44s %6d MiB %7.0f %7s %7s\n", gpu_name(name, gpu), gpu->memory_mib, gpu->memory_gbps,
+               gpu_rate(bf16, gpu->bf16_tflops), gpu_rate(fp8, gpu->fp8_tflops));
+    }
+    fputs(
+        "\nbf16, FP8: TFLOP/s of dense products by the data sheet; -: the GPU has none. GPUs without bf16 are not used.\n"
+        "A part of a name does, as 4090 or a100-80; 2x3090 plans for two.\n",
+        stdout);
+}
+
+// Returns the row that the text of --plan-gpu names; NULL: the text is empty. Ends the program where it names no GPU
+// that is known, several, or one that the engine does not run on.
+static const struct gpu_peak *gpu_asked(const char *text) {
+    const struct gpu_peak *found[GPU_PEAKS] = {NULL};
+    char name[GPU_NAME_MAX], list[1024] = "";
+    int number;
+    if (!*text)
+        return NULL;
+    const int count = gpu_names_find(planned_gpus(text, &number), found);
+    if (count == 0)
+        fail("--plan-gpu '%s' is not a GPU whose data sheet is known; expected a name like '4090', 'A100-80' or "
+             "'2x H100 PCIe' (--plan-gpu without a name lists all)",
+             text);
+    const bool old = found[count - 1]->capability < 80 && found[0]->capability < 80;
+    if (!old && !gpu_rows_are_alike(found, count)) {
+        for (int i = 0; i < count; i++)
+            text_add(list, sizeof list, "%s'%s'",
+                     i == 0          ? ""
+                     : i + 1 < count ? ", "
+                                     : " or ",
+                     gpu_name(name, found[i]));
+        fail("--plan-gpu '%s' may be %s; name one of them", text, list);
+    }
+    if (old)
+        fail("--plan-gpu '%s': the %s has compute capability %d.%d and no bf16; expected an NVIDIA GPU of 8.0 or more "
+             "(Ampere or newer)",
+             text, gpu_name(name, found[0]), found[0]->capability / 10, found[0]->capability % 10);
+    const struct gpu_peak *slowest = found[0];
+    for (int i = 1; i < count; i++)
+        slowest = found[i]->memory_gbps < slowest->memory_gbps ? found[i] : slowest;
+    return slowest;
+}
